@@ -19,8 +19,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from corn.report.labels import LineEnd, label_ends
-from corn.report.style import MECHANISM_COLOURS, save_figure
+from corn.report.style import MECHANISM_COLOURS, LineEnd, label_ends, save_figure
 
 EPSILONS = (0.25, 0.5, 1, 2, 4)
 NAMES = {
@@ -41,7 +40,7 @@ def measure(epsilon: float, runs: int) -> list[dict[str, object]]:
     process = subprocess.run(
         [sys.executable, "-m", "corn", *arguments], capture_output=True, text=True, check=True
     )
-    found = json.loads(process.stdout)["contenders"]
+    found = json.loads(process.stdout)["mechanisms"]
     return [
         {
             "mechanism": name,

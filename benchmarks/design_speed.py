@@ -21,7 +21,7 @@ import networkx as nx
 import numpy as np
 import scipy.linalg
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
     Corn,

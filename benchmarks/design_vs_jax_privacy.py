@@ -22,7 +22,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, Corn, Design, Dual, Horizon, design
 from corn.threads import limit_threads
 

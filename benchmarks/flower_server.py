@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import make_classification
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.distributed import make_keys
 from corn.flower import AgentRelease, average_updates
 from corn.plan import Plan, make_plan

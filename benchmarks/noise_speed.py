@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.noise import (
     NoiseSource,

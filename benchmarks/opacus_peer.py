@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import stats
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.learn import (
     Constant,
     Method,
@@ -58,7 +59,7 @@ def train_corn(
     )
     result = run_sweep(
         problem,
-        load_network(f"complete:{_AGENTS}"),
+        load_network(f"complete:{_AGENTS}", mixing="sum"),
         [Trial(method, Constant(arguments.step_size))],
         settings=settings,
         evaluate_at=[arguments.steps],
@@ -68,43 +69,57 @@ def train_corn(
 
 
 def train_opacus(
-    opacus: Any,
     problem: TrainingProblem,
-    noise_multiplier: float,
-    seed: int,
-    arguments: argparse.Namespace,
-) -> tuple[float, Any]:
-    """Return the test accuracy of one run, and the accountant that watched it."""
-    torch.manual_seed(seed)
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: PrivacyBudget,
+    *,
+    num_agents: int,
+    part: str,
+) -> tuple[float, float, Any]:
+    """Return accuracy and loss of one run on the pooled data, and the accountant that watched it.
+
+    The run has the steps, clip, rate and noise of a trusted server under the budget, which is for
+    agents with equally many samples. Opacus draws from torch's default generator.
+    """
+    opacus = importlib.import_module("opacus")
     inputs, targets = problem.data.inputs.float(), problem.data.targets
-    dataset = TensorDataset(inputs, targets)
+    rate = budget.query.sampling_rate or 1.0
+    batch_size = budget.query.batch_size or 1
     # Opacus samples at a rate of one over the number of batches.
-    loader: Any = DataLoader(dataset, batch_size=round(_RATE * len(dataset)))
-    model: Any = torch.nn.Linear(inputs.shape[1], 10)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    loader: Any = DataLoader(TensorDataset(inputs, targets), batch_size=num_agents * batch_size)
+    if not math.isclose(1 / len(loader), rate):
+        raise ValueError(f"the rate of Opacus must be {rate}, found one over {len(loader)}")
     engine = opacus.PrivacyEngine(accountant="prv")
-    model, optimizer, loader = engine.make_private(
+    private, private_optimizer, criterion, loader = engine.make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=arguments.step_size),
+        optimizer=optimizer,
         data_loader=loader,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=_CLIP,
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=find_noise_multiplier(budget),
+        max_grad_norm=budget.clip,
+        # Norms of single gradients without the gradients: ten times as fast.
+        grad_sample_mode="ghost",
     )
     step = 0
-    while step < arguments.steps:
+    while step < budget.num_steps:
         for X, y in loader:
-            optimizer.zero_grad()
-            loss: Any = functional.cross_entropy(model(X), y)
-            loss.backward()
-            optimizer.step()
+            private_optimizer.zero_grad()
+            criterion(private(X), y).backward()
+            private_optimizer.step()
             step += 1
-            if step == arguments.steps:
+            if step == budget.num_steps:
                 break
-    X, y = problem.parts["test"]
+    X, y = problem.parts[part]
     with torch.no_grad():
-        hits = model(X.float()).argmax(dim=1) == y
-    return float(hits.double().mean()), engine.accountant
+        outputs = model(X.float())
+    accuracy = (outputs.argmax(dim=1) == y).double().mean()
+    return float(accuracy), float(functional.cross_entropy(outputs, y)), engine.accountant
+
+
+def find_noise_multiplier(budget: PrivacyBudget) -> float:
+    """Return the noise of a trusted server in units of the clip, as Opacus counts it."""
+    return (budget.batch_size or 1) * budget.independent_noise_std / budget.clip
 
 
 def bound_opacus(accountant: Any) -> tuple[float, float]:
@@ -131,7 +146,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     try:
-        opacus = importlib.import_module("opacus")
         calibration = importlib.import_module("opacus.accountants.utils")
     except ImportError:
         sys.exit("opacus is not installed here: see the head of this file")
@@ -160,7 +174,7 @@ def main() -> None:
         sampling_rate=_RATE,
     )
     method = Method.central(budget, _AGENTS)
-    noise_multiplier = batch_size * budget.independent_noise_std / _CLIP
+    noise_multiplier = find_noise_multiplier(budget)
     theirs_asked = calibration.get_noise_multiplier(
         target_epsilon=arguments.epsilon,
         target_delta=_DELTA,
@@ -174,15 +188,21 @@ def main() -> None:
     start = time.perf_counter()
     ours = train_corn(problem, method, arguments)
     middle = time.perf_counter()
-    runs = [
-        train_opacus(opacus, problem, noise_multiplier, seed, arguments)
-        for seed in range(arguments.seeds)
-    ]
+    runs = []
+    for seed in range(arguments.seeds):
+        torch.manual_seed(seed)
+        model = nn.Linear(problem.data.inputs.shape[1], 10)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=arguments.step_size)
+        runs.append(
+            train_opacus(problem, model, optimizer, budget, num_agents=_AGENTS, part="test")
+        )
     end = time.perf_counter()
-    theirs = np.array([accuracy for accuracy, _ in runs])
+    theirs = np.array([accuracy for accuracy, _, _ in runs])
     # The precision diagonal of the server's noise is the cap, the same for all agents.
     loss = account_precision(method.precision, budget.query, num_steps=arguments.steps)
-    spent, (lower, upper) = loss.worst_epsilon(_DELTA), bound_opacus(runs[0][1])
+    spent, (lower, upper) = loss.worst_epsilon(_DELTA), bound_opacus(runs[0][2])
     print(
         f"ε spent: corn {round_up(spent)}, opacus between {round_bound_down(lower)} and "
         f"{round_up(upper)}"

@@ -258,9 +258,9 @@ class TrainingCell:
 def _final_runs(result: learn.Result, minimum: float | None) -> Iterator[dict[str, Any]]:
     """Yield the last measurement of each run that did not break down, without empty columns."""
     for row in result.last_rows:
-        if (row["contender"], row["step_size"], row["seed"]) in result.stopped:
+        if (row["mechanism"], row["step_size"], row["seed"]) in result.stopped:
             continue
-        run: dict[str, Any] = {"mechanism": row["contender"]}
+        run: dict[str, Any] = {"mechanism": row["mechanism"]}
         for name in ("step_size", "seed", "validation_loss", "test_loss", "test_accuracy"):
             value = row[name]
             if not (isinstance(value, float) and math.isnan(value)):

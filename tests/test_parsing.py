@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError, make_printable
 from corn.parsing import build, parse_json
 

@@ -141,3 +141,85 @@ def test_tables_of_the_one_sample_study_follow_from_its_runs(heading: str, model
             for key in own
         ]
     assert shown == expected
+
+
+MODELS = {
+    "linear": "softmax",
+    "hog": "softmax on HOG",
+    "a9a": "a9a",
+    "network": "network",
+    "cnn": "CNN",
+}
+CASE = ("model", "epsilon", "optimizer", "partition", "adjacency")
+
+
+def read_cases() -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """Return the runs of each case of the study of exact sums."""
+    cases: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in read_file(RESULTS / "exact-sums.csv"):
+        cases.setdefault(tuple(row[name] for name in CASE), []).append(row)
+    return cases
+
+
+def choose_step_size(runs: list[dict[str, str]], mechanism: str) -> float:
+    """Return the step size of the largest mean validation accuracy, and check the protocol."""
+    accuracies: dict[float, list[float]] = {}
+    for row in runs:
+        if (row["mechanism"], row["part"]) == (mechanism, "validation"):
+            accuracies.setdefault(float(row["step_size"]), []).append(float(row["accuracy"]))
+            assert row["seed"] in ("100", "101")
+    means = {size: np.nan_to_num(np.mean(own), nan=-1) for size, own in accuracies.items()}
+    best = max(sorted(means), key=means.__getitem__)
+    # Neither end of the grid is the best.
+    assert min(means) < best < max(means)
+    return best
+
+
+def describe_accuracies(values: np.ndarray, sign: str = "") -> str:
+    """Return mean ± half the width of Student's 95 % interval, as the tables show it."""
+    low, high = stats.t(len(values) - 1, values.mean(), stats.sem(values)).interval(0.95)
+    return f"{values.mean():{sign}.4f} ± {(high - low) / 2:.4f}".replace("-", "−")
+
+
+def test_tables_of_exact_sums_follow_from_their_runs() -> None:
+    shown: dict[tuple[str, bool], list[str]] = {}
+    for heading in ("Similar data", "Label-skewed data", "Opacus on the pooled data"):
+        shown |= {
+            (name, heading.startswith("Opacus")): cells
+            for name, cells in read_table(RESULTS / "exact-sums.md", heading, "case").items()
+        }
+    expected = {}
+    for (model, epsilon, optimizer, partition, adjacency), runs in read_cases().items():
+        is_pooled = adjacency == "add-remove"
+        trained = {row["mechanism"] for row in runs}
+        tuned = [name for name in ("server", "gossip") if name in trained]
+        sizes: dict[str, float] = {name: choose_step_size(runs, name) for name in tuned}
+        accuracy = {}
+        for name in trained:
+            own = {
+                row["seed"]: float(row["accuracy"])
+                for row in runs
+                if (row["mechanism"], row["part"]) == (name, "test")
+                and float(row["step_size"]) == sizes.get(name, sizes["server"])
+            }
+            assert sorted(own) == ["10", "11", "12", "13", "14"]
+            accuracy[name] = np.array([own[seed] for seed in sorted(own)])
+        sums, server = accuracy["sum"], accuracy["server"]
+        shown_sizes = ", ".join(f"{size:g}" for size in sizes.values())
+        cells = [shown_sizes, *map(describe_accuracies, (sums, server))]
+        cells.append(describe_accuracies(sums - server, "+"))
+        if is_pooled:
+            theirs = accuracy["opacus"]
+            welch = stats.ttest_ind(sums, theirs, equal_var=False).confidence_interval(0.95)
+            shift, half = sums.mean() - theirs.mean(), (welch.high - welch.low) / 2
+            difference = f"{shift:+.4f} ± {half:.4f}".replace("-", "−")
+            cells += [describe_accuracies(theirs), difference]
+        elif "gossip" in trained:
+            gossip = accuracy["gossip"]
+            cells += [describe_accuracies(gossip), describe_accuracies(sums - gossip, "+")]
+        else:
+            cells += ["refused" if optimizer == "adam" else "not run", ""]
+        where = "" if model == "a9a" or partition == "iid" else f", {partition}"
+        name = {"sgd": "SGD", "adam": "Adam"}[optimizer]
+        expected[f"{MODELS[model]}{where}, ε = {epsilon}, {name}", is_pooled] = cells
+    assert shown == expected

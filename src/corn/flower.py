@@ -31,8 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
 from corn.distributed.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.keyring import Keyring, load_credentials, open_ledger
@@ -48,9 +47,7 @@ from corn.errors import (
 )
 from corn.learn.step import clip_batch_gradients, release_masked
 from corn.noise import ReleaseLedger, agree_on_nonce, draw_share
-from corn.noise.address import NONCE_BYTES
-from corn.noise.history import compose_history, read_history
-from corn.noise.ledger import LAST_STEP
+from corn.noise.ledger import LAST_STEP, compose_history, read_history
 from corn.noise.masks import (
     WORDS,
     MaskWords,
@@ -59,6 +56,7 @@ from corn.noise.masks import (
     is_possible,
     read_average,
 )
+from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, load_plan, make_plan
 from corn.threads import one_thread
 from corn.topology import load_network

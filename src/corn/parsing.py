@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 
 # Digits of a whole number: enough for 64 bits. Longer ones overflow when they become floats.

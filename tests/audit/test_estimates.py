@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
-from corn.audit.attacks import ideal_mu, mixture_score, simulate_mixture
-from corn.audit.estimates import (
+from corn.audit.attacks import (
     ErrorRates,
     TrialScores,
     bound_mu,
     count_errors,
     estimate_mu,
+    ideal_mu,
+    mixture_score,
     place_thresholds,
+    simulate_mixture,
 )
 from corn.privacy import gaussian
 

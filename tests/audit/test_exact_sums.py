@@ -11,13 +11,13 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
 from corn.audit.checks import WordStatistics, uniform_p_value
 from corn.audit.observation import MaskedMessages
 from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
 from corn.learn.step import ClippedGradients

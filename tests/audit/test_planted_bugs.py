@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import corn
-from corn.arrays import FloatArray, IntArray
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
 from corn.audit.checks import check_sampler
 from corn.audit.observation import query_of
 from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_choices
+from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
@@ -24,8 +24,7 @@ from corn.distributed.own_loop import make_private
 from corn.errors import CornError
 from corn.learn import TrainingProblem, train
 from corn.learn.batches import AgentData, Batch, BatchSampler, Choices, SeededChoices
-from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
+from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining, SimulatedTurns
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
 from corn.learn.tasks import LinearClassifier
 from corn.learn.user_model import SampleGradients, UserModel

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
 from corn.audit import View
-from corn.audit.inversion import choose_images, reconstruct_images
 from corn.audit.reconstruction import (
+    choose_images,
     estimate_gradients,
     find_recoverable,
     list_observed,
     make_knowledge,
+    reconstruct_images,
     recover_gradients,
     sum_message_noise,
 )
+from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.datasets import load_dataset
 from corn.learn.method import Method

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit import AuditSettings, View, audit_plan
 from corn.audit.auditing import suggest_releases
 from corn.audit.checks import (
@@ -22,6 +21,7 @@ from corn.audit.checks import (
 from corn.audit.observation import add_share_canary
 from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
 from corn.audit.views import StreamWeights
+from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.step import ClippedGradients, compute_gradients, release_masked
 from corn.noise import draw_share

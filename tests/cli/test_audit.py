@@ -52,9 +52,6 @@ def test_exact_sums_report_the_test_of_messages(corn: Runner, plans: Path) -> No
     assert facts["messages"]["num_words"] == 1000
     assert facts["messages"]["problems"] == []
     assert facts["smallest_break"]["coalition"] == [0, 1]
-    refused = corn("audit", plans / "sums.corn", "--through", "processes")
-    assert refused.exit_code == 1
-    assert "--through must be shares or step" in refused.stderr
 
 
 def test_a_violated_promise_exits_with_1(corn: Runner, plans: Path) -> None:

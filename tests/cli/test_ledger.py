@@ -10,7 +10,7 @@ import pytest
 
 from corn.distributed.keyring import make_keys
 from corn.noise import ReleaseLedger, record_use
-from corn.noise.history import ledger_path
+from corn.noise.ledger import ledger_path
 from corn.plan import save_plan
 from corn.privacy import PrivacyBudget, gaussian
 from corn.privacy.composition import PlanTerms

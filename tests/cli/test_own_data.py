@@ -35,8 +35,8 @@ def test_training_on_own_files(corn: Runner, clinics: Path) -> None:
     )
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
-    assert set(facts["contenders"]) == {"corn", "none"}
-    assert 0 <= facts["contenders"]["none"]["test_accuracy"] <= 1
+    assert set(facts["mechanisms"]) == {"corn", "none"}
+    assert 0 <= facts["mechanisms"]["none"]["test_accuracy"] <= 1
     assert facts["tuning"]["data_is_private"], "runs on the user's own data are not free"
     assert "the classes were read from the data" in outcome.stderr
 

@@ -57,7 +57,7 @@ def test_a_table_calls_agents_by_their_names_in_the_graph(corn: Runner, tmp_path
 def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path, tmp_path: Path) -> None:
     outcome = corn(*TRAIN, "--plan", plan, "--json")
     assert outcome.exit_code == 0, outcome.stderr
-    own = json.loads(outcome.stdout)["contenders"]["plan"]
+    own = json.loads(outcome.stdout)["mechanisms"]["plan"]
     spent = own["simulated_epsilon_of_each_agent"]
     assert all(epsilon <= most for epsilon, most in zip(spent, (1, 8, 4), strict=True))
     # The same promises in other words are no contradiction, others are.

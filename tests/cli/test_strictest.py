@@ -123,7 +123,7 @@ def test_a_small_site_is_named_where_it_decides_the_noise_of_all(
     assert "weights agents by their promises" in shown
     assert "--sampling poisson with one --sampling-rate" in shown
     facts = read(corn("train", *sites, "--sampling", "passes", "--json").stdout)
-    own = facts["contenders"]["corn"]
+    own = facts["mechanisms"]["corn"]
     gain = own["weighted_central_ratio"] / own["central_ratio"]
     assert gain == pytest.approx(best_weighted_gain(caps), rel=1e-6)
     assert gain > 5

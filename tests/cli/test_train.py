@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from corn import learn
 from corn.covariance.threat import MOST_FOR_PAIRS
-from corn.learn import named_methods
+from corn.learn import method
 from corn.plan import fingerprint, load_plan
 from corn.topology import Network
 
@@ -24,14 +24,14 @@ def test_mechanisms_side_by_side(corn: Runner) -> None:
     outcome = corn("train", *QUICK, "--mechanism", everything, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
-    contenders = facts["contenders"]
-    assert list(contenders) == everything.split(",")
+    mechanisms = facts["mechanisms"]
+    assert list(mechanisms) == everything.split(",")
     assert facts["status"] == "complete"
     assert facts["notes"] == []
-    assert len(contenders["corn"]["simulated_epsilon_of_each_agent"]) == 6
-    assert contenders["corn"]["simulated_epsilon"] == pytest.approx(10)
-    assert contenders["none"]["simulated_epsilon"] is None
-    assert contenders["unclipped"]["test_loss"] < contenders["ldp"]["test_loss"]
+    assert len(mechanisms["corn"]["simulated_epsilon_of_each_agent"]) == 6
+    assert mechanisms["corn"]["simulated_epsilon"] == pytest.approx(10)
+    assert mechanisms["none"]["simulated_epsilon"] is None
+    assert mechanisms["unclipped"]["test_loss"] < mechanisms["ldp"]["test_loss"]
     assert sum(facts["agent_samples"]) == 409
 
 
@@ -41,11 +41,11 @@ def test_adam_steps_along_exact_sums(corn: Runner) -> None:
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
     assert facts["configuration"]["optimizer"] == "adam"
-    rates = [float(own["step_size"]) for own in facts["contenders"].values()]
+    rates = [float(own["step_size"]) for own in facts["mechanisms"].values()]
     # The search starts at Adam's own rate, not at one for SGD.
     assert all(1e-4 < rate < 1 for rate in rates)
     # One model for all agents, whose scores are those of the average.
-    (corn_scores, _) = facts["contenders"].values()
+    (corn_scores, _) = facts["mechanisms"].values()
     assert corn_scores["test_loss"] == pytest.approx(corn_scores["test_loss_of_average"])
 
 
@@ -85,7 +85,7 @@ def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path)
     assert saved["corn_version"]
     with (tmp_path / "metrics.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert {(row["contender"], row["step_size"], row["seed"]) for row in rows} >= {
+    assert {(row["mechanism"], row["step_size"], row["seed"]) for row in rows} >= {
         ("corn", "0.1", "0"),
         ("none", "0.01", "1"),
     }
@@ -94,7 +94,7 @@ def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path)
 def test_a_checkpoint_is_resumed(corn: Runner, tmp_path: Path) -> None:
     arguments = ("train", *QUICK, "--checkpoint", tmp_path / "c.pt", "--json")
     first, again = (json.loads(corn(*arguments).stdout) for _ in range(2))
-    assert first["contenders"] == again["contenders"]
+    assert first["mechanisms"] == again["mechanisms"]
 
 
 def test_a_second_ctrl_c_leaves_the_last_checkpoint(
@@ -103,7 +103,7 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("corn.learn.search.run_sweep", interrupt)
+    monkeypatch.setattr("corn.learn.tuning.run_sweep", interrupt)
     path = tmp_path / "state"
     arguments = ("train", *QUICK, "--mechanism", "ldp", "--checkpoint", path)
     outcome = corn(*arguments)
@@ -122,7 +122,7 @@ def test_the_paper_s_quadratic(corn: Runner) -> None:
     found = json.loads(outcome.stdout)
     assert "start at the minimiser" in found["notes"][0]
     assert found["notes"][0] in found["privacy"]
-    gaps = {name: facts["optimality_gap"] for name, facts in found["contenders"].items()}
+    gaps = {name: facts["optimality_gap"] for name, facts in found["mechanisms"].items()}
     assert gaps["corn"] < gaps["ldp"]
     assert gaps["none"] >= -1e-6
 
@@ -137,10 +137,10 @@ def test_each_row_names_its_adversary(corn: Runner) -> None:
     assert "eavesdropper" in rows["decor"]
     assert "nobody" in rows["none"]
     assert "decor: private against an eavesdropper only" in outcome.stderr
-    contenders = json.loads(corn(*arguments, "--json").stdout)["contenders"]
-    assert contenders["corn"]["against"] == contenders["ldp"]["against"]
-    assert contenders["corn"]["against"] != contenders["decor"]["against"]
-    assert contenders["corn"]["simulated_epsilon"] == pytest.approx(10, rel=1e-3)
+    mechanisms = json.loads(corn(*arguments, "--json").stdout)["mechanisms"]
+    assert mechanisms["corn"]["against"] == mechanisms["ldp"]["against"]
+    assert mechanisms["corn"]["against"] != mechanisms["decor"]["against"]
+    assert mechanisms["corn"]["simulated_epsilon"] == pytest.approx(10, rel=1e-3)
 
 
 def test_a_comparison_against_an_eavesdropper_is_asked_for(corn: Runner) -> None:
@@ -171,7 +171,7 @@ def test_the_rate_follows_from_data_and_batch_size(corn: Runner) -> None:
     mean = sum(facts["agent_samples"]) / len(facts["agent_samples"])
     assert facts["sampling_rate"] == pytest.approx(16 / mean)
     assert f"taken with probability {16 / mean:.6g} (Poisson sampling)" in facts["promise"]
-    assert facts["contenders"]["ldp"]["simulated_epsilon"] <= 10
+    assert facts["mechanisms"]["ldp"]["simulated_epsilon"] <= 10
 
 
 def test_agents_of_different_sizes_share_one_rate(corn: Runner) -> None:
@@ -190,7 +190,7 @@ def test_passes_follow_from_data_and_batch_size(corn: Runner) -> None:
     lengths = [max(1, size // 16) for size in facts["agent_samples"]]
     assert facts["steps_per_pass"] == lengths
     assert facts["participations"] == [-(-30 // length) for length in lengths]
-    assert facts["contenders"]["ldp"]["simulated_epsilon"] == pytest.approx(10)
+    assert facts["mechanisms"]["ldp"]["simulated_epsilon"] == pytest.approx(10)
 
 
 def test_a_plan_for_more_samples_than_there_are_is_followed(corn: Runner, tmp_path: Path) -> None:
@@ -232,7 +232,6 @@ def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
         (["--model", "cnn"], 1, "which has no images"),
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--schedule", "linear"], 2, "linear"),
-        (["--parquet"], 2, "needs --out"),
         (["--out", __file__], 2, "must be a directory, found a file"),
     ],
 )
@@ -243,7 +242,7 @@ def test_bad_options_are_refused_before_any_design(
     exit_code: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr(named_methods, "design", None)
+    monkeypatch.setattr(method, "design", None)
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())
@@ -253,9 +252,9 @@ def test_one_agent_is_trained_with_the_default_options(corn: Runner) -> None:
     """A single agent has nobody inside the network, so its adversary is an eavesdropper."""
     outcome = corn("train", *QUICK, "--graph", "complete:1", "--step-size", 0.1, "--json")
     assert outcome.exit_code == 0, outcome.stderr
-    contenders = json.loads(outcome.stdout)["contenders"]
-    assert "eavesdropper" in contenders["corn"]["against"]
-    assert "insider" not in contenders["corn"]["against"]
+    mechanisms = json.loads(outcome.stdout)["mechanisms"]
+    assert "eavesdropper" in mechanisms["corn"]["against"]
+    assert "insider" not in mechanisms["corn"]["against"]
 
 
 def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner) -> None:
@@ -264,7 +263,7 @@ def test_a_network_beyond_pair_seeds_is_trained_against_one_insider(corn: Runner
     options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn")
     outcome = corn("train", "--task", "digits", "--graph", side, *options, "--json")
     assert outcome.exit_code == 0, outcome.stderr
-    [own] = json.loads(outcome.stdout)["contenders"].values()
+    [own] = json.loads(outcome.stdout)["mechanisms"].values()
     assert own["simulated_epsilon"] == pytest.approx(10, rel=1e-2)
 
 
@@ -281,7 +280,7 @@ def test_ten_thousand_agents_train_without_dense_matrices(
     facts = json.loads(outcome.stdout)
     assert facts["num_agents"] == 10_000
     assert "200 agents" in " ".join(facts["notes"])
-    assert facts["contenders"]["corn"]["simulated_epsilon"] == pytest.approx(10)
+    assert facts["mechanisms"]["corn"]["simulated_epsilon"] == pytest.approx(10)
 
 
 @pytest.mark.slow
@@ -290,7 +289,7 @@ def test_large_networks_are_trained_against_an_eavesdropper(corn: Runner, graph:
     options = ("--steps", 2, "--step-size", 0.1, "--mechanism", "corn,ldp", "--colluders", 0)
     outcome = corn("train", "--task", "digits", "--graph", graph, *options, "--json")
     assert outcome.exit_code == 0, outcome.stderr
-    for own in json.loads(outcome.stdout)["contenders"].values():
+    for own in json.loads(outcome.stdout)["mechanisms"].values():
         assert own["simulated_epsilon"] == pytest.approx(10)
 
 
@@ -313,11 +312,11 @@ def test_a_plan_decides_network_budget_and_noise(corn: Runner, plan: Path) -> No
     outcome = corn(*arguments, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
-    assert list(facts["contenders"]) == ["plan"]
+    assert list(facts["mechanisms"]) == ["plan"]
     assert (facts["num_steps"], facts["num_agents"]) == (20, 6)
     assert "cool-down" not in outcome.stderr, "it was chosen with the plan"
     assert facts["plan"] == fingerprint(load_plan(plan)).hex()
-    own = facts["contenders"]["plan"]
+    own = facts["mechanisms"]["plan"]
     assert own["unit"] == "sample"
     assert "one insider" in own["against"]
     assert 6.9 < own["simulated_epsilon"] <= 7
@@ -340,11 +339,11 @@ def test_the_result_names_own_and_average_models_and_messages(corn: Runner) -> N
     facts = json.loads(corn(*arguments, "--cooldown", 5, "--json").stdout)
     assert (facts["gossip"], facts["cooldown_steps"]) == ("plain:2", 5)
     assert facts["messages_per_link"] == 2 * (20 + 5)
-    own = facts["contenders"]["corn"]
+    own = facts["mechanisms"]["corn"]
     assert own["test_loss"] == pytest.approx(own["test_loss_of_average"], abs=1e-3)
     assert own["central_ratio"] > 1
-    assert facts["contenders"]["none"]["central_ratio"] is None
-    apart = json.loads(corn(*arguments, "--cooldown", 0, "--json").stdout)["contenders"]["corn"]
+    assert facts["mechanisms"]["none"]["central_ratio"] is None
+    apart = json.loads(corn(*arguments, "--cooldown", 0, "--json").stdout)["mechanisms"]["corn"]
     # Mixing keeps the average model, and only the average.
     assert apart["test_loss_of_average"] == pytest.approx(own["test_loss_of_average"], abs=1e-5)
     assert apart["consensus_distance"] > 3 * own["consensus_distance"]
@@ -453,8 +452,8 @@ def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
     assert "ldp: the best step size, 1000, is the smallest that was tried" in outcome.stderr
     facts = json.loads(corn(*quick, "--step-size", 0.1, "--runs", 2, "--json").stdout)
     assert facts["grid_ends"] == {}
-    assert facts["contenders"]["ldp"]["intervals"]["test_loss"] > 0
-    assert facts["contenders"]["ldp"]["num_step_sizes"] == 1
+    assert facts["mechanisms"]["ldp"]["intervals"]["test_loss"] > 0
+    assert facts["mechanisms"]["ldp"]["num_step_sizes"] == 1
 
 
 def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
@@ -484,7 +483,7 @@ def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
     facts = json.loads(corn("train", *QUICK, *options, "--private-tuning", "--json").stdout)
     assert facts["tuning"]["num_runs"] == 2
     assert facts["tuning"]["prices"]["ldp"]["num_runs"] == 1
-    assert facts["contenders"]["none"]["step_size"] == "0.1"
+    assert facts["mechanisms"]["none"]["step_size"] == "0.1"
     assert facts["grid_ends"]["none"] == "largest"
     refused = corn("train", "--task", "quadratic", "--graph", "ring:4", "--tune-on", "held-out")
     assert refused.exit_code == 1

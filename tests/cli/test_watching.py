@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corn.cli import watching
-from corn.covariance.watch import DesignProgress
+from corn.covariance.low_rank import DesignProgress
 
 from .commands import Runner
 

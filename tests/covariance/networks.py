@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
     ClosedForm,

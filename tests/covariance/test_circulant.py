@@ -6,7 +6,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Horizon, design_circulant
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.topology import Gossip

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.covariance import coalition_bounds as bounds
-from corn.covariance.coalition_bounds import (
+from corn.covariance import coalitions as bounds
+from corn.covariance.coalitions import (
     CoalitionUpdates,
     coalition_precisions,
     worst_precisions,

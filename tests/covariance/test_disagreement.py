@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, Corn, Horizon, default_objective, design
 from corn.covariance.disagreement import disagreement_ratio, list_remedies
 from corn.covariance.lattice import design_lattice

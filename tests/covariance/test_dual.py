@@ -9,7 +9,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import ClosedForm, Corn, Dual, Horizon
 from corn.covariance.dual import attained_value, dual_curvature, evaluate, solve_dual
 from corn.errors import InvalidArgumentError

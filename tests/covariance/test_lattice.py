@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition, Horizon, MechanismName, ThreatModel, design
-from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
-from corn.covariance.lattice_pairs import LatticePairs, choose_hops, design_lattice_insider
+from corn.covariance.lattice import (
+    LatticeNoise,
+    LatticePairs,
+    choose_hops,
+    design_lattice,
+    design_lattice_insider,
+    design_lattice_pairs,
+)
 from corn.covariance.threat import EAVESDROPPER
 from corn.topology import Gossip, load_network
 from corn.topology.sparse import find_lattice

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     Corn,
     Decomposition,
@@ -21,9 +21,12 @@ from corn.covariance import (
 )
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
-from corn.covariance.low_rank import affordable_evaluations
-from corn.covariance.pair_updates import PairUpdates
-from corn.covariance.watch import DesignProgress, watch_designs
+from corn.covariance.low_rank import (
+    DesignProgress,
+    PairUpdates,
+    affordable_evaluations,
+    watch_designs,
+)
 from corn.errors import InvalidArgumentError
 from corn.topology import load_network, mixing_matrix
 from tests.covariance.coalition_check import worst_precision

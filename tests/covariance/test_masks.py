@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn import PrivacyBudget, design, load_network, make_plan
-from corn.audit import AuditSettings, audit_plan
 from corn.covariance import Decomposition, ThreatModel, masks
-from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import worst_precisions
 from corn.covariance.decomposition import hidden_precision, masked_precision
 from corn.covariance.masks import (
     bound_second_eigenvalue,
@@ -187,12 +186,6 @@ def test_sums_need_two_way_links() -> None:
 def test_masks_have_no_streams_of_normals() -> None:
     with pytest.raises(InvalidArgumentError, match="factors must be empty"):
         Decomposition(np.ones(2), ((0, 1),), (np.ones((2, 1)),), is_masked=True)
-
-
-def test_what_cannot_run_sums_refuses_them() -> None:
-    plan = make_plan(load_network("ring:4", mixing="sum"), BUDGET)
-    with pytest.raises(InvalidArgumentError, match="shares or step for a plan with exact sums"):
-        audit_plan(plan, settings=AuditSettings("processes"))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, GivenObjective, Horizon, design
 from corn.covariance.objective import momentum_gain, momentum_of
 from corn.errors import InvalidArgumentError

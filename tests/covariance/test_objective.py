@@ -7,7 +7,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import ONE_STEP, FiniteRun, GivenObjective, Horizon
 from corn.errors import InvalidArgumentError
 from corn.topology import Gossip

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,

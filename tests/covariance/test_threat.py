@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.covariance import Horizon, design
-from corn.covariance.coalition_bounds import require_few_coalitions
-from corn.covariance.coalitions import list_coalitions
+from corn.covariance.coalitions import list_coalitions, require_few_coalitions
 from corn.covariance.threat import (
     DEFAULT_THREAT,
     EAVESDROPPER,

@@ -370,9 +370,10 @@ def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
     monkeypatch.setattr(Exchange, "start", record)
     results = run_in_threads(4, lambda rendezvous: train(rendezvous, tmp_path, plan=RING))
     assert all(isinstance(result, AgentResult) for result in results)
-    # The first message is x − s/2 for a public x of 0, without rounding.
+    # The first message is x − (1 − β)s/2 for a public x of 0 and β = 0.5, without rounding.
+    assert RING.momentum == 0.5
     for messages in sent.values():
-        multiples = messages[0].double() * -2 / RING.grid
+        multiples = messages[0].double() * -4 / RING.grid
         assert torch.equal(multiples, multiples.round())
         assert len(set(multiples.tolist())) > 5
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
 from corn.distributed.agent import digest_data, run_problem

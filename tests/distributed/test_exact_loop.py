@@ -23,9 +23,9 @@ from corn.distributed.settings import RunSettings
 from corn.errors import CornError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.optimizers import save_state
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.perturbation import KeyedNoise
+from corn.learn.step import save_state
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget

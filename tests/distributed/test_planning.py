@@ -43,7 +43,7 @@ def test_all_agents_make_the_plan_of_a_central_planner() -> None:
     plans = [result[0] for result in results]  # type: ignore[index]
     assert len({result[1] for result in results}) == 1  # type: ignore[index]
     central = make_plan(
-        load_network(GRAPH, mixing="gossip"),
+        load_network(GRAPH),
         REQUEST.budget,
         threat=REQUEST.threat,
         objective=REQUEST.objective,

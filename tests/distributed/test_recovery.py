@@ -85,14 +85,17 @@ def test_all_stop_at_the_same_step_where_losses_stop_a_run_and_resume_from_there
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(ROOT, 22)])
     left = finished(results)
     assert set(left) == set(range(6)) - {ROOT}
+    # If the root died before anybody had the total of the step before, that step is void too.
+    last = left[min(left)].num_steps
+    assert last in (21, 22)
     for own in left.values():
-        assert (own.status, own.num_steps) == (RunStatus.INTERRUPTED, 22)
+        assert (own.status, own.num_steps) == (RunStatus.INTERRUPTED, last)
         assert (own.stop.agent, own.stop.reason) == (ROOT, StopReason.LOSS)
-        # Nobody applied step 22, so a run that resumes begins with it.
-        assert 22 in list_checkpoints(Folders.of_run(tmp_path).of_agent(own.agent).private)
-    assert len(read_models(tmp_path, left, 22)) == 1
+        # Nobody applied this step, so a run that resumes begins with it.
+        assert last in list_checkpoints(Folders.of_run(tmp_path).of_agent(own.agent).private)
+    assert len(read_models(tmp_path, left, last)) == 1
     results = run_processes(PLAN, tmp_path, replace(settings, resume=True))
-    # The agent that was killed has an earlier checkpoint, and two steps count twice.
+    # The agent that was killed has an earlier checkpoint, and the steps since count twice.
     assert {(own.first_step, own.status) for own in results.values()} <= {
         (20, RunStatus.COMPLETE),
         (20, RunStatus.INTERRUPTED),

@@ -27,9 +27,8 @@ from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import AgentData
-from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
+from corn.learn.metrics import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS, Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.covariance import GivenObjective, ThreatModel
-from corn.covariance.coalition_bounds import coalition_precisions
+from corn.covariance.coalitions import coalition_precisions
 from corn.distributed.recovery import (
     LinkState,
     budget_left,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.method import Method, Trial
 from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
+from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
-from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,

@@ -1,4 +1,4 @@
-"""``corn.compare``, data frames and MLflow."""
+"""``corn.compare`` and data frames."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import nn
 import corn
 from corn.errors import CornError, FileFormatError, MissingExtraError
 from corn.learn import Comparison, load_agent_results, load_results
-from corn.learn.metrics import COLUMNS, write_mlflow, write_table
+from corn.learn.metrics import COLUMNS, write_table
 from corn.learn.problem import read_samples
 
 N = 4
@@ -97,19 +97,3 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(MissingExtraError, match=r"corn-dsgd\[pandas\]"):
         load_results(Path(__file__))
-    with pytest.raises(MissingExtraError, match=r"corn-dsgd\[mlflow\]"):
-        write_mlflow([], "sqlite://")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_runs_are_written_to_mlflow(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
-    pytest.importorskip("sqlalchemy", reason="needs the extra mlflow")
-    found = compare(mechanisms=("corn", "none"))
-    uri = f"sqlite:///{tmp_path / 'runs.db'}"
-    write_mlflow(found.result.rows, uri, source="test")
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    runs = client.search_runs([client.get_experiment_by_name("corn").experiment_id])
-    assert {run.data.params["contender"] for run in runs} == {"corn", "none"}
-    assert len(runs) == 4
-    assert all("test_loss" in run.data.metrics for run in runs)

@@ -17,7 +17,7 @@ from corn.learn.tasks import (
     place_task,
     small_cnn_task,
 )
-from corn.learn.tasks.device import DeviceTask, FingerprintedDeviceTask
+from corn.learn.tasks.protocol import DeviceTask, FingerprintedDeviceTask
 from corn.learn.workloads import Workload
 
 

@@ -7,8 +7,8 @@ from torch import nn
 
 import corn
 from corn import PrivacyBudget, load_network
+from corn.learn.metrics import Result
 from corn.learn.perturbation import AverageNoise
-from corn.learn.result import Result
 from corn.learn.step import average_integers, release_integers
 from corn.noise.masks import draw_offset, mask_release, read_average
 from corn.topology import Mixing

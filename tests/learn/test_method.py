@@ -11,7 +11,7 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
-from corn.covariance.coalition_bounds import worst_precisions
+from corn.covariance.coalitions import worst_precisions
 from corn.errors import InvalidArgumentError
 from corn.learn import Method, make_methods
 from corn.privacy import ClippedQuery, PrivacyBudget

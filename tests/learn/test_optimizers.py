@@ -18,11 +18,11 @@ from corn import PrivacyBudget, load_network, make_plan
 from corn.covariance import Horizon
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Constant, Cosine, Method, Row, SweepSettings, Trial, run_sweep
-from corn.learn.optimizers import OptimizerFactory, describe_optimizer, read_learning_rate
+from corn.learn.metrics import Result
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.problem import make_problem
-from corn.learn.result import Result
 from corn.learn.schedule import Schedule
+from corn.learn.step import OptimizerFactory, describe_optimizer, read_learning_rate
 from corn.learn.tasks import ModuleTask
 from corn.topology import Network
 

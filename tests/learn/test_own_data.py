@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn.own_data import Bounds, FileWorkload
@@ -136,10 +138,8 @@ def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
     elif suffix == "tsv":
         other.write_text(plain.read_text().replace(",", "\t"))
     else:
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
         columns = dict(zip(("age", "dose", "ill"), zip(*ROWS, strict=True), strict=True))
-        parquet.write_table(pyarrow.table({k: list(v) for k, v in columns.items()}), other)
+        parquet.write_table(pa.table({k: list(v) for k, v in columns.items()}), other)
     first, second = (FileWorkload(path, "ill").build(2).data for path in (plain, other))
     assert torch.equal(first.inputs, second.inputs)
     assert torch.equal(first.targets, second.targets)
@@ -322,13 +322,12 @@ def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("unit", ["us", "ns"])
 def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     path = tmp_path / "a.parquet"
-    times = arrow.array([0, 1], arrow.timestamp(unit))
-    parquet.write_table(arrow.table({"when": times, "ill": ["a", "b"]}), path)
+    times = pa.array([0, 1], pa.timestamp(unit))
+    parquet.write_table(pa.table({"when": times, "ill": ["a", "b"]}), path)
     with pytest.raises(FileFormatError, match="column 'when' must have numbers, found '1970-01-01"):
         FileWorkload(path, "ill").build(1)
-    times = arrow.array([0, None], arrow.timestamp(unit))
-    parquet.write_table(arrow.table({"dose": [1.0, 2.0], "when": times}), path)
+    times = pa.array([0, None], pa.timestamp(unit))
+    parquet.write_table(pa.table({"dose": [1.0, 2.0], "when": times}), path)
     with pytest.raises(FileFormatError, match="column 'when' has no value in row 2"):
         FileWorkload(path, "when").build(1)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from corn.errors import FileFormatError
 from corn.learn import datasets
@@ -51,9 +53,7 @@ def write_image(path: Path) -> None:
 
 
 def write_parquet(path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"x": np.zeros(ROWS), "y": np.zeros(ROWS)}), path)
+    parquet.write_table(pa.table({"x": np.zeros(ROWS), "y": np.zeros(ROWS)}), path)
 
 
 FILES = {

@@ -17,8 +17,7 @@ from torch.utils.data import (
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.problem import TrainingProblem, read_samples
-from corn.learn.settings import SweepSettings
+from corn.learn.problem import SweepSettings, TrainingProblem, read_samples
 from corn.learn.tasks import LinearClassifier
 
 

@@ -8,10 +8,8 @@ from corn.covariance import Decomposition, Horizon, design
 from corn.covariance.lattice import LatticeNoise, design_lattice
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.method import MethodNoise
+from corn.learn.method import MethodNoise, make_methods
 from corn.learn.metrics import choose_measured
-from corn.learn.mixer import Mixer
-from corn.learn.named_methods import make_methods
 from corn.learn.perturbation import (
     DiagonalRoot,
     FourierRoot,
@@ -19,6 +17,7 @@ from corn.learn.perturbation import (
     StructuredNoise,
     make_root,
 )
+from corn.learn.step import Mixer
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
 from corn.topology.sparse import find_lattice

@@ -15,10 +15,9 @@ from scipy import stats
 from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Method, Trial, make_methods, run_sweep, search_step_sizes
-from corn.learn import search as search_module
-from corn.learn.result import Result, join_results
-from corn.learn.search import expect_place, propose_places, step_size_at
-from corn.learn.tuning import find_ends, read_tuning
+from corn.learn import tuning as search_module
+from corn.learn.metrics import Result, join_results
+from corn.learn.tuning import expect_place, find_ends, propose_places, read_tuning, step_size_at
 from corn.privacy import PrivacyBudget
 
 from .problems import NETWORK, make_method

@@ -41,7 +41,7 @@ def test_measurements_are_complete_and_correct() -> None:
     assert (result.status, result.num_steps, result.notes) == ("complete", 40, ("a note",))
     assert sorted({row["step"] for row in result.rows}) == [0, 20, 40]
     assert all(tuple(row) == COLUMNS for row in result.rows)
-    last = {(row["contender"], row["seed"]): row for row in result.last_rows}
+    last = {(row["mechanism"], row["seed"]): row for row in result.last_rows}
     corn, none = last["corn", 1], last["none", 1]
     start = result.rows[0]
     assert start["train_loss"] == pytest.approx(math.log(2))
@@ -232,7 +232,7 @@ def test_poisson_sampled_runs_are_accounted() -> None:
 def test_rows_are_selected_by_method_and_step_size() -> None:
     result = sweep("corn", "none", evaluate_at=[0])
     (step_size,) = {str(row["step_size"]) for row in result.rows}
-    assert {row["contender"] for row in result.select("none")} == {"none"}
+    assert {row["mechanism"] for row in result.select("none")} == {"none"}
     assert result.select("none", step_size) == result.select("none")
     assert result.select("none", "another") == []
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from corn import learn
-from corn.arrays import IntArray
+from corn.checks import IntArray
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn import Method, load_parameters, make_methods, make_workload, train

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from corn.arrays import IntArray
+from corn.checks import IntArray
 from corn.noise import Secret, choices
 from corn.noise.choices import COIN_BITS, SecretChoices
 

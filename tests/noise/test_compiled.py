@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornWarning
 from corn.noise import normals
 from corn.noise.normals import Words

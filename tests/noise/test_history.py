@@ -15,9 +15,16 @@ from corn.noise import (
     record_use,
     save_identity,
 )
-from corn.noise import history as history_module
-from corn.noise.history import describe_total, find_agents, ledger_path
-from corn.noise.ledger_file import PAGE_BYTES, LedgerContent, is_open, read_ledger
+from corn.noise import ledger as history_module
+from corn.noise.ledger import (
+    PAGE_BYTES,
+    LedgerContent,
+    describe_total,
+    find_agents,
+    is_open,
+    ledger_path,
+    read_ledger,
+)
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 

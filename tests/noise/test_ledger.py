@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, ledger_file, read_ledger
-from corn.noise.ledger import LAST_STEP, STEPS_PER_BLOCK
-from corn.noise.ledger_file import FILE_BYTES, PAGE_BYTES, format_page
+from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, read_ledger
+from corn.noise import ledger as ledger_module
+from corn.noise.ledger import FILE_BYTES, LAST_STEP, PAGE_BYTES, STEPS_PER_BLOCK, format_page
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import PlanTerms
 from corn.privacy.floats import set_aside
@@ -438,7 +438,7 @@ class CrashError(Exception):
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, write: int, num_bytes: int) -> None:
     """Let a durable write, counted from 0, end in a crash that leaves so many bytes of it."""
-    durably, count = ledger_file.write_durably, iter(range(10**9))
+    durably, count = ledger_module.write_durably, iter(range(10**9))
 
     def write_or_crash(descriptor: int, data: bytes, *, at: int) -> None:
         if next(count) == write:
@@ -446,7 +446,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, write: int, num_bytes: int) -> Non
             raise CrashError
         durably(descriptor, data, at=at)
 
-    monkeypatch.setattr(ledger_file, "write_durably", write_or_crash)
+    monkeypatch.setattr(ledger_module, "write_durably", write_or_crash)
 
 
 def release_until_crash(path: Path, write: int, torn: int) -> int:

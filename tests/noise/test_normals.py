@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.noise import Owner, Secret, SecureSource, StreamAddress
 from corn.noise.normals import (
     ERROR,

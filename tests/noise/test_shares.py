@@ -21,7 +21,7 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.address import NormalArray
+from corn.noise.stream import NormalArray
 
 NONCE = bytes(32)
 

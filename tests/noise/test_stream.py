@@ -25,7 +25,7 @@ from corn.noise import (
     StreamAddress,
     find_compiled,
 )
-from corn.noise.address import MAX_COORDINATE, decode_fields, encode_fields
+from corn.noise.stream import MAX_COORDINATE, decode_fields, encode_fields
 from tests.noise.test_normals import exact_block
 
 from ..leaks import shows

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 import cvxpy as cp
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import DEFAULT_THREAT, ThreatModel
 from corn.covariance.certificate import SplitSolution, certify, conclude_split, scale_split
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.design import design_against_insiders
 from corn.covariance.dual import evaluate
 from corn.covariance.feasibility import invert_covariance, limit_noise
-from corn.covariance.insiders import design_against_insiders
 from corn.covariance.problem import (
     Design,
     DesignProblem,

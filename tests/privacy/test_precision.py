@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.privacy import precision_diagonal
 

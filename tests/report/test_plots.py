@@ -26,7 +26,7 @@ def assert_title_is_inside(figure: Figure) -> None:
 @pytest.mark.parametrize("scores", [(), ("test_loss",), ("test_loss", "test_accuracy")])
 def test_the_title_of_a_run_is_not_cut(scores: tuple[str, ...]) -> None:
     rows = [
-        {"contender": "corn", "step_size": "0.1", "step": step, "consensus_distance": 1.0}
+        {"mechanism": "corn", "step_size": "0.1", "step": step, "consensus_distance": 1.0}
         | dict.fromkeys(scores, 0.5)
         for step in (1, 2)
     ]
@@ -53,7 +53,7 @@ def test_names_of_lines_can_be_read_on_white() -> None:
 
 def test_lines_of_a_run_are_named_at_their_ends() -> None:
     rows = [
-        {"contender": name, "step_size": "1", "step": step, "consensus_distance": height}
+        {"mechanism": name, "step_size": "1", "step": step, "consensus_distance": height}
         for name, height in (("corn", 1.0), ("ldp", 1.01))
         for step in (1, 2)
     ]

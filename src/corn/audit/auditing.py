@@ -10,13 +10,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from corn.arrays import FloatArray
 from corn.audit.attacks import (
     Attack,
+    ErrorRates,
+    Interval,
+    TrialScores,
     attack_by_learning,
     attack_by_likelihood,
     attack_by_mixture,
     auc_to_mu,
+    bound_mu,
+    count_errors,
+    estimate_mu,
     ideal_mu,
 )
 from corn.audit.checks import (
@@ -25,14 +30,6 @@ from corn.audit.checks import (
     check_messages,
     check_noise,
     check_sampler,
-)
-from corn.audit.estimates import (
-    ErrorRates,
-    Interval,
-    TrialScores,
-    bound_mu,
-    count_errors,
-    estimate_mu,
 )
 from corn.audit.observation import (
     Observation,
@@ -44,7 +41,7 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, Program
 from corn.audit.recording import ProcessObservation, has_hidden_seeds
 from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
-from corn.checks import require, require_count
+from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.privacy import account_precision, gaussian

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtr
 
-from corn.arrays import FloatArray, IntArray
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.audit.observation import MaskedMessages, query_of, rate_of
 from corn.audit.program import STEP_SIZE, NoiseRecord, Program, ReleaseNumber
 from corn.audit.views import StreamWeights, View
+from corn.checks import FloatArray, IntArray
 from corn.learn.batches import AgentData
 from corn.learn.step import ClippedGradients
 from corn.noise.masks import MaskWords

@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corn.arrays import FloatArray
 from corn.audit.program import (
     DEPLOYED,
     STEP_SIZE,
@@ -33,6 +32,7 @@ from corn.audit.program import (
     list_releases,
 )
 from corn.audit.views import Parts, StreamWeights, View, sum_parts
+from corn.checks import FloatArray
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask

@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit.program import KnownNoise
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
-from corn.checks import require, require_count
+from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.method import Method, Trial
-from corn.learn.problem import TrainingProblem
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule
-from corn.learn.settings import SweepSettings
 from corn.learn.simulation import Simulation
 from corn.plan import Plan
 from corn.privacy import gaussian

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
 from corn.audit.views import View
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.learn.batches import BatchSampler, Choices
 from corn.learn.perturbation import simulation_nonce
@@ -39,7 +39,6 @@ from corn.noise import (
     draw_share,
     simulated_keys,
 )
-from corn.noise.address import StreamAddress, encode_fields
 from corn.noise.choices import SecretChoices
 from corn.noise.masks import (
     MaskBits,
@@ -49,6 +48,7 @@ from corn.noise.masks import (
     draw_offset,
     read_average,
 )
+from corn.noise.stream import StreamAddress, encode_fields
 from corn.plan import Plan, fingerprint
 
 Keys: TypeAlias = Mapping[Owner, Secret]

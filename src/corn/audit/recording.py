@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corn.arrays import FloatArray
 from corn.audit.observation import (
     RAW_LENGTH,
     MaskedMessages,
@@ -33,7 +32,7 @@ from corn.audit.observation import (
     query_of,
 )
 from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import find_credentials, load_credentials, make_keys
 from corn.distributed.messages import Header

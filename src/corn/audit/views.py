@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner

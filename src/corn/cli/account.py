@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
 from corn.cli.options import JsonOption, PlotOption
 from corn.cli.output import print_facts, print_json, print_note, print_table, print_written

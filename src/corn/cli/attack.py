@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # need torch, whose import takes a second
     from pathlib import Path
 
     from corn.audit import View
-    from corn.audit.inversion import Reconstruction
+    from corn.audit.reconstruction import Reconstruction
     from corn.learn.method import Method
 
 EXAMPLE = "corn attack --graph er:n=60,p=0.1,seed=1 --epsilon 10 --steps 200 --plot digits.png"
@@ -59,7 +59,7 @@ def attack(
     knows all other images. The last row is CorN's noise with one seed for all agents, designed
     against an eavesdropper, and attacked by an insider that it was not designed for.
     """
-    from corn.audit.inversion import choose_images, reconstruct_images
+    from corn.audit.reconstruction import choose_images, reconstruct_images
     from corn.learn.datasets import load_dataset
 
     # The attacker reads single releases, which masks hide under exact sums.

@@ -91,7 +91,7 @@ def collect_facts(
         "num_steps": result.num_steps,
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "contenders": learn.summarize_methods(problem, tuning),
+        "mechanisms": learn.summarize_methods(problem, tuning),
     }
 
 

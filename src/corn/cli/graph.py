@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.cli.options import GossipOption, GraphArgument, JsonOption, PlotOption, WeightsOption
 from corn.cli.output import print_facts, print_json, print_written
 from corn.errors import FileFormatError

@@ -13,7 +13,7 @@ from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
 from corn.cli.promises import find_promises, format_per_agent, parse_samples
-from corn.learn.names import USUAL_BATCH_SIZE, WorkloadName, usual_schedule
+from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import ScheduleName
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
@@ -171,7 +171,7 @@ class LearningOptions:
         return learn.Workload(
             name=self.task or "",
             model=self.model,
-            partition=self.partition or learn.PAPER_PARTITION,
+            partition=self.partition or PAPER_PARTITION,
             seed=self.data_seed,
             l2=self.l2,
             directory=self.cache,

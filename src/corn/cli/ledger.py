@@ -13,7 +13,7 @@ from corn.cli.output import print_error, print_facts, print_json, print_note, pr
 from corn.covariance import ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.noise import HistoryLoss, compose_history, read_history
-from corn.noise.history import LedgerRecord, describe_total, find_agents
+from corn.noise.ledger import LedgerRecord, describe_total, find_agents
 from corn.privacy.composition import Expense, TotalLoss
 from corn.privacy.rounding import round_up, write_exactly
 

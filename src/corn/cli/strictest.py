@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.cli.output import format_count
 from corn.covariance.problem import weighting_gain
 from corn.privacy import PrivacyBudget

@@ -39,7 +39,7 @@ from corn.cli.watching import designing
 from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES
-from corn.learn.optimizers import (
+from corn.learn.step import (
     NAMED_OPTIMIZERS,
     OptimizerFactory,
     OptimizerName,
@@ -114,56 +114,19 @@ class OutputOptions:
             rich_help_panel=_OUTPUT,
         ),
     ] = None
-    parquet: Annotated[
-        bool,
-        typer.Option("--parquet", help="Also write metrics.parquet.", rich_help_panel=_OUTPUT),
-    ] = False
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Directory for TensorBoard.", rich_help_panel=_OUTPUT)
-    ] = None
-    mlflow: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="Tracking server of MLflow, or a database such as sqlite:///mlflow.db.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None
 
     def check(self) -> None:
-        """Raise before the training, not after it, if a file could not be written."""
-        if self.parquet and self.out is None:
-            raise typer.BadParameter(
-                "needs --out, the directory to write to", param_hint="--parquet"
-            )
+        """Raise before the training, not after it, if files could not be written."""
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise typer.BadParameter(
                 f"must be a directory, found a file {self.out}", param_hint="--out"
             )
-        learn.require_writers(
-            parquet=self.parquet,
-            tensorboard=self.tensorboard is not None,
-            mlflow=self.mlflow is not None,
-        )
-
-    @property
-    def needs_curves(self) -> bool:
-        """Whether measurements during the training are written."""
-        return any(place is not None for place in (self.out, self.tensorboard, self.mlflow))
 
     def write(self, result: learn.Result, facts: dict[str, object]) -> None:
-        """Write the files that were asked for."""
+        """Write the files, if they were asked for."""
         if self.out:
             # A simulation has the data of all agents, and measures on them without noise.
             write_run(result.rows, facts, self.out, is_private=True)
-            if self.parquet:
-                learn.write_table(result.rows, self.out / "metrics.parquet", is_private=True)
-        if self.tensorboard:
-            learn.write_tensorboard(result.rows, self.tensorboard)
-            print_note(f"wrote {self.tensorboard}")
-        if self.mlflow:
-            learn.write_mlflow(result.rows, self.mlflow, source=str(facts["task"]))
-            print_note(f"wrote to {self.mlflow}")
 
 
 def train(
@@ -276,7 +239,7 @@ def train(
         network=terms.network,
         settings=settings,
         checkpoint=checkpoint,
-        has_curves=output.needs_curves or plot is not None,
+        has_curves=output.out is not None or plot is not None,
     )
     if tuning.tune_on == "held-out":
         # Step sizes are found on public samples, so each mechanism runs once per seed on the

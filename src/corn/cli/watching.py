@@ -12,7 +12,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from corn.cli.output import make_progress
 from corn.covariance import Design
-from corn.covariance.watch import DesignProgress, watch_designs
+from corn.covariance.low_rank import DesignProgress, watch_designs
 from corn.errors import StoppedByUserError
 from corn.plan import Plan
 

@@ -1,12 +1,20 @@
 """Covariance design: the joint noise of all agents, and a bound on how much better it could be."""
 
-from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
-from corn.covariance.circulant import CirculantDesign, design_circulant
+from corn.covariance.baselines import (
+    Central,
+    Decor,
+    Ldp,
+    NoNoise,
+    OwnMechanism,
+    ZeroSum,
+    read_mechanism,
+)
 from corn.covariance.decomposition import Decomposition, Exposure, expose
 from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, Solver, design
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
+from corn.covariance.lattice import CirculantDesign, design_circulant
 from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
@@ -16,7 +24,6 @@ from corn.covariance.objective import (
     Objective,
     default_objective,
 )
-from corn.covariance.own import OwnMechanism, read_mechanism
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
 from corn.covariance.threat import (
     DEFAULT_THREAT,

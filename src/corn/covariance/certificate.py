@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance.coalitions import Assembly
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.feasibility import scale_to_cap

@@ -1,9 +1,29 @@
-"""Coalitions of insiders: which of them matter, and the noise that each of them cannot know.
+"""Coalitions of insiders: which matter, the noise that each cannot know, and what each may learn.
 
 Only coalitions of the largest size matter, and only once per set of seeds they leave unknown. The
 noise unknown to a coalition is one sparse matrix times the entries of all group covariances, so
 that a step of a solver is a few large array operations; chunks keep the dense work small however
 many coalitions there are.
+
+Upper bounds on [(R^(I))⁻¹]_ii for every coalition, from the noise weights, rounding included.
+
+One coalition costs an eigendecomposition (`hidden_precision`). For many coalitions in a large
+network there is a cheaper way, which does not depend on how a solver found the noise, and which is
+as rigorous. In coordinates scaled by powers of two, so without rounding, R becomes
+
+    S = diag(t) + B Bᵀ with t ≥ 1, and R^(I) becomes S_I = S − B_I B_Iᵀ ⪰ I,
+
+where the columns of B_I are the streams that I knows. Hence, for **any** vector y and its residual
+r = e_i − S_I y,
+
+    [S_I⁻¹]_ii = y_i + yᵀr + rᵀ S_I⁻¹ r ≤ y_i + yᵀr + |r|².
+
+With Y ≈ S⁻¹ computed once, Δ = I − S Y, and y = Y u, u = e_i + B_I q for any q, the residual is
+
+    r = Δ u − B_I ρ,   ρ = q − B_Iᵀ Y u,
+
+and q that solves (I − B_Iᵀ Y B_I) q = B_Iᵀ Y e_i (Woodbury) makes ρ vanish but for rounding. A
+coalition that knows k streams costs n k². All rounding errors are bounded and added.
 """
 
 from __future__ import annotations
@@ -17,7 +37,10 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
+from corn.covariance.decomposition import Decomposition, hidden_precision
+from corn.covariance.feasibility import invert_definite
+from corn.covariance.masks import lists_coalitions, worst_masked_precision
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 
@@ -206,3 +229,189 @@ def _stack(seed_groups: SeedGroups, num_agents: int) -> Iterator[Bucket]:
         positions = members[:, :, None] * num_agents + members[:, None, :]
         yield Bucket(groups, members, positions.ravel(), start)
         start += positions.size
+
+
+# All of them must be checked for a guarantee, so the count bounds the time of every verification.
+_MAX_COALITIONS = 200_000
+_SMALL = 40  # agents: below it an eigendecomposition per coalition is as fast
+_LOOSE = 1e-5  # relative: above it a bound is computed again by an eigendecomposition
+_UNIT = 2.0**-53
+_SECOND_ORDER = 1.01  # covers products of rounding errors, and the rounding of the bounds
+
+
+def require_few_coalitions(num_agents: int, max_colluders: int) -> None:
+    """Raise if the coalitions are too many to check every one of them."""
+    count = math.comb(num_agents, max_colluders)
+    if count > _MAX_COALITIONS:
+        raise InvalidArgumentError(
+            f"{describe_count(count)} coalitions of {max_colluders} among {num_agents} agents are "
+            f"too many to check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
+        )
+
+
+def coalition_precisions(
+    decomposition: Decomposition, max_colluders: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], FloatArray]]:
+    """Yield each coalition of this size, the honest agents, and their [(R^(I))⁻¹]_ii, rounded up.
+
+    Computed for one coalition after the other from the noise weights themselves, independently of
+    the solvers.
+    """
+    n = decomposition.num_agents
+    if decomposition.is_masked and not lists_coalitions(decomposition, max_colluders):
+        # Every coalition learns the sum of all others and no more; any one of them is an example.
+        coalition = tuple(range(max_colluders))
+        everyone = tuple(range(n))
+        yield coalition, everyone, worst_masked_precision(decomposition, max_colluders)
+        return
+    require_few_coalitions(n, max_colluders)
+    is_large = n > _SMALL and bool(decomposition.seed_groups) and not decomposition.is_masked
+    updates = CoalitionUpdates.try_make(decomposition) if is_large else None
+    for coalition in combinations(range(n), max_colluders):
+        bound = updates.bound(coalition) if updates else None
+        if bound is None:
+            yield coalition, *hidden_precision(decomposition, coalition)
+        else:
+            honest = tuple(agent for agent in range(n) if agent not in coalition)
+            yield coalition, honest, bound[list(honest)]
+
+
+def worst_precisions(decomposition: Decomposition, max_colluders: int) -> FloatArray:
+    """Return each agent's largest [(R^(I))⁻¹]_ii over all coalitions of this size, shape (n,)."""
+    worst = np.zeros(decomposition.num_agents)
+    for _, honest, precision in coalition_precisions(decomposition, max_colluders):
+        members = list(honest)
+        worst[members] = np.maximum(worst[members], precision)
+    return worst
+
+
+class CoalitionUpdates:
+    """An approximate inverse of R with its residual, and the bounds that follow from it."""
+
+    def __init__(self, decomposition: Decomposition, scale: FloatArray, Y: FloatArray) -> None:
+        self._scale, self._Y = scale, Y
+        self._t = decomposition.private_variance / scale**2
+        self._B, self._streams = scale_streams(decomposition, scale)
+        # By how much S Y misses the identity, entry by entry, with the rounding of computing it.
+        B = _faster(self._B)
+        # The same sum with absolute values: the standard bound on the rounding of a sum of
+        # products.
+        magnitude = self._t[:, None] * abs(Y) + abs(B) @ (abs(B).T @ abs(Y))
+        magnitude[np.diag_indices_from(magnitude)] += 1
+        residual = -self._t[:, None] * Y - B @ (B.T @ Y)
+        residual[np.diag_indices_from(residual)] += 1
+        terms = _most_nonzeros(self._B.tocsc()) + _most_nonzeros(self._B) + 4
+        error = _SECOND_ORDER * (abs(residual) + _rounding(terms) * magnitude)
+        self._error_norms = np.linalg.norm(error, axis=0)
+        # Bounds uᵀ Y Δ u for any u by |u| alone, entry by entry: bound() knows no more of u.
+        product = _SECOND_ORDER * (abs(Y) @ error)
+        self._product = (product + product.T) / 2
+
+    @classmethod
+    def try_make(cls, decomposition: Decomposition) -> CoalitionUpdates | None:
+        """Return the updates, or None where they do not apply: an agent without private noise."""
+        theta = decomposition.private_variance
+        # Negated, so that NaN fails too. The limit keeps scale² far from underflow.
+        if not theta.min() > 1e-200:
+            return None
+        # Powers of two: dividing by them is exact, and t = θ/scale² is from 1 to 4.
+        scale = np.exp2(np.floor(np.log2(theta) / 2))
+        # log2 rounds, and may end one power too high. t ≥ 1 is what the proof rests on, so it is
+        # enforced.
+        scale[theta < scale**2] /= 2
+        B = _faster(scale_streams(decomposition, scale)[0])
+        Y = invert_definite(np.diag(theta / scale**2) + B @ B.T)
+        if Y is None or not np.isfinite(Y).all():
+            return None
+        return cls(decomposition, scale, Y)
+
+    def bound(self, coalition: tuple[int, ...]) -> FloatArray | None:
+        """Return the bounds for all agents, shape (n,), or None where they are not tight.
+
+        Those of the members have no meaning.
+        """
+        Y, product = self._Y, self._product
+        none = np.empty(0, dtype=int)
+        known = np.unique(np.concatenate([none, *(self._streams[agent] for agent in coalition)]))
+        # An eigendecomposition is faster only for coalitions that know most streams.
+        if len(known) >= len(Y):
+            return None
+        columns = self._B[:, known]
+        # The streams touch few agents, and everything below is on those rows only: n k² instead of
+        # n³.
+        T = np.unique(columns.nonzero()[0])
+        B = columns[T].toarray()
+        size, terms = float(np.linalg.norm(B)), _rounding(len(T) + len(known) + 4)
+        p = B.T @ Y[T]
+        Q = p[:, T] @ B
+        try:
+            q = np.linalg.solve(np.eye(len(known)) - Q, p)
+        except np.linalg.LinAlgError:
+            return None
+        # The error of p is terms · |B|ᵀ|Y|, and that of Q is twice that times |B|.
+        p_norm, q_norm = np.linalg.norm(p, axis=0), np.linalg.norm(q, axis=0)
+        p_error = terms * size * np.linalg.norm(Y[T], axis=0)
+        Q_error = 2 * terms * size**2 * float(np.linalg.norm(Y[np.ix_(T, T)]))
+        rho = np.linalg.norm(q - p - Q @ q, axis=0) + p_error
+        rho += (terms * (1 + float(np.linalg.norm(Q))) + Q_error) * q_norm + terms * p_norm
+        # uᵀ Y Δ u and |Δu|, with |u| at most e_i + |B||q|.
+        v = abs(B) @ abs(q)
+        first = product.diagonal() + np.einsum("tn,tn->n", v, 2 * product[T])
+        first += np.einsum("tn,tn->n", v, product[np.ix_(T, T)] @ v)
+        r = self._error_norms + self._error_norms[T] @ v + size * rho
+        y = Y.diagonal() + np.einsum("kn,kn->n", p, q)
+        error = (p_error + terms * p_norm) * q_norm + terms * abs(y)
+        error += first + (q_norm + rho) * rho + r**2
+        bound = y + _SECOND_ORDER * error
+        honest = np.ones(len(y), dtype=bool)
+        honest[list(coalition)] = False
+        # Never wrong, only loose: the caller then pays for an eigendecomposition.
+        if not (error <= _LOOSE * y)[honest].all():
+            return None
+        precision: FloatArray = bound / self._scale**2
+        return precision
+
+
+def _faster(B: scipy.sparse.csr_array) -> FloatArray | scipy.sparse.csr_array:
+    """Return a matrix in the form whose products are faster: dense if a tenth is not zero."""
+    # A seed group of all agents gives a full matrix, which sparse products take 20 × longer for.
+    return B.toarray() if B.nnz > B.shape[0] * B.shape[1] / 10 else B
+
+
+def scale_streams(
+    decomposition: Decomposition, scale: FloatArray
+) -> tuple[scipy.sparse.csr_array, list[IntArray]]:
+    """Return all weights of streams over the scale, shape (n, streams), and who knows which."""
+    rows, columns, values = [], [], []
+    start = 0
+    streams: list[list[IntArray]] = [[] for _ in scale]
+    for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
+        numbers = start + np.arange(factor.shape[1])
+        start += factor.shape[1]
+        for member in group:
+            streams[member].append(numbers)
+        rows.append(np.repeat(group, factor.shape[1]))
+        columns.append(np.tile(numbers, len(group)))
+        values.append((factor / scale[list(group)][:, None]).ravel())
+    empty = np.empty(0)
+    B = scipy.sparse.csr_array(
+        (
+            np.concatenate([empty, *values]),
+            (
+                np.concatenate([empty, *rows]).astype(int),
+                np.concatenate([empty, *columns]).astype(int),
+            ),
+        ),
+        shape=(len(scale), start),
+    )
+    none = np.empty(0, dtype=int)
+    return B, [np.concatenate([none, *numbers]) for numbers in streams]
+
+
+def _most_nonzeros(matrix: scipy.sparse.csr_array) -> int:
+    return int(np.diff(matrix.indptr).max(initial=0))
+
+
+def _rounding(num_terms: int) -> float:
+    """Return the relative error of a sum of so many products."""
+    return num_terms * _UNIT / (1 - num_terms * _UNIT)

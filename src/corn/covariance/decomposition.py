@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from corn.arrays import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
-from corn.covariance.circulant import gossip_spectrum
+from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.lattice import LatticeNoise
+from corn.covariance.lattice import LatticeNoise, gossip_spectrum
 from corn.covariance.objective import (
     Horizon,
     default_momentum,

@@ -28,8 +28,7 @@ from typing import ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from corn.arrays import FloatArray
-from corn.checks import require_count, require_positive
+from corn.checks import FloatArray, require_count, require_positive
 from corn.covariance.feasibility import invert_definite, limit_noise
 from corn.covariance.problem import Design, DesignProblem, SolverName, Status, conclude
 from corn.errors import InvalidArgumentError

@@ -11,8 +11,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.errors import InfeasibleError, InvalidArgumentError
 
 # The margin doubles each time, from one unit in the last place: the last one is about 10⁻⁴.

@@ -21,8 +21,7 @@ from typing import ClassVar, final
 import numpy as np
 import scipy.optimize
 
-from corn.arrays import FloatArray
-from corn.checks import require_count, require_positive
+from corn.checks import FloatArray, require_count, require_positive
 from corn.covariance.certificate import (
     SplitSolution,
     conclude_split,

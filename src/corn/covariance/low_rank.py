@@ -4,30 +4,343 @@ Like `FirstOrder` it minimises log Tr(A R) + (1/p) log Σ_{I,i} π_Ii x_Ii^p by 
 weights π, and proves a lower bound from the same weights. It is restricted to one stream per pair
 and private noise per agent, which loses nothing, and in return evaluates all coalitions by
 low-rank updates (`PairUpdates`): n³ instead of n⁴ for one insider.
+
+Noise of pairs against insiders: all coalitions by low-rank updates of one inverse.
+
+With one stream per pair, R = diag(θ) + Σ_e f_e f_eᵀ, f_e = f_ei e_i + f_ej e_j. An insider c knows
+the streams of its own pairs. With these as the columns of B_c, and Y = R⁻¹,
+
+    M_c = (R − B_c B_cᵀ)⁻¹ = Y + Y B_c K⁻¹ B_cᵀ Y,   K = I − B_cᵀ Y B_c,
+
+so that diag(M_c) costs n k² for an insider with k pairs, and all n insiders cost n² k² after one
+inverse. Derivatives cost as much: with Z = K⁻¹ B_cᵀ Y, the sum of M_c Λ_c M_c over all c is
+
+    Y (Σ_c (I + B_c Z) Λ_c (I + B_c Z)ᵀ) Y,
+
+and Z = B_cᵀ M_c has the rows of M_c that belong to the pairs of c. Larger coalitions are the same
+computation once for each set of all members but the last, whose streams are left out of R.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar, final
+from typing import ClassVar, TypeAlias, final
 
 import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
-from corn.checks import require_count, require_positive
+from corn.checks import FloatArray, IntArray, require_count, require_positive
 from corn.covariance.certificate import SplitSolution, conclude_split
-from corn.covariance.coalition_bounds import worst_precisions
-from corn.covariance.coalitions import list_coalitions
+from corn.covariance.coalitions import list_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.feasibility import scale_to_cap
+from corn.covariance.feasibility import invert_definite, scale_to_cap
 from corn.covariance.first_order import descend, scale_blocks
-from corn.covariance.pair_updates import PairUpdates, Pressure
 from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups, ThreatModel
-from corn.covariance.watch import DesignProgress, keeps_best, report_progress
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
+
+
+@dataclass(frozen=True)
+class DesignProgress:
+    """Progress of a design.
+
+    Attributes:
+        evaluations: evaluations so far.
+        max_evaluations: where the search ends at the latest.
+        gap: the largest relative distance of the best candidate from the optimum for its seeds;
+            infinite before the first bound.
+    """
+
+    evaluations: int
+    max_evaluations: int
+    gap: float
+
+
+Watcher: TypeAlias = Callable[[DesignProgress], None]
+# Context variables, as solvers are called through layers that should not pass a callback on.
+_watcher: ContextVar[Watcher | None] = ContextVar("design watcher", default=None)
+_keeps_best: ContextVar[bool] = ContextVar("whether an interrupted design is kept", default=False)
+
+
+@contextmanager
+def watch_designs(watcher: Watcher, *, keep_best: bool = False) -> Iterator[None]:
+    """Call ``watcher`` after every evaluation of `LowRank` inside the ``with`` block.
+
+    With ``keep_best`` Ctrl-C ends such a search, and the design is the best candidate so far, with
+    the status ``interrupted``. Otherwise, and in other solvers, it raises ``KeyboardInterrupt``.
+    """
+    watching, keeping = _watcher.set(watcher), _keeps_best.set(keep_best)
+    try:
+        yield
+    finally:
+        _watcher.reset(watching)
+        _keeps_best.reset(keeping)
+
+
+def keeps_best() -> bool:
+    """Return whether the caller wants the best design so far when it is interrupted."""
+    return _keeps_best.get()
+
+
+def report_progress(progress: DesignProgress) -> None:
+    """Call the watcher, if there is one."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(progress)
+
+
+_CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
+
+
+@dataclass(frozen=True, eq=False)
+class Insiders:
+    """Insiders with about the same number of pairs, stacked.
+
+    Attributes:
+        members: the insiders, shape (m,).
+        pairs: the numbers of their pairs, shape (m, k); a pair without noise fills up the rows.
+        own: which end of a pair the insider is, 0 or 1, shape (m, k).
+        partners: the other end, shape (m, k); the insider itself in the places filled up.
+    """
+
+    members: IntArray
+    pairs: IntArray
+    own: IntArray
+    partners: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Pressure:
+    """Demands of the coalitions at a candidate, summed with the weights of a softmax.
+
+    Attributes:
+        largest: the largest [(R^(I))⁻¹]_ii of an agent outside I, relative to nothing.
+        smooth: (1/p) log Σ π x^p.
+        mean: Σ w x over the softmax weights w.
+        log_weights: log w, shape (coalitions, n).
+        multipliers: w/x, shape (coalitions, n).
+        private: [Σ_I M_I Λ_I M_I]_ii, shape (n,).
+        blocks: the same sum on each pair, over the coalitions that do not know it, shape (e, 2, 2).
+    """
+
+    largest: float
+    smooth: float
+    mean: float
+    log_weights: FloatArray
+    multipliers: FloatArray
+    private: FloatArray
+    blocks: FloatArray
+
+
+class PairUpdates:
+    """The coalitions of q insiders among n agents, of whom some pairs share a seed."""
+
+    def __init__(self, pairs: IntArray, *, num_agents: int, max_colluders: int) -> None:
+        self.pairs = pairs
+        self.num_agents = num_agents
+        self.max_colluders = max_colluders
+        self.num_coalitions = math.comb(num_agents, max_colluders)
+        ends = np.concatenate([pairs[:, 0], pairs[:, 1]])
+        numbers = np.tile(np.arange(len(pairs)), 2)
+        sides = np.repeat([0, 1], len(pairs))
+        # Pairs by agent, in compressed rows: those of agent c are at starts[c] … starts[c + 1].
+        order = np.argsort(ends, kind="stable")
+        starts = np.searchsorted(ends[order], np.arange(num_agents + 1))
+        self._numbers, self._sides, self._starts = numbers[order], sides[order], starts
+
+    def covariance(self, theta: FloatArray, factors: FloatArray) -> FloatArray:
+        """Return R, shape (n, n)."""
+        n, (i, j) = self.num_agents, self.pairs.T
+        R = np.zeros((n, n))
+        R[i, j] = R[j, i] = factors[:, 0] * factors[:, 1]
+        diagonal = theta + np.bincount(i, factors[:, 0] ** 2, n)
+        R[np.diag_indices(n)] = diagonal + np.bincount(j, factors[:, 1] ** 2, n)
+        return R
+
+    def press(
+        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
+    ) -> Pressure | None:
+        """Return the pressure of all coalitions on a candidate, or None if it is singular.
+
+        ``log_prior`` has shape (coalitions, n): −∞ for members, whose privacy is not at stake.
+        """
+        sums = _Sums(self.num_agents, len(self.pairs), sharpness)
+        x = np.empty_like(log_prior)
+        for first, outer, last in self._split():
+            # The outer members' streams are left out; those of each last member are updates.
+            is_known: NDArray[np.bool_] = np.isin(self.pairs, outer).max(axis=1)
+            unknown = np.where(is_known[:, None], 0.0, factors)
+            Y = invert_definite(self.covariance(theta, unknown))
+            if Y is None:
+                return None
+            if not last:
+                x[first] = Y.diagonal()
+                sums.weigh(x[[first]], log_prior[[first]])
+            for insiders in self._stack(last):
+                rows = first + insiders.members - last.start
+                try:
+                    x[rows] = self._add_insiders(sums, Y, unknown, insiders, log_prior[rows])
+                except np.linalg.LinAlgError:
+                    return None
+            sums.end_base(Y, self.pairs, ~is_known)
+        return sums.finish(x, log_prior, factors)
+
+    def _split(self) -> Iterator[tuple[int, tuple[int, ...], range]]:
+        """Yield the number of a first coalition, all its members but the last, and the last ones.
+
+        Coalitions are numbered in lexicographic order.
+        """
+        n, q = self.num_agents, self.max_colluders
+        if q == 0:
+            yield 0, (), range(0)
+            return
+        first = 0
+        for outer in combinations(range(n), q - 1):
+            inner = range(outer[-1] + 1 if outer else 0, n)
+            if inner:
+                yield first, outer, inner
+            first += len(inner)
+
+    def _stack(self, inner: range) -> Iterator[Insiders]:
+        agents = np.arange(inner.start, inner.stop)
+        counts = np.diff(self._starts)[agents]
+        # In order of their number of pairs, so that few places must be filled up.
+        agents = agents[np.argsort(counts, kind="stable")]
+        counts = np.diff(self._starts)[agents]
+        start = 0
+        while start < len(agents):
+            size = 1
+            while start + size < len(agents) and (
+                (size + 1) * int(counts[start + size]) <= _CHUNK_ROWS
+            ):
+                size += 1
+            yield self._stack_some(agents[start : start + size])
+            start += size
+
+    def _stack_some(self, members: IntArray) -> Insiders:
+        begin, end = self._starts[members], self._starts[members + 1]
+        width = int((end - begin).max())
+        places = begin[:, None] + np.arange(width)
+        filled = places < end[:, None]
+        places = np.where(filled, places, 0)
+        # The number one past the last pair has a factor of zero, so it adds nothing anywhere.
+        pairs = np.where(filled, self._numbers[places], len(self.pairs))
+        own = np.where(filled, self._sides[places], 0)
+        partners = self.pairs[np.where(filled, pairs, 0), 1 - own]
+        return Insiders(members, pairs, own, np.where(filled, partners, members[:, None]))
+
+    def _add_insiders(
+        self,
+        sums: _Sums,
+        Y: FloatArray,
+        factors: FloatArray,
+        insiders: Insiders,
+        log_prior: FloatArray,
+    ) -> FloatArray:
+        """Add the pressure of some insiders and return their x, shape (m, n)."""
+        d, J = insiders.members, insiders.partners
+        m, k = J.shape
+        padded = np.vstack([factors, np.zeros(2)])
+        own = padded[insiders.pairs, insiders.own]
+        other = padded[insiders.pairs, 1 - insiders.own]
+        P = other[:, :, None] * Y[J]
+        P += own[:, :, None] * Y[d][:, None, :]
+        at_partners = np.take_along_axis(P, np.broadcast_to(J[:, None, :], (m, k, k)), axis=2)
+        at_own = np.take_along_axis(P, d[:, None, None], axis=2)
+        K = np.eye(k) - at_partners * other[:, None, :] - at_own * own[:, None, :]
+        # K is k × k and definite as long as the noise that the insider does not know is.
+        Z = np.linalg.inv(K) @ P
+        x: FloatArray = Y.diagonal() + np.einsum("mkn,mkn->mn", P, Z)
+        # Where a step of the search went too far, K is not definite and x is no precision.
+        x = np.where(x > 0, x, np.finfo(np.float64).max ** 0.25)
+        Lambda = sums.weigh(x, log_prior)
+        W = Z * Lambda[:, None, :]
+        H = W @ Z.transpose(0, 2, 1)
+        sums.known[insiders.pairs, 1 - insiders.own] += np.einsum("mkk->mk", H)
+        # (I + BZ) Λ (I + BZ)ᵀ = Λ + B V + (B V)ᵀ with V = ZΛ + HBᵀ/2.
+        rows = np.arange(m)[:, None, None], np.arange(k)[None, :, None]
+        W[(*rows, J[:, None, :])] += H * other[:, None, :] / 2
+        W[(*rows, d[:, None, None])] += (H @ own[:, :, None]) / 2
+        places = np.arange(m * k)
+        scatter = scipy.sparse.csr_array(
+            (
+                np.concatenate([own.ravel(), other.ravel()]),
+                (np.concatenate([np.repeat(d, k), J.ravel()]), np.tile(places, 2)),
+            ),
+            shape=(self.num_agents, m * k),
+        )
+        sums.inner += scatter @ W.reshape(m * k, -1)
+        return x
+
+
+class _Sums:
+    """Sums over coalitions with softmax weights, relative to the largest exponent so far."""
+
+    def __init__(self, num_agents: int, num_pairs: int, sharpness: float) -> None:
+        self.sharpness = sharpness
+        self.top = -np.inf
+        self.mass = self.mean = 0.0
+        self.inner = np.zeros((num_agents, num_agents))
+        self.diagonal = np.zeros(num_agents)
+        self.private = np.zeros(num_agents)
+        self.blocks = np.zeros((num_pairs, 2, 2))
+        # By pair and end: the pressure of the insider at the other end. The last row is a dummy.
+        self.known = np.zeros((num_pairs + 1, 2))
+
+    def weigh(self, x: FloatArray, log_prior: FloatArray) -> FloatArray:
+        """Return Λ of some coalitions, shape (m, n), in units of the largest weight so far."""
+        exponents = self.sharpness * np.log(x) + log_prior
+        top = max(self.top, float(exponents.max()))
+        # As in a streamed softmax, earlier sums are scaled down to the new unit.
+        if (shrink := math.exp(self.top - top)) < 1:
+            self.mass, self.mean = shrink * self.mass, shrink * self.mean
+            for earlier in (self.inner, self.diagonal, self.private, self.blocks, self.known):
+                earlier *= shrink
+        self.top = top
+        weights = np.exp(exponents - top)
+        self.mass += float(weights.sum())
+        self.mean += float((weights * x).sum())
+        Lambda: FloatArray = weights / x
+        self.diagonal += Lambda.sum(axis=0)
+        return Lambda
+
+    def end_base(self, Y: FloatArray, pairs: IntArray, counted: NDArray[np.bool_]) -> None:
+        """Add the pressure of all coalitions that were updates of Y = R⁻¹."""
+        # B V and its transpose, as each insider added only the first.
+        G = self.inner + self.inner.T
+        G[np.diag_indices_from(G)] += self.diagonal
+        T = Y @ G @ Y
+        self.private += T.diagonal()
+        self.blocks[counted] += T[pairs[counted][:, :, None], pairs[counted][:, None, :]]
+        # Y of the next base is another one; what was summed under this Y is done.
+        self.inner[:] = 0
+        self.diagonal[:] = 0
+
+    def finish(self, x: FloatArray, log_prior: FloatArray, factors: FloatArray) -> Pressure:
+        """Return the pressure, without that of insiders on their own pairs."""
+        # Row a of B_cᵀ M_c is f times the partner's row of M_c.
+        squares = np.square(factors)
+        for end in (0, 1):
+            self.blocks[:, end, end] -= self.known[:-1, end] / squares[:, end]
+        log_weights = self.sharpness * np.log(x) + log_prior - (self.top + math.log(self.mass))
+        at_stake = log_prior > -np.inf
+        return Pressure(
+            largest=float(x[at_stake].max()),
+            smooth=(self.top + math.log(self.mass)) / self.sharpness,
+            mean=self.mean / self.mass,
+            log_weights=log_weights,
+            multipliers=np.exp(log_weights) / x,
+            private=self.private / self.mass,
+            blocks=self.blocks / self.mass,
+        )
+
 
 _SHARPNESS = (30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
 _FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps

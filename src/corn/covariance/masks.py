@@ -18,7 +18,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition, masked_precision
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError

@@ -15,8 +15,7 @@ import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, as_square_matrix, as_symmetric_matrix
-from corn.checks import require, require_in_range
+from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 from corn.topology.network import Mixing
 

@@ -11,8 +11,7 @@ import networkx as nx
 import numpy as np
 import scipy.linalg
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_in_range
+from corn.checks import FloatArray, require, require_in_range
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
 from corn.covariance.feasibility import expand_caps, scale_covariance
 from corn.covariance.threat import EAVESDROPPER, ThreatModel

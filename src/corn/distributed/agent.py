@@ -44,8 +44,7 @@ from corn.learn.batches import (
 )
 from corn.learn.metrics import Row
 from corn.learn.own_loop import LoopTask
-from corn.learn.problem import DataSource, TrainingProblem, read_samples
-from corn.learn.settings import SweepSettings
+from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task

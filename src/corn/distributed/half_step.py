@@ -7,7 +7,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.distributed.messages import ProtocolError
 from corn.distributed.public_state import PublicState
 from corn.learn.batches import Batch, BatchSampler

@@ -24,7 +24,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.noise import BudgetSpentError, agree_on_nonce
-from corn.noise.address import check_fingerprint, check_nonce
+from corn.noise.stream import check_fingerprint, check_nonce
 from corn.parsing import build, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.transport import LinkError

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
@@ -54,7 +54,7 @@ from corn.noise import (
     seal_seed,
     simulated_keys,
 )
-from corn.noise.history import explain_missing, ledger_path
+from corn.noise.ledger import explain_missing, ledger_path
 from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms

@@ -39,8 +39,8 @@ from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
 from corn.distributed.state import AgentState, LocalState, Pace
 from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.learn.metrics import Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
 from corn.learn.sweep import catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, fingerprint, load_plan

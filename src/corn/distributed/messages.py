@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from corn.noise.address import encode_fields
+from corn.noise.stream import encode_fields
 from corn.transport import Credentials, Dropout, LinkError
 
 NEVER = 2**32 - 1

@@ -35,8 +35,6 @@ from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.loop_simulation import SimulatedTurns
-from corn.learn.optimizers import require_one_gradient, restore_state, save_state
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -45,12 +43,14 @@ from corn.learn.own_loop import (
     PrivateOptimizer,
     PrivateTraining,
     ScheduleFactory,
+    SimulatedTurns,
     Turn,
     number_rows,
     tabulate_schedule,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
+from corn.learn.step import require_one_gradient, restore_state, save_state
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel

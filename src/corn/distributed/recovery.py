@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.keyring import NoiseShare

@@ -42,7 +42,7 @@ from corn.distributed.public_state import (
 from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
-from corn.noise.address import check_nonce
+from corn.noise.stream import check_nonce
 from corn.parsing import MAX_DIGITS, build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,

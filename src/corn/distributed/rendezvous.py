@@ -33,7 +33,7 @@ from corn.errors import (
 )
 from corn.learn.sweep import Interruption
 from corn.noise import find_compiled
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.stream import decode_fields, encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
     HOST,

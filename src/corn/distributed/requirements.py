@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from corn.checks import require, require_choice, require_count, require_positive
 from corn.distributed.keyring import Ledger, find_terms
 from corn.errors import CornError, InvalidArgumentError
-from corn.noise.history import (
+from corn.noise.ledger import (
     LedgerRecord,
     describe_total,
     ledger_path,

@@ -19,10 +19,8 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.errors import CornError, FileFormatError, StoppedByUserError
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import Row, measure
-from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
-from corn.learn.settings import SweepSettings
+from corn.learn.metrics import Result, Row, measure
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.plan import Plan
 from corn.transport import Traffic

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal

@@ -26,7 +26,7 @@ from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.learn.metrics import Row
 from corn.learn.step import StepStatistics
-from corn.noise.ledger_file import is_open
+from corn.noise.ledger import is_open
 from corn.parsing import build, read_json
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget

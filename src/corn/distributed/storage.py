@@ -29,7 +29,7 @@ _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
 # Different heads, so that a real run never continues from a model that no noise protects.
 _IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
 _DIGEST_BYTES, _NUMBER_BYTES = 32, 8
-_TEXT_COLUMNS = ("contender", "step_size", "unit")
+_TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 
 @dataclass(frozen=True)

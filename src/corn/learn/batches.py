@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import pdtrc
 from torch import Tensor
 
-from corn.arrays import FloatArray, IntArray
-from corn.checks import require_length
+from corn.checks import FloatArray, IntArray, require_length
 from corn.errors import InvalidArgumentError
 from corn.noise.choices import COIN_BITS
 from corn.privacy import ClippedQuery, PrivacyBudget

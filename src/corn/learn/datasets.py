@@ -24,8 +24,7 @@ from typing import IO, Any, Literal, TypeAlias, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import IntArray
-from corn.checks import require, require_choice
+from corn.checks import IntArray, require, require_choice
 from corn.errors import CornError, CornWarning, FileFormatError
 
 FileFormat: TypeAlias = Literal["libsvm", "idx"]

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, IntArray
-from corn.checks import require, require_fraction
+from corn.checks import FloatArray, IntArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib
 import io
 import itertools
 import math
@@ -24,9 +23,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pyarrow.parquet import ParquetFile
 
-from corn.arrays import FloatArray
-from corn.errors import FileFormatError, MissingExtraError
+from corn.checks import FloatArray
+from corn.errors import FileFormatError
 from corn.learn.datasets import open_content, require_unpacked
 
 Column: TypeAlias = NDArray[Any]
@@ -295,11 +295,7 @@ def _require_once(path: Path, names: Sequence[str]) -> None:
 
 def _read_parquet(path: Path) -> dict[str, Column]:
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("reading Parquet", extra="parquet") from error
-    try:
-        with parquet.ParquetFile(path) as file:
+        with ParquetFile(path) as file:
             # A column of equal values has almost no bytes in the file, and eight a row in memory.
             shape = file.metadata
             require_unpacked(path, 8 * shape.num_rows * max(shape.num_columns, 1))

@@ -16,8 +16,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, IntArray
-from corn.checks import require, require_count, require_fraction, require_positive
+from corn.checks import (
+    FloatArray,
+    IntArray,
+    require,
+    require_count,
+    require_fraction,
+    require_positive,
+)
 from corn.errors import InvalidArgumentError
 
 # A draw fails only for tiny α, so that this many failures mean the limit α → 0.

@@ -20,11 +20,11 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from corn.arrays import FloatArray
-from corn.covariance.coalition_bounds import scale_streams
+from corn.checks import FloatArray
+from corn.covariance.coalitions import scale_streams
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
-from corn.learn.mixer import to_sparse_tensor
+from corn.learn.step import to_sparse_tensor
 from corn.noise import (
     Owner,
     Secret,
@@ -35,8 +35,8 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.address import NONCE_BYTES
 from corn.noise.masks import draw_offset
+from corn.noise.stream import NONCE_BYTES
 from corn.topology.mixing import SparseMatrix
 
 # Drawing a normal takes about as long as this many entries of a dense product.

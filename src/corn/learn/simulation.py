@@ -29,8 +29,6 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.method import Method, Trial
-from corn.learn.mixer import Mixer
-from corn.learn.optimizers import RunOptimizers, require_exact_sums
 from corn.learn.perturbation import (
     AverageNoise,
     JointNoise,
@@ -39,15 +37,18 @@ from corn.learn.perturbation import (
     StructuredNoise,
     prefers_shares,
 )
-from corn.learn.settings import SweepSettings
+from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
+    Mixer,
+    RunOptimizers,
     StepStatistics,
     average_integers,
     compute_gradients,
     join_gradients,
     release,
     release_integers,
+    require_exact_sums,
     smooth,
 )
 from corn.learn.tasks import Task

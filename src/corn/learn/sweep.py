@@ -30,6 +30,10 @@ from corn.files import writing_whole
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
 from corn.learn.metrics import (
+    PUBLIC_SEEDS,
+    Breakdown,
+    BreakdownCause,
+    Result,
     Row,
     Samples,
     choose_evaluation_steps,
@@ -37,12 +41,9 @@ from corn.learn.metrics import (
     has_diverged,
     measure,
 )
-from corn.learn.optimizers import describe_optimizer
-from corn.learn.problem import TrainingProblem
-from corn.learn.result import PUBLIC_SEEDS, Breakdown, BreakdownCause, Result
-from corn.learn.settings import SweepSettings
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.simulation import Simulation
-from corn.learn.step import StepStatistics
+from corn.learn.step import StepStatistics, describe_optimizer
 from corn.learn.tasks import HasFingerprint, Task
 from corn.privacy.rounding import round_up
 from corn.threads import own_threads
@@ -493,7 +494,7 @@ class SweepLoop:
 
 
 def _run_of(row: Row) -> tuple[object, ...]:
-    return row["contender"], row["step_size"], row["seed"]
+    return row["mechanism"], row["step_size"], row["seed"]
 
 
 def _check_names(trials: Sequence[Trial]) -> None:

@@ -1,21 +1,28 @@
-"""Step sizes chosen on validation loss, for each method by itself, and the scores they give."""
+"""Step sizes: the search for them, the choice by validation loss, and what all runs spend."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
+from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import COLUMNS, PARTS, Row, is_missing
-from corn.learn.problem import TrainingProblem
-from corn.learn.result import Result
+from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.settings import SweepSettings
+from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
+from corn.plan.advice import bound_gradient_variance, expect_step_size
+from corn.privacy import PrivacyBudget
+from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.topology import Network
 
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
@@ -177,3 +184,283 @@ def _intervals(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str,
         # The minimum is a constant, so that the gap varies as much as the loss.
         widths["optimality_gap"] = widths["train_loss"]
     return {column: width for column, width in widths.items() if not math.isnan(width)}
+
+
+# Nearly equal factors of 2, 2.5 and 2, with names that are short in tables.
+_MANTISSAS = (1, 2, 5)
+# Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
+# factor of about 2000.
+_STRIDE, _FURTHEST = 2, 10
+# An end whose loss is less than this better than the last one is not worth another run.
+_LEAST_GAIN = 0.01
+# The paper's largest step size. Without clipping there is nothing to tell the scale of gradients.
+_UNCLIPPED_START = 0.1
+
+
+def search_step_sizes(
+    problem: TrainingProblem,
+    network: Network,
+    methods: Sequence[Method],
+    *,
+    settings: SweepSettings,
+    schedule: ScheduleName = "constant",
+    column: str = "validation_loss",
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> Result:
+    """Run each method with three step sizes, then with further ones as ``propose_places`` decides.
+
+    Every round after the first has a checkpoint of its own, with the number of the round in its
+    name. An interrupted round is left out, unless it is the first. Methods that do not clip are
+    searched only as long as one that does is. ``options`` are those of
+    :func:`corn.learn.sweep.run_sweep`.
+    """
+    problem.require_samples(column)
+    if settings.optimizer is None:
+        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
+    else:
+        # An optimizer may scale releases as it likes, so its own learning rate is the best guess.
+        starts = dict.fromkeys(methods, nearest_place(read_learning_rate(settings.optimizer)))
+    wanted: dict[Method, tuple[int, ...]] = {
+        m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
+    }
+    tried: dict[Method, tuple[int, ...]] = dict.fromkeys(methods, ())
+    found: Result | None = None
+    number = 0
+    while found is None or wanted:
+        number += 1
+        trials = [Trial(m, _schedule_at(k, schedule)) for m, own in wanted.items() for k in own]
+        file = _name_checkpoint(checkpoint, number)
+        new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
+        # Half a round would compare runs of different lengths.
+        if new.status == "interrupted":
+            return new if found is None else replace(found, status="interrupted")
+        found = new if found is None else join_results(found, new)
+        tried = {m: tried[m] + wanted.get(m, ()) for m in methods}
+        average = found.average(column)
+        proposed = {
+            m: propose_places(
+                {k: average[m.name, _schedule_at(k, schedule).describe()] for k in tried[m]},
+                start=starts[m],
+            )
+            for m in methods
+        }
+        wanted = {m: places for m, places in proposed.items() if places}
+        # Methods that clip samples decide how batches are drawn. A round without any would have
+        # other batches than the rounds before.
+        if not any(m.queries for m in wanted) and any(m.queries for m in methods):
+            wanted = {}
+    return found
+
+
+def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
+    """Return the places to try next, given the losses so far; none if the search is over.
+
+    Beyond an end that is the best so far there may be a better one, unless the end has gained less
+    than one percent. An inner place is refined by its two neighbours.
+
+    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6}, start=0)
+    (4,)
+    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6, 4: 0.8}, start=0)
+    (1, 3)
+    """
+    tried = sorted(losses)
+    best = min(tried, key=losses.__getitem__)
+    if best == tried[0]:
+        outward, inner = best - _STRIDE, tried[1]
+    else:
+        outward, inner = best + _STRIDE, tried[tried.index(best) - 1]
+    gain = losses[inner] - losses[best]
+    # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
+    is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
+    is_end = best in (tried[0], tried[-1])
+    if is_end and is_worthwhile and abs(outward - start) <= _FURTHEST:
+        return (outward,)
+    between = (best - 1, best + 1)
+    # Beyond the ends nothing is refined: an end that gained too little is the end of the search.
+    return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
+
+
+def expect_place(
+    method: Method, problem: TrainingProblem, num_steps: int, schedule: ScheduleName
+) -> int:
+    """Return the place of the step size that a method's clip and noise suggest."""
+    if math.isinf(method.clip):
+        return nearest_place(_UNCLIPPED_START)
+    noise, query = method.noise, method.query
+    # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
+    n = problem.data.num_agents
+    variance = 0.0 if noise is None else noise.total_variance / n**2
+    expected = expect_step_size(
+        num_steps=num_steps,
+        clip=method.clip,
+        num_parameters=problem.task.num_parameters,
+        noise_variance=variance,
+        gradient_variance=bound_gradient_variance(
+            method.clip, n, None if query is None else query.batch_size
+        ),
+    )
+    # A schedule that falls begins as much higher as its average over the steps is lower.
+    shape = make_schedule(1.0, schedule)
+    mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))
+    return nearest_place(expected / mean)
+
+
+def step_size_at(place: int) -> float:
+    """Return a member of the series.
+
+    >>> [step_size_at(place) for place in (-3, -1, 0, 1, 5)]
+    [0.1, 0.5, 1.0, 2.0, 50.0]
+    """
+    decade, digit = divmod(place, len(_MANTISSAS))
+    # Read from text: a product with a rounded power of ten need not print as 0.2 or 0.05.
+    return float(f"{_MANTISSAS[digit]}e{decade}")
+
+
+def nearest_place(step_size: float) -> int:
+    """Return the place of the member nearest to a step size.
+
+    >>> nearest_place(0.5), nearest_place(1.1)
+    (-1, 0)
+    """
+    # Three places per decade, so that places are nearly logarithms.
+    return round(len(_MANTISSAS) * math.log10(step_size))
+
+
+def _schedule_at(place: int, name: ScheduleName) -> Schedule:
+    return make_schedule(step_size_at(place), name)
+
+
+def _name_checkpoint(path: Path | None, number: int) -> Path | None:
+    # Each round has other trials, and a checkpoint fits one list of trials only.
+    return path if path is None or number == 1 else path.with_name(f"{path.name}.{number}")
+
+
+@dataclass(frozen=True)
+class TuningPrice:
+    """Price of all runs of some methods together, for the agent that loses most.
+
+    Attributes:
+        num_runs: how many there were.
+        epsilon: of all runs together at ``delta``, floating point included.
+        delta: δ of the budget.
+        epsilon_of_one: what a single run promises that agent.
+        protects: the unit, its clipping, sampling and adjacency, in words.
+        against: the adversary against whom all runs hold, in words.
+        assumes: what the runs must be for this to be their price, in words.
+    """
+
+    num_runs: int
+    epsilon: float
+    delta: float
+    epsilon_of_one: float
+    protects: str
+    against: str
+    assumes: str = "each run has secret noise and secret batches of its own"
+
+
+def price_tuning(result: Result) -> dict[Method, TuningPrice]:
+    """Return the price of the runs of each method that has a budget.
+
+    A run that broke down counts too: its models were released until it stopped. An interrupted
+    search is refused: it has left out the runs of its last round.
+    """
+    return {
+        method: _price_runs({method: count}, result.num_steps)
+        for method, count in _count_runs(result).items()
+    }
+
+
+def price_all(result: Result) -> TuningPrice | None:
+    """Return the price of the runs of all methods together, without those of a trusted server.
+
+    None if there are none. A server's runs have another adversary, which does not add up.
+    """
+    runs = {m: count for m, count in _count_runs(result).items() if not m.is_central}
+    return _price_runs(runs, result.num_steps) if runs else None
+
+
+def _count_runs(result: Result) -> dict[Method, int]:
+    if result.status == "interrupted":
+        raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
+    runs: dict[Method, int] = {}
+    for trial in result.trials:
+        if trial.method.budget is not None:
+            # Every step size and every seed is a run of its own on the same data.
+            runs[trial.method] = runs.get(trial.method, 0) + len(result.seeds)
+    return runs
+
+
+def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
+    # Agents with the same promises differ in their noise only, and the least counts.
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for agent in range(next(iter(runs)).precision.size):
+        key = tuple(_budget_of(method, agent).promise for method in runs)
+        alike.setdefault(key, []).append(agent)
+    prices = []
+    for agents in alike.values():
+        # All agents of a class have the same promises, so the first stands for them.
+        own = _budget_of(next(iter(runs)), agents[0])
+        spent = [
+            expense
+            for method, count in runs.items()
+            for expense in [_expense_of(method, agents, num_steps)] * count
+        ]
+        total = compose_expenses(spent, own.promise.delta)
+        prices.append(
+            TuningPrice(
+                num_runs=len(spent),
+                epsilon=total.epsilon,
+                delta=total.delta,
+                epsilon_of_one=own.promise.epsilon,
+                protects=f"{own.query.protects} ({own.query.recipe})",
+                against=_describe_adversary(runs, total.max_colluders or 0),
+            )
+        )
+    return max(prices, key=lambda price: price.epsilon)
+
+
+def _describe_adversary(runs: Mapping[Method, int], max_colluders: int) -> str:
+    """Return the weakest adversary of all runs: together they hold against no stronger one."""
+    central = next((method for method in runs if method.is_central), None)
+    return ThreatModel(max_colluders).describe() if central is None else central.against
+
+
+def _budget_of(method: Method, agent: int) -> PrivacyBudget:
+    if method.budget is None:
+        raise InvalidArgumentError(f"{method.name!r} must have a budget to be priced, found none")
+    return method.budget.of_agent(agent)
+
+
+def _expense_of(method: Method, agents: Sequence[int], num_steps: int) -> Expense:
+    terms = PlanTerms(_budget_of(method, agents[0]), method.threat.max_colluders)
+    # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
+    return Expense(terms, float(method.precision[list(agents)].max()), num_steps)
+
+
+def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:
+    """Return the same problem with public samples in place of those of the agents.
+
+    One half of the validation samples is drawn from, with replacement, until every agent has as
+    many samples as before, so that batches, sampling rates and noise stay the same. The other half
+    is left to validate on. Nothing of the agents' data is used but its sizes.
+    """
+    if "validation" not in problem.public_parts:
+        raise InvalidArgumentError(
+            "step sizes can be chosen on held-out samples only if the task has public ones: give "
+            "one step size, or choose another task"
+        )
+    inputs, targets = problem.parts["validation"]
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(targets))
+    half = len(order) // 2
+    if half == 0:
+        raise InvalidArgumentError(
+            f"held-out samples must be at least two to choose step sizes, found {len(order)}"
+        )
+    # The halves are disjoint: a sample that is trained on must not choose the step size.
+    drawn = [order[:half][rng.integers(half, size=size)] for size in problem.data.sizes]
+    data = AgentData.from_parts([(inputs[rows], targets[rows]) for rows in drawn])
+    kept = order[half:]
+    parts = {**problem.parts, "validation": (inputs[kept], targets[kept])}
+    return replace(problem, data=data, parts=parts)

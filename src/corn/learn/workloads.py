@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from corn.arrays import IntArray
-from corn.checks import require_choice
+from corn.checks import IntArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.learn.batches import AgentData

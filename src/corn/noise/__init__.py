@@ -1,8 +1,5 @@
 """Noise that each agent draws by itself: streams, shares, keys, and the ledger of releases."""
 
-from corn.noise.address import NoiseSource, Owner, StreamAddress, Terms
-from corn.noise.factor import choose_factors, factor_covariance, pool_groups
-from corn.noise.history import HistoryLoss, ReleaseHistory, compose_history, read_history
 from corn.noise.keys import (
     Identity,
     Secret,
@@ -12,8 +9,17 @@ from corn.noise.keys import (
     record_use,
     save_identity,
 )
-from corn.noise.ledger import BudgetSpentError, ReleaseLedger, agree_on_nonce
-from corn.noise.ledger_file import LedgerContent, read_ledger
+from corn.noise.ledger import (
+    BudgetSpentError,
+    HistoryLoss,
+    LedgerContent,
+    ReleaseHistory,
+    ReleaseLedger,
+    agree_on_nonce,
+    compose_history,
+    read_history,
+    read_ledger,
+)
 from corn.noise.normals import find_compiled
 from corn.noise.roster import (
     KeyRotation,
@@ -32,9 +38,17 @@ from corn.noise.seeds import (
     pair_key,
     seal_seed,
 )
-from corn.noise.shares import draw_all_shares, draw_share, owners
-from corn.noise.simulation import SimulationSource, simulated_keys
-from corn.noise.stream import SecureSource
+from corn.noise.shares import (
+    SimulationSource,
+    choose_factors,
+    draw_all_shares,
+    draw_share,
+    factor_covariance,
+    owners,
+    pool_groups,
+    simulated_keys,
+)
+from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, Terms
 
 __all__ = [
     "BudgetSpentError",

@@ -15,9 +15,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, IntArray
-from corn.noise.address import encode_fields
+from corn.checks import FloatArray, IntArray
 from corn.noise.keys import Secret
+from corn.noise.stream import encode_fields
 
 COIN_BITS = 53
 """Coins are multiples of 2⁻⁵³, which float64 represents exactly."""

@@ -18,7 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.noise.normals import (
     COSINE,
     FEW_BITS,

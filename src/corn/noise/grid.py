@@ -12,8 +12,7 @@ import math
 
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
 from corn.errors import InfeasibleError

@@ -10,40 +10,336 @@ Never copy a ledger.)
 Where samples are taken in passes, the ledger also keeps the secret of their orders and a digest of
 the data, so that new keys or other data cannot put a sample into two batches of one pass.
 
-The file (:mod:`corn.noise.ledger_file`) also has the terms of the promise, from which
-:mod:`corn.noise.history` adds up what all plans of an agent cost together.
+**The file** has three pages of text with checksums. The first page names the plan, the agent and
+the terms of the promise (:class:`~corn.privacy.composition.PlanTerms`), and never changes. An
+entry, the whole state of the ledger, is written to the second and the third page, one after the
+other: the second write begins when the first is on the disk. So at any moment one of them is whole,
+and once both are written, neither can be lost or put back to an earlier one without the other
+telling. Hence
+
+- pages with entries k and k + 1, or one page unreadable: a crash came between or during the two
+  writes, and the newest entry is taken. No release was made under an entry that is not on both;
+- both unreadable, entries further apart (a part of the file was restored), the first page
+  unreadable, or another size (a crash never changes it): refused.
+
+Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.
+
+**The history** of an agent's releases is all ledgers beside its keys: from the terms of their
+promises, `compose_history` adds up what all plans of the agent cost together. A key's file lists
+the plans that it was used with. So a ledger that was deleted, or left behind when the key was
+copied, is noticed: its releases still count, and the total is then unknown. What cannot be noticed
+is stated in ``docs/ledger.md``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import math
 import os
+import re
 import secrets
+import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
 from corn.checks import require, require_count
-from corn.errors import CornError, InvalidArgumentError
+from corn.covariance import ThreatModel
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.files import require_private
-from corn.noise.address import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
 from corn.noise.choices import SecretChoices
-from corn.noise.keys import SECRET_BYTES, Secret
-from corn.noise.ledger_file import (
-    FILE_BYTES,
-    NO_NONCE,
-    LedgerEntry,
-    create_ledger,
-    explain_failure,
-    lock_ledger,
-    make_header,
-    read_entry,
-    write_entry,
+from corn.noise.keys import SECRET_BYTES, Secret, list_used_plans
+from corn.noise.stream import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
+from corn.privacy.rounding import round_up, write_exactly
+
+# A disk writes pages of this size: a torn write of one entry cannot damage the other.
+PAGE_BYTES = 4096
+FILE_BYTES = 3 * PAGE_BYTES
+NO_NONCE = "0" * (2 * NONCE_BYTES)
+_ENTRY_PAGES = (1, 2)
+
+LOST_COUNT = (
+    "Its releases cannot be counted, so no more may be made under this plan. They still count: a "
+    "new plan or key for the same data adds to them, and the total is then unknown; the ledgers "
+    "that are left give a lower bound"
 )
-from corn.privacy.composition import Expense, PlanTerms
+"""What the loss of a ledger means, for every message that reports one."""
+
+
+_TITLE = "CorN release ledger"
+_FORMAT = 4
+_HEADER_PATTERN = re.compile(
+    rf"{_TITLE} {_FORMAT}\. Never copy or edit it\.\n"
+    r"plan ([0-9a-f]{64}) agent (\d{1,9}) limit (\d+)\nterms (.+)\n"
+)
+_ENTRY_PATTERN = re.compile(
+    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
+    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+) furthest (\d+) agreed ([0-9a-f]{64}) "
+    rb"data ([0-9a-f]{64}) secret ([0-9a-f]{64})\n"
+)
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """The state of a ledger.
+
+    Attributes:
+        number: the number of this entry, from 0.
+        nonce: the nonce of the latest run, in hexadecimal.
+        settled: the releases of all runs before it.
+        released: the releases of this run before its reserved block.
+        first_step: the first step of the reserved block.
+        stop_step: the step after its last one, and after all that the run has released.
+        precision: the largest [R⁻¹]_ii under which any of the releases was made.
+        furthest: the step after the last one that any run has reserved.
+        agreed: the nonce that all agents agreed on for the latest run, if the ledger was told.
+        data: a keyed digest of the data that the present pass began with.
+        secret: from which the orders of passes and the key of ``data`` follow.
+    """
+
+    number: int
+    secret: Secret
+    nonce: str = field(repr=False)
+    settled: int = 0
+    released: int = 0
+    first_step: int = 0
+    stop_step: int = 0
+    precision: float = 0.0
+    furthest: int = 0
+    agreed: str = field(default=NO_NONCE, repr=False)
+    data: str = field(default=NO_NONCE, repr=False)
+
+    @property
+    def spent(self) -> int:
+        """The releases that may have been made: all before the block, and all that it reserves."""
+        return self.settled + self.released + self.stop_step - self.first_step
+
+    def format(self) -> str:
+        """Return the entry as a line of text."""
+        return (
+            f"entry {self.number} run {self.nonce} settled {self.settled} "
+            f"released {self.released} reserved {self.first_step} to {self.stop_step} "
+            f"precision {self.precision.hex()} furthest {self.furthest} agreed {self.agreed} "
+            f"data {self.data} secret {self.secret.reveal().hex()}\n"
+        )
+
+
+@dataclass(frozen=True)
+class LedgerContent:
+    """The content of a ledger's file, read without opening the ledger.
+
+    Attributes:
+        plan: the plan's fingerprint, in hexadecimal.
+        agent: the agent's number under it.
+        expense: its releases, of which there may have been fewer.
+        is_known: False if no entry can be read; then all releases that the plan allows count.
+    """
+
+    plan: str
+    agent: int
+    expense: Expense
+    is_known: bool = True
+
+
+def read_ledger(path: Path) -> LedgerContent:
+    """Read a ledger that nobody needs to have open; the plan is not needed.
+
+    While an agent runs, its whole last block counts as released.
+
+    Raises:
+        FileFormatError: there is no such file, or its first page is damaged.
+    """
+    with explain_failure(path, "cannot be read"):
+        data = path.read_bytes()
+    header = _read_header(data)
+    match = _HEADER_PATTERN.fullmatch(header)
+    if match is None:
+        raise FileFormatError(_explain_refusal(data, header, str(path)))
+    try:
+        terms = PlanTerms.from_text(match[4])
+    except InvalidArgumentError as error:
+        raise FileFormatError(f"{path}: its terms cannot be read: {error}; {LOST_COUNT}") from error
+    limit, plan, agent = terms.budget.num_steps, match[1], int(match[2])
+    found = _find_entry(data, header)
+    if found is None:
+        return LedgerContent(
+            plan, agent, Expense(terms, terms.precision_cap, limit), is_known=False
+        )
+    entry, _ = found
+    return LedgerContent(plan, agent, Expense(terms, entry.precision, min(entry.spent, limit)))
+
+
+def is_open(path: Path) -> bool:
+    """Return whether a process has a ledger open."""
+    with explain_failure(path, "cannot be read"):
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def make_header(plan_fingerprint: bytes, agent: int, terms: PlanTerms) -> str:
+    """Return the text of the first page, which binds the ledger to a plan and an agent."""
+    check_fingerprint(plan_fingerprint)
+    require_count("agent", agent, least=0)
+    return (
+        f"{_TITLE} {_FORMAT}. Never copy or edit it.\n"
+        f"plan {plan_fingerprint.hex()} agent {agent} limit {terms.budget.num_steps}\n"
+        f"terms {terms.to_text()}\n"
+    )
+
+
+@contextlib.contextmanager
+def explain_failure(path: Path, what: str) -> Iterator[None]:
+    """Name the file in a failure of the system."""
+    try:
+        yield
+    except OSError as error:
+        raise FileFormatError(f"{path}: {what}: {error.strerror}") from error
+
+
+def create_ledger(path: Path, header: str) -> None:
+    """Write a ledger without releases, whole or not at all, and never over another."""
+    # A nonce that nobody knows: there is no run that anybody could go on with.
+    entry = LedgerEntry(0, Secret.random(), secrets.token_hex(NONCE_BYTES)).format()
+    content = b"".join(format_page(text, header=header) for text in (header, entry, entry))
+    # Written under another name first: under its own, a ledger is always whole. A link, unlike a
+    # rename, fails if another process was faster and has perhaps released already.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        write_durably(descriptor, content, at=0)
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(name)
+    # The name is durable only once the folder is: else a crash could remove the ledger.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def lock_ledger(descriptor: int, path: Path) -> None:
+    """Lock an open ledger until it is closed, or raise if another process has it open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CornError(f"{path}: another process has this ledger open") from None
+
+
+def write_entry(descriptor: int, entry: LedgerEntry, *, header: str, newest_page: int) -> None:
+    """Write an entry to both pages, that with the newest entry before it last."""
+    content = format_page(entry.format(), header=header)
+    # The second write begins when the first is on the disk, so that a crash can tear one page only.
+    (other_page,) = set(_ENTRY_PAGES) - {newest_page}
+    for page in (other_page, newest_page):
+        write_durably(descriptor, content, at=PAGE_BYTES * page)
+
+
+def write_durably(descriptor: int, data: bytes, *, at: int) -> None:
+    """Write to a file and wait until the disk has it."""
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], at + written)
+    os.fsync(descriptor)
+
+
+def format_page(text: str, *, header: str) -> bytes:
+    """Return a page of the file; its checksum covers the header, so it fits no other ledger."""
+    checksum = hashlib.blake2b(encode_fields(header, text), digest_size=16).hexdigest()
+    return f"{text}{checksum}\n".encode().ljust(PAGE_BYTES, b"\n")
+
+
+def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int]:
+    """Return the newest entry, and the number of a page that has it.
+
+    Raises:
+        FileFormatError: it is another plan's or agent's, or damaged beyond what a crash does.
+    """
+    if data[:PAGE_BYTES] != format_page(header, header=header):
+        raise FileFormatError(_explain_refusal(data, header, name))
+    found = _find_entry(data, header)
+    if found is None:
+        raise FileFormatError(
+            f"{name}: damaged. No more releases may be made under this plan, and all that it "
+            "allows count as made; they still count under a new plan or key for the same data"
+        )
+    return found
+
+
+def _find_entry(data: bytes, header: str) -> tuple[LedgerEntry, int] | None:
+    """See ``read_entry``; None if damaged beyond what a crash does."""
+    pages = {page: data[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] for page in _ENTRY_PAGES}
+    parsed = ((_parse_page(content, header), page) for page, content in pages.items())
+    found = sorted(
+        ((entry, page) for entry, page in parsed if entry is not None),
+        key=lambda each: each[0].number,
+    )
+    if len(data) != FILE_BYTES or not found:
+        return None
+    oldest, newest = found[0][0], found[-1][0]
+    # A crash leaves the same entry twice, or two consecutive ones. Others were put together from
+    # two versions of the file, and a still newer one may be lost.
+    is_mixed = newest.number - oldest.number > 1
+    if is_mixed or (newest.number == oldest.number and newest != oldest):
+        return None
+    return found[-1]
+
+
+def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
+    match = _ENTRY_PATTERN.match(page)
+    if match is None or page != format_page(match[0].decode(), header=header):
+        return None
+    number, settled, released, first, stop = (int(match[group]) for group in (1, 3, 4, 5, 6))
+    return LedgerEntry(
+        number=number,
+        nonce=match[2].decode(),
+        settled=settled,
+        released=released,
+        first_step=first,
+        stop_step=stop,
+        precision=float.fromhex(match[7].decode()),
+        furthest=int(match[8]),
+        agreed=match[9].decode(),
+        data=match[10].decode(),
+        secret=Secret(bytes.fromhex(match[11].decode())),
+    )
+
+
+def _read_header(data: bytes) -> str:
+    """Return the text of the first page if its checksum is right, or an empty text."""
+    lines = data[:PAGE_BYTES].decode("latin-1").rstrip("\n").splitlines(keepends=True)
+    # The last line is the checksum. The text is ASCII, so that decoding as Latin-1 changes nothing.
+    found = "".join(lines[:-1])
+    return found if data[:PAGE_BYTES] == format_page(found, header=found) else ""
+
+
+def _explain_refusal(data: bytes, header: str, name: str) -> str:
+    found = _read_header(data)
+    if _HEADER_PATTERN.fullmatch(found) and found != header:
+        asked, other = (make_printable(text.splitlines()[1]) for text in (header, found))
+        if asked == other:
+            return f"{name}: the release ledger of {other}, but under other terms"
+        return f"{name}: the release ledger of {other}, not of {asked}"
+    if found.startswith(_TITLE):
+        return (
+            f"{name}: a release ledger of another version of CorN, which this one cannot read. "
+            f"{LOST_COUNT}"
+        )
+    return f"{name}: damaged, or not a release ledger. {LOST_COUNT}"
+
 
 LAST_STEP = 10**15
 """The last step that a ledger reserves: no plan has more, and nobody else may name a later one."""
@@ -408,3 +704,167 @@ def steps_per_block(max_releases: int) -> int:
     (1, 20, 64)
     """
     return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
+
+
+_AGENT_FILE = re.compile(r"agent-(\d{1,9})(?:-[0-9a-f]{16}\.ledger|\.key)")
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """The releases by one ledger.
+
+    Attributes:
+        path: the ledger's file.
+        content: what is in it.
+        is_running: whether a process has it open now, and may add releases.
+    """
+
+    path: Path
+    content: LedgerContent
+    is_running: bool = False
+
+
+@dataclass(frozen=True)
+class ReleaseHistory:
+    """All releases of one agent's data that are known.
+
+    Attributes:
+        agent: its number.
+        records: one for each ledger.
+        problems: folders and ledgers that are missing or cannot be read, each in a line. With any,
+            the total of ``records`` is only a lower bound.
+    """
+
+    agent: int
+    records: tuple[LedgerRecord, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def expenses(self) -> tuple[Expense, ...]:
+        """The releases under each plan."""
+        return tuple(record.content.expense for record in self.records)
+
+
+@dataclass(frozen=True)
+class HistoryLoss:
+    """The privacy of everything that one agent has released.
+
+    Attributes:
+        history: the releases.
+        alone: the loss under each plan by itself, for the unit that it protects.
+        total: all together, for the largest unit that every plan protects.
+        agent_total: all together for the agent's whole data; its ε is infinite if any plan
+            protects only samples.
+    """
+
+    history: ReleaseHistory
+    alone: tuple[TotalLoss, ...]
+    total: TotalLoss
+    agent_total: TotalLoss
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether more was released than the ledgers that are left show."""
+        return bool(self.history.problems)
+
+
+def compose_history(history: ReleaseHistory, delta: float) -> HistoryLoss:
+    """Return the loss of an agent's releases at one δ, plan by plan and together."""
+    expenses = history.expenses
+    return HistoryLoss(
+        history,
+        alone=tuple(compose_expenses([own], delta, unit=own.query.unit) for own in expenses),
+        total=compose_expenses(expenses, delta),
+        agent_total=compose_expenses(expenses, delta, unit="agent"),
+    )
+
+
+def ledger_path(folder: Path, agent: int, plan: str) -> Path:
+    """Return where an agent's ledger under a plan lies, by the plan's fingerprint."""
+    # One ledger per plan: a budget is one plan's, and releases under another do not count to it.
+    return folder / f"agent-{agent}-{plan[:16]}.ledger"
+
+
+def find_agents(folder: Path) -> list[int]:
+    """Return the agents that have a key or a ledger in a folder.
+
+    Raises:
+        FileFormatError: there are none, or it is no folder.
+    """
+    if not folder.is_dir():
+        raise FileFormatError(f"{folder}: is not a folder of keys and ledgers")
+    matches = (_AGENT_FILE.fullmatch(path.name) for path in folder.iterdir())
+    agents = sorted({int(match[1]) for match in matches if match is not None})
+    if not agents:
+        raise FileFormatError(f"{folder}: has no agent's key or ledger")
+    return agents
+
+
+def read_history(
+    folders: Sequence[Path], agent: int, *, without: Path | None = None
+) -> ReleaseHistory:
+    """Read everything that an agent has released by the ledgers in some folders of keys.
+
+    Args:
+        folders: whose agents of this number have the same data. One that is given twice counts
+            once, and one that does not exist is a problem.
+        agent: its number.
+        without: a ledger to leave out, because the caller has it open.
+    """
+    records: list[LedgerRecord] = []
+    problems: list[str] = []
+    unique: dict[Path, Path] = {}
+    for folder in folders:
+        # The first name is kept, by which callers recognise their own ledger.
+        unique.setdefault(folder.resolve(), folder)
+    for folder in unique.values():
+        # A wrong name must not pass for a folder without releases.
+        if not folder.is_dir():
+            problems.append(f"{folder}: is not a folder of keys and ledgers")
+            continue
+        for path in sorted(folder.glob(f"agent-{agent}-*.ledger")):
+            if without is not None and path.resolve() == without.resolve():
+                continue
+            try:
+                # Asked first: a run that ends meanwhile has released more than was read.
+                was_running = is_open(path)
+                content = read_ledger(path)
+                records.append(LedgerRecord(path, content, was_running or is_open(path)))
+            except FileFormatError as error:
+                problems.append(str(error))
+        problems += _find_missing(folder, agent)
+    return ReleaseHistory(agent, tuple(records), tuple(problems))
+
+
+def describe_total(total: TotalLoss) -> str:
+    """Return a total in words, with unit, neighbours and adversary."""
+    if total.max_colluders is None:
+        return "ε = 0, as nothing was released"
+    protected = "one agent's whole data set" if total.unit == "agent" else "one sample of one agent"
+    return (
+        f"{show_epsilon(total)} at δ = {write_exactly(total.delta)} for {protected} "
+        f"({total.relation} adjacency), against {ThreatModel(total.max_colluders).describe()}"
+    )
+
+
+def show_epsilon(total: TotalLoss) -> str:
+    """Return the ε of a total, rounded up."""
+    if math.isinf(total.epsilon):
+        return "no ε that can be proved"
+    return f"ε = {round_up(total.epsilon)}"
+
+
+def explain_missing(path: Path) -> str:
+    """Return why a plan whose ledger is gone cannot be used again, and what that does."""
+    return f"{path}: is missing, although the key beside it was used with this plan. {LOST_COUNT}"
+
+
+def _find_missing(folder: Path, agent: int) -> Iterator[str]:
+    key = folder / f"agent-{agent}.key"
+    # Ledgers may be kept after their key was destroyed.
+    if not key.exists():
+        return
+    for plan in list_used_plans(key):
+        path = ledger_path(folder, agent, plan)
+        if not path.exists():
+            yield explain_missing(path)

@@ -20,11 +20,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.address import Owner, StreamAddress, check_nonce, encode_fields
-from corn.noise.stream import SecureSource
+from corn.noise.stream import Owner, SecureSource, StreamAddress, check_nonce, encode_fields
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]

@@ -34,7 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornWarning
 
 Words: TypeAlias = NDArray[np.uint32]

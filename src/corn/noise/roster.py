@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.noise.address import encode_fields
 from corn.noise.keys import (
     AGREEMENT_KEY_BYTES,
     PUBLIC_KEY_BYTES,
@@ -32,6 +31,7 @@ from corn.noise.keys import (
     record_use,
     save_identity,
 )
+from corn.noise.stream import encode_fields
 from corn.parsing import build_fields, parse_hex, read_json
 
 _FORMAT = "corn roster 2"

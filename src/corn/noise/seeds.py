@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from corn.errors import CornError, InvalidArgumentError
-from corn.noise.address import Owner, check_fingerprint, check_nonce, decode_fields, encode_fields
 from corn.noise.keys import SECRET_BYTES, Identity, Secret
 from corn.noise.roster import Roster
+from corn.noise.stream import Owner, check_fingerprint, check_nonce, decode_fields, encode_fields
 
 _PACKAGE_FORMAT = b"corn seed package 1"
 _PACKAGE_NONCE_BYTES = 12

@@ -5,21 +5,144 @@ factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
 groups and their streams as numbered), term by term in float64, so that one agent's draw and a
 simulation of all agents agree in every bit (except the sign of a zero).
+
+Factors are sparse, because each nonzero is a stream that an agent must draw. Simulations may draw
+from a public seed instead (`SimulationSource`), which protects nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_in_range
+from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.address import NoiseSource, Owner, StreamAddress
+from corn.noise.keys import Secret
+from corn.noise.stream import (
+    NoiseSource,
+    NormalArray,
+    Owner,
+    StreamAddress,
+    Terms,
+    check_range,
+    encode_fields,
+    find_overlap,
+)
+
+# The smallest pivot, relative to the largest. Smaller ones could keep the factor sparser, but the
+# error of the elimination grows with the ratio.
+_LEAST_PIVOT = 0.01
+# Entries this small, relative to the variances, are rounding errors.
+_TOLERANCE = 1e-12
+
+
+def factor_covariance(covariance: ArrayLike) -> FloatArray:
+    """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
+
+    Two methods are tried, and the factor with fewer nonzeros is returned: elimination (a Cholesky
+    factor in an order that keeps it sparse where the covariance is, with as many streams as the
+    rank), and, where the matrix is diagonally dominant, a stream per nonzero pair as in DECOR.
+
+    An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj). A matrix without such a
+    factor is not positive semidefinite and is refused.
+
+    >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
+    [[2.0], [-1.0]]
+    """
+    R = as_symmetric_matrix(covariance, name="covariance")
+    candidates = [_eliminate(R)]
+    if _is_diagonally_dominant(R):
+        candidates.append(_split_into_pairs(R))
+    factor = min(candidates, key=np.count_nonzero)
+    _check_factor(R, factor)
+    return factor
+
+
+def choose_factors(decomposition: Decomposition) -> Decomposition:
+    """Return the same private noise and seed groups, with factors that need fewer streams.
+
+    Each group keeps its members and its covariance. So the noise keeps its covariance, and so does
+    the part of it that a coalition cannot reproduce. Done once, where the plan is made: the members
+    of a group must all draw with the same factor, to the last bit.
+    """
+    # One stream is as few as can be.
+    chosen = (
+        factor if factor.shape[1] == 1 else factor_covariance(factor @ factor.T)
+        for factor in decomposition.factors
+    )
+    return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
+
+
+def pool_groups(decomposition: Decomposition) -> Decomposition:
+    """Return one seed group of all agents with the same covariance R: **for simulations only**.
+
+    The noise has the same distribution with far fewer streams (n, where pairs of agents share
+    n(n−1)/2), but every agent could compute everyone's noise.
+    """
+    factor = factor_covariance(decomposition.covariance)
+    everyone = tuple(range(decomposition.num_agents))
+    return Decomposition(np.zeros(decomposition.num_agents), (everyone,), (factor,))
+
+
+def _eliminate(R: FloatArray) -> FloatArray:
+    """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
+    # Relative to the variances, so that agents with little noise are factored as accurately.
+    rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
+    negligible = _TOLERANCE * np.outer(np.sqrt(variance), np.sqrt(variance))
+    columns: list[FloatArray] = []
+    while True:
+        # Entries below the tolerance are rounding errors: a direction without noise, or no link.
+        linked = np.abs(rest) > negligible
+        pivots = np.where(np.diag(linked), np.diag(rest) / variance, 0.0)
+        if pivots.max() <= 0:
+            return np.column_stack(columns) if columns else np.zeros((len(R), 0))
+        eligible = np.flatnonzero(pivots >= _LEAST_PIVOT * pivots.max())
+        # Minimum degree: eliminating an agent links all its neighbours, so few neighbours mean
+        # little fill-in.
+        num_links = linked.sum(axis=1)
+        pivot = min(eligible, key=lambda agent: (num_links[agent], -pivots[agent]))
+        column = np.where(linked[pivot], rest[pivot], 0.0) / np.sqrt(rest[pivot, pivot])
+        columns.append(column)
+        members = np.flatnonzero(column)
+        rest[np.ix_(members, members)] -= np.outer(column[members], column[members])
+        # Exactly zero, despite rounding errors of the subtraction: nobody is eliminated twice.
+        rest[pivot] = rest[:, pivot] = 0.0
+
+
+def _is_diagonally_dominant(R: FloatArray) -> bool:
+    return bool((2 * np.diag(R) >= np.abs(R).sum(axis=1)).all())
+
+
+def _split_into_pairs(R: FloatArray) -> FloatArray:
+    """Return a stream √|R_ij|·(e_i ± e_j) per nonzero pair, and one for the rest of each agent."""
+    rows, columns = np.nonzero(np.triu(R, 1))
+    weights = np.sqrt(np.abs(R[rows, columns]))
+    pairs = np.zeros((len(R), len(rows)))
+    pairs[rows, np.arange(len(rows))] = weights
+    pairs[columns, np.arange(len(rows))] = weights * np.sign(R[rows, columns])
+    # Diagonal dominance makes this root real: a pair adds |R_ij| to both variances.
+    own = np.diag(np.sqrt(2 * np.diag(R) - np.abs(R).sum(axis=1)))
+    return np.hstack([pairs, own[:, np.diag(own) > 0]])
+
+
+def _check_factor(R: FloatArray, factor: FloatArray) -> None:
+    # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
+    scale = np.sqrt(np.maximum(np.diag(R), 0))
+    error = np.abs(factor @ factor.T - R)
+    allowed = len(R) * _TOLERANCE * np.outer(scale, scale)
+    if (error > allowed).any():
+        raise InvalidArgumentError(
+            "covariance must be positive semidefinite: the closest factor found misses an entry "
+            f"by {error.max():.3g}"
+        )
+
 
 # A part of a stream that stays in the cache while it is added to several shares.
 _COORDINATES_AT_ONCE = 1 << 16
@@ -51,7 +174,7 @@ def draw_share(
     of the factor is not zero. No memory is needed except the result, which is ``out`` if given, and
     a buffer of a few MB that the thread keeps.
 
-    >>> from corn.noise.simulation import SimulationSource
+    >>> from corn.noise.shares import SimulationSource
     >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))
     >>> at = {"source": SimulationSource(1), "nonce": bytes(32), "step": 0, "stop": 3}
     >>> (draw_share(pair, 0, **at) + draw_share(pair, 1, **at)).tolist()
@@ -176,3 +299,89 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
 def _check_coordinates(start: int, stop: int) -> range:
     require(stop >= start, "stop", f"at least start, which is {start}", stop)
     return range(start, stop)
+
+
+# Values drawn from one state. More would make ranges that start late slow, fewer would make hashing
+# the larger part of the time.
+_VALUES_PER_STATE = 1 << 14
+_PERSON = b"corn/simulation"
+
+
+@final
+class SimulationSource(NoiseSource):
+    """NumPy's SFC64 with a state from the address: **protects nothing, never deploy it**.
+
+    It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values, also
+    in float32. A stream of a few coordinates takes a fifth of the secure source's time, because no
+    block has to be filled; from about ten thousand the secure source is faster. Draw from it in one
+    thread at a time.
+
+    >>> from corn.noise.stream import StreamAddress
+    >>> source = SimulationSource(seed=1)
+    >>> values = np.empty(3, np.float64)
+    >>> source.fill(values, StreamAddress(Owner((0,)), nonce=bytes(32), step=0))
+    >>> np.isfinite(values).all()
+    np.True_
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = _check_seed(seed)
+        self._bits = np.random.SFC64(0)
+        self._generator = np.random.Generator(self._bits)
+
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+        """Fill ``out`` as :class:`NoiseSource` says."""
+        stop = check_range(out, start)
+        real: Any = out.dtype
+        if real not in (np.float32, np.float64):
+            raise InvalidArgumentError(f"out must be float32 or float64, found {real}")
+        if not terms:
+            out[:] = 0
+        for number, (weight, address) in enumerate(terms):
+            prefix = address.encode(f"simulation {self._seed} {real.name}")
+            # NumPy's ziggurat uses a varying number of bits per value, so drawing starts at the
+            # last coordinate before the range whose state is known.
+            for first in range(start - start % _VALUES_PER_STATE, stop, _VALUES_PER_STATE):
+                self._set_state(prefix, first)
+                values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
+                self._generator.standard_normal(dtype=real, out=values)
+                values *= real.type(weight)
+                found, wanted = find_overlap(values, first, out, start)
+                if number == 0:
+                    wanted[:] = found
+                else:
+                    wanted += found
+
+    def _set_state(self, prefix: bytes, first: int) -> None:
+        # A hash, not a counter: states of SFC64 that differ in a few bits give correlated values at
+        # first, which NumPy's own seeding avoids by discarding some.
+        data = encode_fields(prefix, first)
+        digest = hashlib.blake2b(data, digest_size=32, person=_PERSON).digest()
+        words = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+        self._bits.state = {
+            "bit_generator": "SFC64",
+            "state": {"state": words},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+
+def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:
+    """Return all agents' keys from a seed, for a secure source that simulates the whole network.
+
+    With the same keys a deployment draws the same bits. The seed is public, so these keys protect
+    nothing.
+    """
+    _check_seed(seed)
+    keys = {}
+    for owner in owners(decomposition, range(decomposition.num_agents)):
+        data = encode_fields("simulated key", seed, owner.encoded)
+        keys[owner] = Secret(hashlib.blake2b(data, digest_size=32, person=_PERSON).digest())
+    return keys
+
+
+def _check_seed(seed: int) -> int:
+    # Bytes are refused in particular: they would be key material, which this source must not get.
+    is_integer = isinstance(seed, int) and not isinstance(seed, bool)
+    require(is_integer, "seed", "an integer", type(seed).__name__)
+    return seed

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require_count, require_length
+from corn.checks import FloatArray, require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,

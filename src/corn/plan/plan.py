@@ -14,8 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import networkx as nx
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import FloatArray, require, require_choice, require_count, require_length
 from corn.covariance import (
     EAVESDROPPER,
     Corn,
@@ -28,8 +27,7 @@ from corn.covariance import (
 )
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
-from corn.covariance.coalition_bounds import worst_precisions
-from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
 from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual

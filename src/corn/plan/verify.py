@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.covariance.coalition_bounds import coalition_precisions
+from corn.checks import FloatArray
+from corn.covariance.coalitions import coalition_precisions
 from corn.covariance.decomposition import hidden_precision
 from corn.covariance.masks import check_connectivity, lists_coalitions
 from corn.errors import InfeasibleError

@@ -11,8 +11,13 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from corn.arrays import FloatArray, as_symmetric_matrix
-from corn.checks import require_count, require_fraction, require_length
+from corn.checks import (
+    FloatArray,
+    as_symmetric_matrix,
+    require_count,
+    require_fraction,
+    require_length,
+)
 from corn.errors import InvalidArgumentError
 from corn.privacy import gaussian, subsampling
 from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget, Sampling

@@ -12,8 +12,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from corn.arrays import FloatArray
-from corn.checks import require, require_choice, require_count, require_in_range, require_length
+from corn.checks import (
+    FloatArray,
+    require,
+    require_choice,
+    require_count,
+    require_in_range,
+    require_length,
+)
 from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import InfeasibleError
 from corn.privacy.accounting import account_precision, account_promises
 from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget

@@ -30,8 +30,7 @@ from scipy.fft import irfft, rfft
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from corn.arrays import FloatArray
-from corn.checks import require_count
+from corn.checks import FloatArray, require_count
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import gaussian
 from corn.privacy.budget import Adjacency, ClippedQuery

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from corn.arrays import FloatArray
 from corn.audit import AuditReport, Finding
+from corn.checks import FloatArray
 from corn.privacy import gaussian
 from corn.report.style import INK, LINK, PALE
 

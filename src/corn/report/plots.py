@@ -15,12 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import CornWarning, InvalidArgumentError, make_printable
 from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
 from corn.privacy.rounding import round_up
-from corn.report.labels import LineEnd, label_ends
-from corn.report.layout import place_agents
 from corn.report.style import (
     INK,
     LINK,
@@ -29,15 +27,30 @@ from corn.report.style import (
     OWN_COLOUR,
     PALE,
     SHORT_NAMES,
+    LineEnd,
     darken,
+    label_ends,
 )
-from corn.topology import Network, Spectrum, name_of
+from corn.topology import Graph, Network, Spectrum, name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     # `corn.learn` needs torch, whose import takes longer than to draw a graph.
     from corn.learn.metrics import Row
+
+
+def place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
+    """Return coordinates: rings as circles, small graphs by distance, large ones by springs."""
+    n = len(graph)
+    if 3 <= n <= 60 and all(degree == 2 for _, degree in graph.degree):
+        return dict(nx.circular_layout(graph))
+    # Kamada–Kawai shows structure best, but needs all shortest paths: cubic in n.
+    if n <= 120:
+        return dict(nx.kamada_kawai_layout(graph.to_undirected()))
+    # A fixed seed: the same network gets the same picture each time.
+    return dict(nx.spring_layout(graph, seed=1, iterations=60))
+
 
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list(
     "weights", ["#FFFFFF", "#9CC6E3", LINK, "#00304D"]
@@ -246,7 +259,7 @@ def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], c
     for name, step_size in step_sizes.items():
         values: dict[int, list[float]] = {}
         for row in rows:
-            if (row["contender"], row["step_size"]) == (name, step_size):
+            if (row["mechanism"], row["step_size"]) == (name, step_size):
                 values.setdefault(int(row["step"]), []).append(float(row[column]))
         steps = sorted(values)
         means = np.array([np.mean(values[step]) for step in steps])

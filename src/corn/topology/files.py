@@ -13,7 +13,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import FileFormatError, make_printable
 from corn.parsing import MAX_DIGITS, quote, read_json
 

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from corn.arrays import FloatArray, as_square_matrix
-from corn.checks import require_choice, require_count
+from corn.checks import FloatArray, as_square_matrix, require_choice, require_count
 from corn.errors import InvalidArgumentError
 from corn.topology.spectrum import is_symmetric
 

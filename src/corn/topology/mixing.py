@@ -17,8 +17,7 @@ import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.arrays import FloatArray, IntArray, as_square_matrix
-from corn.checks import require_choice
+from corn.checks import FloatArray, IntArray, as_square_matrix, require_choice
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
 from corn.topology.graphs import Graph
 

@@ -13,8 +13,7 @@ import networkx as nx
 import numpy as np
 import scipy.sparse
 
-from corn.arrays import FloatArray, as_square_matrix
-from corn.checks import require, require_choice
+from corn.checks import FloatArray, as_square_matrix, require, require_choice
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.topology.files import (
     EDGE_LIST_SUFFIXES,

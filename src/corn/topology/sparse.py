@@ -10,7 +10,7 @@ import scipy.fft
 import scipy.sparse
 import scipy.sparse.linalg
 
-from corn.arrays import FloatArray
+from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.topology.gossip import GossipRound, apply_to_eigenvalues
 from corn.topology.mixing import SparseMatrix

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
-from corn.arrays import FloatArray, as_square_matrix
-from corn.checks import require
+from corn.checks import FloatArray, as_square_matrix, require
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from corn.errors import PublicError
 from corn.noise import Identity, Roster, check_identity
-from corn.noise.address import encode_fields
+from corn.noise.stream import encode_fields
 from corn.transport.key_exchange import (
     HANDSHAKE_BYTES,
     TAG_BYTES,

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol, final
 
 from corn.errors import PublicError
-from corn.noise.address import decode_fields, encode_fields
+from corn.noise.stream import decode_fields, encode_fields
 from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError

@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 
 from corn.errors import InvalidArgumentError
-from corn.report.layout import place_agents
+from corn.report.plots import place_agents
 from corn.topology import Network, load_network
 from corn.version import __version__
 
