@@ -195,11 +195,11 @@ def meet(agent: int, port: int) -> Rendezvous:
 
 
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
-    desk = rendezvous.open_desk(
+    opener = rendezvous.make_link_opener(
         Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, NUM_AGENTS**2, start.nbytes)
     )
     neighbours = plan.network.graph.neighbors(rendezvous.agent)
-    links = open_links(desk, neighbours, timeout=120, check=rendezvous.check_interruption)
+    links = open_links(opener, neighbours, timeout=120, check=rendezvous.check_interruption)
     return Exchange(links, num_agents=NUM_AGENTS, dtype=start.dtype, timeout=120)
 
 
