@@ -185,16 +185,11 @@ class Meeting:
 
     Attributes:
         session: stands for this run alone; all entries and links are bound to it.
-        addresses: of each member's listener.
+        addresses: of each agent's listener.
     """
 
     session: bytes
     addresses: dict[int, Address]
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The agents that take part from the start."""
-        return tuple(sorted(self.addresses))
 
 
 @final
@@ -265,12 +260,12 @@ class Rendezvous:
         self._entries.put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
-        """Return every member's message under a topic; raise ``AbsentError`` after the time-out."""
-        members, session = self.meeting.members, self.meeting.session
-        entries = self._wait([f"{topic}/{agent}" for agent in members], topic, members)
+        """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
+        agents, session = range(self.num_agents), self.meeting.session
+        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
         return {
             agent: self._entries.read(entry, f"{topic}/{agent}", agent, session)
-            for agent, entry in zip(members, entries, strict=True)
+            for agent, entry in zip(agents, entries, strict=True)
         }
 
     def barrier(self, topic: str) -> None:
@@ -291,7 +286,7 @@ class Rendezvous:
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
         """Return the agents that have published under none of the topics after so many seconds."""
         deadline = time.monotonic() + seconds
-        agents = range(self.num_agents) if self._meeting is None else self._meeting.members
+        agents = range(self.num_agents)
         while True:
             found = {
                 topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
@@ -408,22 +403,22 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._entries.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        members = range(self.num_agents)
-        entries = self._wait([f"{_JOIN}/{agent}" for agent in members], _JOIN, members)
+        agents = range(self.num_agents)
+        entries = self._wait([f"{_JOIN}/{agent}" for agent in agents], _JOIN, agents)
         joined = {
             agent: self._entries.read(entry, f"{_JOIN}/{agent}", agent, NO_SESSION)
-            for agent, entry in zip(members, entries, strict=True)
+            for agent, entry in zip(agents, entries, strict=True)
         }
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined.get(self.agent) != self._introduction:
             raise ForgedEntryError(_JOIN, self.agent)
         self._introductions = joined
-        # Members are part of the hash, so agents that were shown different members have different
-        # sessions, and their links do not open.
-        parts = [part for agent in members for part in (agent, joined[agent])]
+        # Agents that were shown different entries have different sessions, and their links do not
+        # open.
+        parts = [part for agent in agents for part in (agent, joined[agent])]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
+        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in agents})
 
     def _introduction_of(self, agent: int) -> bytes:
         """Return the entry with an agent's random number: that of the meeting, or at the store."""
