@@ -1,6 +1,7 @@
 """Agents with exact sums: one model, a step that all apply or none, and a stop for all."""
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from corn.noise.masks import is_possible, read_average
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from corn.transport import Channel
 
 from .harness import WORKLOAD, finished, run_processes, small_plan
 from .test_agent import samples_of, train
@@ -112,6 +114,23 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
     payload = 20 * tree.num_messages * 2 * size
     # Links that are not of the tree carry heartbeats alone, of a few bytes.
     assert payload < num_bytes <= payload + num_messages * 200 + 1000
+
+
+def test_a_message_that_is_still_leaving_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour may have the last message, and end the run, before the sender has counted it."""
+    send = Channel.send
+
+    def send_slowly(self: Channel, message: bytes | memoryview) -> int:
+        sent = send(self, message)
+        time.sleep(0.02)
+        return sent
+
+    monkeypatch.setattr(Channel, "send", send_slowly)
+    for result in run(PLAN, tmp_path):
+        traffic = [link for link in result.traffic.values() if link.messages_received]
+        assert {link.messages_sent for link in traffic} == {13}
 
 
 def test_every_agent_steps_along_the_average_of_all_releases(
