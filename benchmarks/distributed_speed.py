@@ -5,8 +5,9 @@ agents on a ring, each a process with one thread, train a network of d parameter
 take turns in the same processes over the same links, in changing order; a turn's times are compared
 with those of the steps without noise in the same turn, and the median over the turns is told, with
 the quartiles. Beside the time between steps stands the processor time that all agents worked, which
-other programs on the machine disturb less. Also: bytes a step against degree · d · 4, and how long
-20 agents take from the command to everyone's first step.
+other programs on the machine disturb less. Exact sums are compared with sums of clipped gradients,
+as integers of 16 bits, without noise and masks. Also: how long 20 agents take from the command to
+everyone's first step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from corn.distributed.messages import message_limit
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rendezvous import host_store, join
 from corn.distributed.rounds import TrainingRounds
+from corn.distributed.summing import integer_type
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.schedule import Constant
 from corn.learn.step import StepStatistics, clip_factors, gradient_norms
@@ -51,15 +53,18 @@ from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
-from corn.transport import Purpose, open_links
+from corn.transport import Address, Purpose, open_links
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
+NO_SUM_NOISE = "none, exact sums"
+SUM = "corn, one insider, exact sums"
 WIDTHS = {100_000: 228, 1_000_000: 878}
 KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
     "ldp": ("ldp", ThreatModel()),
     "decor": ("decor", ThreatModel()),
     "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges")),
     "corn, one insider, seeds of pairs": ("corn", ThreatModel(1, "pairs")),
+    SUM: ("corn", ThreatModel(1, "pairs")),
 }
 
 
@@ -77,14 +82,17 @@ class Job:
 
 
 class Silence:
-    """No noise."""
+    """No noise, and for exact sums an offset of zero."""
+
+    def __init__(self, num_parameters: int = 0) -> None:
+        self._offset = np.zeros(num_parameters)
 
     def prepare(self, step: int) -> None:
         """Draw nothing."""
 
     def take(self, step: int) -> DrawnNoise:  # noqa: ARG002
         """Return nothing."""
-        return DrawnNoise(torch.empty(0), np.empty(0), np.empty(0, np.uint16))
+        return DrawnNoise(torch.empty(0), self._offset, np.empty(0, np.uint16))
 
 
 class PlainHalfStep:
@@ -94,6 +102,9 @@ class PlainHalfStep:
 
     def __init__(self, task: ModuleTask, batches: CellBatches, clip: float) -> None:
         self._task, self._batches, self._clip = task, batches, clip
+
+    def begin(self, step: int) -> None:
+        """Begin a step of the network."""
 
     @torch.no_grad()
     def take(
@@ -109,6 +120,34 @@ class PlainHalfStep:
         return half, StepStatistics(nothing, nothing, nothing)
 
 
+class PlainSumStep(PlainHalfStep):
+    """The release without privacy for an exact sum: the clipped gradient in integers."""
+
+    def __init__(self, task: ModuleTask, batches: CellBatches, clip: float, grid: float) -> None:
+        super().__init__(task, batches, clip)
+        self._grid = grid
+
+    @torch.no_grad()
+    def take_masked(
+        self, parameters: Tensor, _: Tensor, *, number: int, **_unused: object
+    ) -> tuple[Any, StepStatistics]:
+        """Return the integers, as ``HalfStep`` does."""
+        batch = self._batches.draw(number)
+        g = self._task.gradient(parameters.view(1, 1, -1), batch).values.view(-1)
+        norm = gradient_norms(g)
+        g.mul_(clip_factors(norm, self._clip) / self._grid)
+        nothing = norm.view(1, 1)
+        words = g.round_().to(torch.int16).numpy().view(np.uint16)
+        return words, StepStatistics(nothing, nothing, nothing)
+
+    @torch.no_grad()
+    def move(
+        self, parameters: Tensor, released: Tensor, *, step_size: float, **_: object
+    ) -> Tensor:
+        """Return the step along the average."""
+        return torch.sub(parameters, released, alpha=step_size)
+
+
 class NoReturns:
     """Nobody comes back."""
 
@@ -119,6 +158,9 @@ class NoReturns:
 
     def hand_over(self, *_: object) -> None:
         """There is nobody to receive a model."""
+
+    def reject(self, *_: object) -> None:
+        """There are no requests."""
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -167,40 +209,57 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     batches = CellBatches(BatchSampler(data, batch_size=job.batch, choices=choices), 0)
     half_step = HalfStep(task, batches, plan.budget.query)
     plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
+    plain_sum: Any = PlainSumStep(task, batches, plan.budget.clip, plans[SUM].grid)
     start = task.initialize(0).float()
     exchange = connect(rendezvous, plan, start)
-    names = ("none", *job.kinds)
+    names = ("none", NO_SUM_NOISE, *job.kinds)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     order = deque(found)
     for _ in range(job.turns):
         order.rotate()
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
-            own = plain if name == "none" else half_step
-            loop = make_loop(agent, plans.get(name, plan), name, own, exchange, start, job)
+            rules = {"none": plain, NO_SUM_NOISE: plain_sum}
+            own = rules.get(name, half_step)
+            in_force = plans[SUM] if name == NO_SUM_NOISE else plans.get(name, plan)
+            is_sum = in_force.network.mixing == "sum"
+            exchange.dtype = integer_type(in_force.mask_bits) if is_sum else start.dtype
+            loop = make_loop(agent, in_force, name, own, exchange, start, job)
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
-    sent = sum(own.bytes_sent for own in exchange.traffic.values())
     rendezvous.barrier("over")
     exchange.close()
-    num_steps = job.steps * job.turns * len(found)
-    results.put((found, sent / num_steps, len(start)))
+    results.put((found, len(start)))
 
 
-def meet(agent: int, port: int) -> Rendezvous:
+def meet(
+    agent: int,
+    port: int,
+    *,
+    num_agents: int = NUM_AGENTS,
+    listen: Address | None = None,
+    advertise: Address | None = None,
+) -> Rendezvous:
     """Return an agent at the store; keys are public, which changes no time."""
-    credentials = make_rehearsal_credentials(0, agent, NUM_AGENTS)
-    return join(credentials, store=("127.0.0.1", port), timeout=120, opens_store=False)
+    return join(
+        make_rehearsal_credentials(0, agent, num_agents),
+        store=("127.0.0.1", port),
+        timeout=120,
+        opens_store=False,
+        listen=listen,
+        advertise=advertise,
+    )
 
 
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
+    n = plan.num_agents
     opener = rendezvous.make_link_opener(
-        Purpose.LINK, max_bytes=message_limit(NUM_AGENTS, NUM_AGENTS**2, start.nbytes)
+        Purpose.LINK, max_bytes=message_limit(n, n**2, start.nbytes)
     )
     neighbours = plan.network.graph.neighbors(rendezvous.agent)
     links = open_links(opener, neighbours, timeout=120, check=rendezvous.check_interruption)
-    return Exchange(links, num_agents=NUM_AGENTS, dtype=start.dtype, timeout=120)
+    return Exchange(links, num_agents=n, dtype=start.dtype, timeout=120)
 
 
 def make_loop(
@@ -213,8 +272,8 @@ def make_loop(
     job: Job,
 ) -> TrainingRounds:
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
-        noise: Any = Silence()
-        if name != "none":
+        noise: Any = Silence(len(start))
+        if name not in ("none", NO_SUM_NOISE):
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
@@ -239,20 +298,25 @@ def make_loop(
     )
 
 
-def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> dict[str, Any]:
-    """Milliseconds a step for each kind of noise, and bytes a step of agent 0."""
+def measure_steps(
+    num_parameters: int, kinds: list[str], batch: int, steps: int, turns: int
+) -> dict[str, Any]:
+    """Milliseconds a step for each kind of noise."""
     network = load_network(f"ring:{NUM_AGENTS}", mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     streams = {}
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as name:
-        for kind, (mechanism, threat) in KINDS.items():
+        # Steps without noise mix by the first plan, and sum up by the plan of exact sums.
+        for kind in dict.fromkeys(["ldp", *kinds, SUM]):
+            mechanism, threat = KINDS[kind]
             # Without a cool-down, whose messages would count as those of steps.
-            plan = make_plan(network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
+            mixed = replace(network, mixing="sum" if kind == SUM else "gossip")
+            plan = make_plan(mixed, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
         store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
-        job = Job(Path(name), tuple(KINDS), num_parameters, batch, steps, turns, store.port)
+        job = Job(Path(name), tuple(streams), num_parameters, batch, steps, turns, store.port)
         results = context.Queue()
         crew = [
             context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)
@@ -262,12 +326,15 @@ def measure_steps(num_parameters: int, batch: int, steps: int, turns: int) -> di
         reports = [results.get(timeout=1200) for _ in crew]
         for process in crew:
             process.join()
-    times = {kind: np.array([found[kind] for found, _, _ in reports]) for kind in reports[0][0]}
-    _, sent, d = reports[0]
-    table = {kind: compare(own, times["none"]) for kind, own in times.items()}
+    times = {kind: np.array([found[kind] for found, _ in reports]) for kind in reports[0][0]}
+    _, d = reports[0]
+    table = {
+        kind: compare(own, times[NO_SUM_NOISE if "sums" in kind else "none"])
+        for kind, own in times.items()
+    }
     for kind, row in table.items():
         row["streams"] = streams.get(kind, 0)
-    return {"d": d, "steps": table, "bytes": sent, "bytes ratio": sent / (2 * d * 4)}
+    return {"d": d, "steps": table}
 
 
 def compare(own: Any, plain: Any) -> dict[str, Any]:
@@ -299,20 +366,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     limit_threads()
     results: dict[str, Any] = {"start of 20 agents": measure_start()}
-    for size in WIDTHS:
-        results[f"d ≈ {size}"] = measure_steps(size, options.batch, options.steps, options.turns)
+    for size in options.size:
+        results[f"d ≈ {size}"] = measure_steps(
+            size, options.kinds, options.batch, options.steps, options.turns
+        )
     if options.json:
         print(json.dumps(results, indent=1))
         return
     print(f"20 agents started in {results['start of 20 agents']['seconds']:.1f} s (target 10)")
-    for size in WIDTHS:
+    for size in options.size:
         own = results[f"d ≈ {size}"]
         print(f"d = {own['d']}, batches of {options.batch}, 8 agents on a ring")
-        print(f"    {own['bytes']:.0f} bytes a step, {own['bytes ratio']:.6f} of degree · d · 4")
         for kind, row in own["steps"].items():
             wall, work = (
                 f"{row[name]:7.1f} ms {middle:5.2f} × ({low:.2f}–{high:.2f})"

@@ -108,8 +108,8 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
-    return 0 * draw_offset(nonce, step, size)
+def draw_no_offset(*given: Any, **rest: Any) -> FloatArray:
+    return 0 * draw_offset(*given, **rest)
 
 
 def draw_too_little(*given: Any, out: FloatArray, **rest: Any) -> None:

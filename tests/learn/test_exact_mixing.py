@@ -1,5 +1,7 @@
 """Simulations with exact sums: one model for all agents, and a trusted server's noise."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import corn
 from corn import PrivacyBudget, load_network
 from corn.learn.metrics import Result
 from corn.learn.perturbation import AverageNoise
-from corn.learn.step import average_integers, release_integers
+from corn.learn.step import average_integers, release_integers, release_masked
 from corn.noise.masks import draw_offset, mask_release, read_average
 from corn.topology import Mixing
 
@@ -78,6 +80,34 @@ def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> No
     assert float(drawn[0, 0, 0].std()) == pytest.approx(1, rel=0.03)
     torch.testing.assert_close(3 * drawn[:, :, 0], drawn[:, :, 1])
     assert not torch.equal(drawn, noise.draw(1))
+
+
+@pytest.mark.parametrize("real", [torch.float32, torch.float64])
+@pytest.mark.parametrize("words", [np.uint16, np.uint32, np.uint64])
+def test_compiled_releases_and_averages_have_numpys_bits(
+    real: torch.dtype, words: type[np.unsignedinteger[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    rng, d = np.random.default_rng(1), 5000
+    gradient = torch.from_numpy(rng.standard_normal(d)).to(real)
+    # Large enough that releases leave the range of 16 bits, and ties of rounding occur.
+    noise = torch.from_numpy(np.round(300 * rng.standard_normal(d), 1))
+    factor, offset = torch.tensor([0.37], dtype=torch.float64), draw_offset(bytes(32), 0, d)
+    mask = rng.integers(0, np.iinfo(words).max, d, words, endpoint=True)
+    kind = gradient.numpy().dtype
+
+    def compute() -> tuple[Any, ...]:
+        given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
+        message = release_masked(gradient, factor, noise, mask=mask, **given)
+        average = read_average(mask, num_agents=3, dtype=kind, **given)
+        return message, average, draw_offset(bytes(32), 1, d)
+
+    compiled = compute()
+    for module in ("corn.learn.step", "corn.noise.masks"):
+        monkeypatch.setattr(f"{module}.find_compiled", lambda: None)
+    for found, expected in zip(compiled, compute(), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_averages_have_the_bits_of_masked_messages() -> None:

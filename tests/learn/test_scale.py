@@ -1,11 +1,14 @@
 """Large networks: sparse mixing and noise, compared with dense products."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from corn.covariance import Decomposition, Horizon, design
-from corn.covariance.lattice import LatticeNoise, design_lattice
+from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
+from corn.covariance.objective import default_objective
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.method import MethodNoise, make_methods
@@ -97,6 +100,37 @@ def test_large_lattices_keep_their_promise_without_a_dense_design() -> None:
         assert spent.max() == pytest.approx(5, rel=1e-6)
     assert "mixing_matrix" not in vars(network)
     assert [type(method.noise) for method in methods[:2]] == [LatticeNoise] * 2
+
+
+@pytest.mark.parametrize("graph", ["torus:48x50", "er:n=2100,p=0.005,seed=1"])
+def test_exact_sums_of_many_agents_have_the_noise_of_few(graph: str) -> None:
+    network = load_network(graph, mixing="sum")
+    n, budget = network.num_agents, PrivacyBudget(5, 1e-5, num_steps=50, clip=0.1)
+    objective = default_objective(50, mixing="sum")
+    methods = make_methods(["corn", "ldp"], network, budget, objective=objective)
+    ratios = [method.central_ratio for method in methods]
+    assert ratios == pytest.approx([n / (n - 1), n], rel=1e-6)
+    assert methods[0].disagreement_ratio == 0
+    for method in methods:
+        assert method.threat.max_colluders == 1
+        spent = method.epsilon_spent(50)
+        assert spent is not None
+        assert 4.99 < spent.max() <= 5 * (1 + 1e-9)
+    # No design forms a matrix of n × n.
+    assert "mixing_matrix" not in vars(network)
+
+
+def test_pairs_on_lattices_under_exact_sums_have_the_noise_of_the_dense_design() -> None:
+    network, objective = load_network("torus:5x6", mixing="sum"), Horizon(20)
+    row = find_lattice(network.sparse_matrix)
+    assert row is not None
+    options: dict[str, Any] = {"objective": objective, "gossip": network.gossip}
+    found = design_lattice_pairs(row, 1.0, mixing="sum", **options)
+    dense = design(network, 1.0, mechanism="decor", objective=objective)
+    np.testing.assert_allclose(found.covariance, dense.covariance, rtol=1e-3, atol=1e-3)
+    # As far as a limit on the noise of one agent allows, the average has a trusted server's noise.
+    assert found.total_variance == pytest.approx(1, rel=0.01)
+    assert design_lattice_pairs(row, 1.0, **options).total_variance > 1.1
 
 
 def test_measured_agents_are_spread_over_all() -> None:

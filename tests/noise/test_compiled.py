@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from corn.checks import FloatArray
 from corn.errors import CornWarning
@@ -48,6 +50,20 @@ def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     stand_in = SimpleNamespace(sum_blocks=miss_one)
     monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
     with pytest.warns(CornWarning, match="its normals differ from NumPy's"):
+        assert normals.find_compiled() is None
+
+
+@pytest.mark.parametrize("name", ["write_fractions", "write_masked", "write_average"])
+def test_code_with_other_sums_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss_one(out: NDArray[Any], *given: Any) -> None:
+        getattr(real, name)(out, *given)
+        out[-1] += out.dtype.type(1)
+
+    real = normals.find_compiled()
+    normals.find_compiled.cache_clear()
+    stand_in = SimpleNamespace(**{**vars(real), name: miss_one})
+    monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
+    with pytest.warns(CornWarning, match=r"its (offsets|exact sums) differ from NumPy's"):
         assert normals.find_compiled() is None
 
 

@@ -381,10 +381,9 @@ class _KnownWords:
     def __init__(self, keys: Keys) -> None:
         self._keys, self._source = keys, SecureSource(keys)
 
-    def draw_words(self, address: StreamAddress, size: int, dtype: Any) -> MaskWords:
+    def add_words(self, out: MaskWords, address: StreamAddress, *, subtracts: bool) -> None:
         if address.owner in self._keys:
-            return self._source.draw_words(address, size, dtype)
-        return np.zeros(size, dtype)
+            self._source.add_words(out, address, subtracts=subtracts)
 
 
 def _secret(seed: int, *purpose: str | int) -> Secret:

@@ -36,6 +36,7 @@ from corn.covariance.problem import DEFAULT_NOISE_RATIO, DesignProblem
 from corn.covariance.threat import SPARSE_PARTNERS, SeedGroups
 from corn.topology.gossip import ONE_ROUND, Gossip, accelerate, apply_to_eigenvalues
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
+from corn.topology.network import Mixing
 from corn.topology.sparse import lattice_eigenvalues
 
 # Of log t in [log 10⁻¹², 0]: far more than float64 can tell apart, at no cost.
@@ -258,7 +259,12 @@ def design_lattice(
 
 
 def design_lattice_pairs(
-    first_row: FloatArray, precision_cap: float, *, objective: Horizon, gossip: Gossip
+    first_row: FloatArray,
+    precision_cap: float,
+    *,
+    objective: Horizon,
+    gossip: Gossip,
+    mixing: Mixing = "gossip",
 ) -> LatticeNoise:
     """Return DECOR's best noise, R = c (I + r L), for a first row of ``find_lattice``."""
     links = np.where(first_row > 0, 1.0, 0.0)
@@ -266,7 +272,9 @@ def design_lattice_pairs(
     degree = links.sum()
     # The adjacency of a lattice is a convolution, so its transform has the eigenvalues.
     laplacian = degree - lattice_eigenvalues(links).real
-    a = horizon_spectrum(first_row, objective, gossip)
+    # An exact sum mixes as weights of 1/n do.
+    weights = first_row if mixing == "gossip" else np.full_like(first_row, 1 / first_row.size)
+    a = horizon_spectrum(weights, objective, gossip)
     family = RatioFamily(
         slack=np.ones(1),
         limits=np.array([DEFAULT_NOISE_RATIO**2]),

@@ -194,8 +194,9 @@ class DrawnNoise:
     """One agent's noise of one step.
 
     Attributes:
-        values: v_i, float64 of shape (d,); the next draw overwrites it.
-        offset: the public offset of the grid, for exact sums: zeros for noise without masks.
+        values: v_i, float64 of shape (d,); the next draw overwrites it, and the mask.
+        offset: the public offset of the grid, for exact sums: zeros for noise without masks. It
+            stays until the draw after the next, as the sum is read while the next is drawn.
         mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
     """
 
@@ -217,7 +218,7 @@ class NoiseShare:
         self._share = torch.empty(num_parameters, dtype=torch.float64)
         is_sum = plan.network.mixing == "sum"
         size = num_parameters if is_sum else 0
-        self._offset = np.zeros(size)
+        self._offset, self._other_offset = np.zeros((2, size))
         self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
         self._prepared: int | None = None
 
@@ -235,7 +236,7 @@ class NoiseShare:
             out=self._share.numpy(),
         )
         if noise.is_masked:
-            self._offset = draw_offset(self._nonce, step, size)
+            self._offset = draw_offset(self._nonce, step, size, out=self._offset)
             self._mask = draw_mask(
                 noise,
                 self._agent,
@@ -244,6 +245,7 @@ class NoiseShare:
                 step=step,
                 size=size,
                 bits=self._plan.mask_bits,
+                out=self._mask,
             )
         self._prepared = step
 
@@ -253,7 +255,9 @@ class NoiseShare:
             self.prepare(step)
         # A share is handed out once: noise used twice cancels in the difference of two messages.
         self._prepared = None
-        return DrawnNoise(self._share, self._offset, self._mask)
+        drawn = DrawnNoise(self._share, self._offset, self._mask)
+        self._offset, self._other_offset = self._other_offset, self._offset
+        return drawn
 
 
 def open_keyring(

@@ -370,10 +370,16 @@ class TrainingRounds:
                     "applied it, and it counts as released; some agent's keys or messages are wrong"
                 )
             return self.parameters
-        average = read_average(total, num_agents=plan.num_agents, grid=plan.grid, offset=offset)
+        average = read_average(
+            total,
+            num_agents=plan.num_agents,
+            grid=plan.grid,
+            offset=offset,
+            dtype=self.parameters.numpy().dtype,
+        )
         return self._half_step.move(
             self.parameters,
-            torch.from_numpy(average).to(self.parameters),
+            torch.from_numpy(average),
             step_size=self._step_size,
         )
 

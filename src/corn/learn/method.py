@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -36,6 +36,7 @@ from corn.covariance.lattice import (
     design_lattice_insider,
     design_lattice_pairs,
 )
+from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
@@ -49,7 +50,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
-from corn.topology import Network
+from corn.topology import Mixing, Network
 from corn.topology.sparse import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
@@ -435,11 +436,17 @@ def _design_at_scale(
         # “Insiders”).
         holds = replace(threat or DEFAULT_THREAT, seeds="global")
         return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
+    if name == "corn" and network.mixing == "sum":
+        # The optimum is a formula, whose record in ``design`` has matrices of n × n.
+        held = (threat or DEFAULT_THREAT).resolve(network.graph, "sum")
+        masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
+        made = Method.private(name, masks, budget, threat=held)
+        return replace(made, disagreement_ratio=0.0)
     row = find_lattice(network.sparse_matrix)
     # Fourier transforms diagonalise R only if the network looks the same from every agent: a
     # lattice, and one cap for all.
     if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
-        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT)
+        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT, network.mixing)
         if lattice is not None:
             solve, holds = lattice
             noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
@@ -458,11 +465,11 @@ def _design_at_scale(
 
 
 def _choose_lattice_design(
-    name: str, threat: ThreatModel
+    name: str, threat: ThreatModel, mixing: Mixing
 ) -> tuple[Callable[..., LatticeNoise], ThreatModel] | None:
     """Return the design of a mechanism on rings and tori, and the threat that it holds against."""
     if name == "decor":
-        return design_lattice_pairs, EAVESDROPPER
+        return partial(design_lattice_pairs, mixing=mixing), EAVESDROPPER
     if name == "corn" and threat == EAVESDROPPER:
         return design_lattice, EAVESDROPPER
     # This design has seeds of sparse hops, so the promise names them also where the default

@@ -62,6 +62,29 @@ def write_half_step(
     _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
 
 
+def write_masked(
+    out: Any,
+    gradient: Any,
+    noise: FloatArray,
+    offset: FloatArray,
+    mask: Any,
+    factor: float,
+    grid: float,
+) -> None:
+    """Write rint((f g + v)/γ + o) + z in one pass, shape (d,), modulo 2^B as signed integers."""
+    _MASKED(out, gradient, noise, offset, mask, factor, grid)
+
+
+def write_average(out: Any, total: Any, offset: FloatArray, num_agents: int, scale: float) -> None:
+    """Write (Σ − n o)·scale in one pass, shape (d,), from a sum of signed integers."""
+    _AVERAGE(out, total, offset, float(num_agents), scale)
+
+
+def write_fractions(out: FloatArray, words: Any) -> None:
+    """Write the first 53 bits of signed integers of 64 bits as multiples of 2⁻⁵³ in [0, 1)."""
+    _FRACTIONS(out, words)
+
+
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
 def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as machine code
     value = x * coefficients[-1]
@@ -156,6 +179,28 @@ def _half_step_kernel(
         out[k] = parameters[k] - step_size * real(released)
 
 
+def _masked_kernel(
+    out: Any, gradient: Any, noise: Any, offset: Any, mask: Any, factor: Any, grid: Any
+) -> None:  # pragma: no cover, as above
+    per_grid = 1 / grid
+    for k in range(len(out)):
+        units = np.rint((gradient[k] * factor + noise[k]) * per_grid + offset[k])
+        # Signed integers of 64 bits, of which storing keeps the lowest: the sum modulo 2^B.
+        out[k] = np.int64(units) + np.int64(mask[k])
+
+
+def _average_kernel(
+    out: Any, total: Any, offset: Any, num_agents: Any, scale: Any
+) -> None:  # pragma: no cover, as above
+    for k in range(len(out)):
+        out[k] = (np.float64(total[k]) - num_agents * offset[k]) * scale
+
+
+def _fractions_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
+    for k in range(len(out)):
+        out[k] = np.float64((words[k] >> np.int64(11)) & np.int64((1 << 53) - 1)) * 2.0**-53
+
+
 def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
     """Compile for the types of the examples, and cache the machine code where that is possible."""
     signatures = [numba.void(*map(numba.typeof, each)) for each in examples]
@@ -175,3 +220,19 @@ _HALF_STEP = _compile(
         for x, g in itertools.product((np.float32, np.float64), repeat=2)
     ),
 )
+_REALS, _INTEGERS = (np.float32, np.float64), (np.int16, np.int32, np.int64)
+_MASKED = _compile(
+    _masked_kernel,
+    *(
+        (np.empty(1, z), np.empty(1, g), np.empty(1), np.empty(1), np.empty(1, z), 1.0, 1.0)
+        for z, g in itertools.product(_INTEGERS, _REALS)
+    ),
+)
+_AVERAGE = _compile(
+    _average_kernel,
+    *(
+        (np.empty(1, x), np.empty(1, z), np.empty(1), 1.0, 1.0)
+        for x, z in itertools.product(_REALS, _INTEGERS)
+    ),
+)
+_FRACTIONS = _compile(_fractions_kernel, (np.empty(1), np.empty(1, np.int64)))

@@ -14,15 +14,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
+from corn.noise.normals import find_compiled
 from corn.noise.stream import Owner, SecureSource, StreamAddress, check_nonce, encode_fields
 from corn.privacy import PrivacyBudget
 
@@ -33,7 +35,8 @@ MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 """The type of messages, by B."""
-_SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
+SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
+"""The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
 _OFFSET_BITS = 53
@@ -78,34 +81,49 @@ def draw_mask(
     step: int,
     size: int,
     bits: MaskBits,
+    out: MaskWords | None = None,
 ) -> MaskWords:
-    """Return the sum of an agent's masks at a step, shape (size,)."""
-    words = WORDS[bits]
-    mask = np.zeros(size, words)
-    for number, group in enumerate(noise.seed_groups):
-        if agent not in group:
-            continue
-        place, owner = group.index(agent), Owner(group, number)
+    """Return the sum of an agent's masks at a step, shape (size,), in ``out`` if it is given."""
+    mask = np.empty(size, WORDS[bits]) if out is None else out
+    mask[:] = 0
+    for owner in _owners_of_masks(noise, agent):
+        place = owner.members.index(agent)
         # Streams between neighbours on the group's path: the one after the agent, and the one
         # before it with the other sign.
-        if place < len(group) - 1:
-            mask += source.draw_words(StreamAddress(owner, nonce, step, place), size, words)
+        if place < len(owner.members) - 1:
+            source.add_words(mask, StreamAddress(owner, nonce, step, place), subtracts=False)
         if place > 0:
-            mask -= source.draw_words(StreamAddress(owner, nonce, step, place - 1), size, words)
+            source.add_words(mask, StreamAddress(owner, nonce, step, place - 1), subtracts=True)
     return mask
 
 
-def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+# Cached, because every step draws the same masks, and a large network has millions of groups.
+@lru_cache(maxsize=64)
+def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
+    members, group_of = noise.memberships
+    numbers = group_of[members == agent].tolist()
+    return tuple(Owner(noise.seed_groups[number], number) for number in numbers)
+
+
+def draw_offset(nonce: bytes, step: int, size: int, out: FloatArray | None = None) -> FloatArray:
     """Return the public offset of a step, uniform multiples of 2⁻⁵³ in [0, 1), shape (size,)."""
     data = encode_fields("grid offset", check_nonce(nonce), step)
     key = hashlib.blake2b(data, digest_size=16).digest()
     # A key of its own for each step, so that the counter can start at zero.
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
-    offset, zeros = np.empty(size), bytes(8 * min(size, _VALUES_AT_ONCE))
+    offset = np.empty(size) if out is None else out
+    zeros = bytes(8 * min(size, _VALUES_AT_ONCE))
+    # One block more than is written, which version 42 of cryptography asks for.
+    buffer = bytearray(len(zeros) + _CIPHER_BLOCK_BYTES)
+    compiled = find_compiled()
     for part in _split(size):
         drawn = offset[part]
-        words = np.frombuffer(encryptor.update(zeros[: 8 * len(drawn)]), "<u8")
-        np.multiply(words >> np.uint64(64 - _OFFSET_BITS), 2.0**-_OFFSET_BITS, out=drawn)
+        encryptor.update_into(memoryview(zeros)[: 8 * len(drawn)], buffer)
+        words = np.frombuffer(buffer, "<u8", len(drawn)).astype(np.uint64, copy=False)
+        if compiled is not None:
+            compiled.write_fractions(drawn, words.view(np.int64))
+        else:
+            np.multiply(words >> np.uint64(64 - _OFFSET_BITS), 2.0**-_OFFSET_BITS, out=drawn)
     return offset
 
 
@@ -137,25 +155,36 @@ def is_possible(total: MaskWords, largest: float) -> bool:
     >>> [is_possible(np.array([value], np.uint16), 6.5) for value in (6, 7, 65530, 65529)]
     [True, False, True, False]
     """
-    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
+    signed = total.view(SIGNED[8 * total.dtype.itemsize])
     # Not by absolute values: the most negative integer has none.
     return bool(signed.max(initial=0) <= largest and signed.min(initial=0) >= -largest)
 
 
 def read_average(
-    total: MaskWords, *, num_agents: int, grid: float, offset: FloatArray
-) -> FloatArray:
+    total: MaskWords,
+    *,
+    num_agents: int,
+    grid: float,
+    offset: FloatArray,
+    dtype: DTypeLike = np.float64,
+) -> NDArray[Any]:
     """Return the average of all releases from the sum of all messages modulo 2^B.
+
+    It is computed in float64, and then rounded to ``dtype``.
 
     >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
     array([-0.5])
     """
-    signed = total.view(_SIGNED[8 * total.dtype.itemsize])
-    average = np.empty(np.broadcast_shapes(total.shape, offset.shape))
+    signed = total.view(SIGNED[8 * total.dtype.itemsize])
+    average = np.empty(np.broadcast_shapes(total.shape, offset.shape), dtype)
+    compiled = find_compiled()
+    if compiled is not None and total.shape == offset.shape == (average.size,):
+        compiled.write_average(average, signed, offset, num_agents, grid / num_agents)
+        return average
     for part in _split(total.shape[-1]):
-        read = average[..., part]
-        np.subtract(signed[..., part], num_agents * offset[..., part], out=read)
-        read *= grid / num_agents
+        average[..., part] = (signed[..., part] - num_agents * offset[..., part]) * (
+            grid / num_agents
+        )
     return average
 
 

@@ -272,3 +272,21 @@ def _check_bits(compiled: Any) -> None:
         released = np.rint((gradient.astype(np.float64) * 0.3 + noise) * 64) / 64
         if not np.array_equal(step, released):
             raise ArithmeticError("its releases differ from NumPy's")
+        _check_sums(compiled, gradient, noise)
+
+
+def _check_sums(compiled: Any, gradient: Any, noise: FloatArray) -> None:
+    bits, offset = noise.view(np.int64), np.empty_like(noise)
+    compiled.write_fractions(offset, bits)
+    if not np.array_equal(offset, (bits.view(np.uint64) >> np.uint64(11)) * 2.0**-53):
+        raise ArithmeticError("its offsets differ from NumPy's")
+    units = np.rint((gradient.astype(np.float64) * 0.3 + noise) * 64 + offset).astype(np.int64)
+    for word in (np.int16, np.int32, np.int64):
+        mask: Any = bits.astype(word)
+        message, average = np.empty_like(mask), np.empty_like(gradient)
+        compiled.write_masked(message, gradient, noise, offset, mask, 0.3, 2.0**-6)
+        compiled.write_average(average, mask, offset, 3, 2.0**-6 / 3)
+        expected = ((mask - 3 * offset) * (2.0**-6 / 3)).astype(gradient.dtype)
+        is_same = np.array_equal(message, units.astype(word) + mask)
+        if not is_same or not np.array_equal(average, expected):
+            raise ArithmeticError("its exact sums differ from NumPy's")

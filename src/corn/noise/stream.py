@@ -212,7 +212,7 @@ _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
 STREAM_FORMAT = "corn/stream/4"
-_ZEROS = bytes(1 << 16)
+_MASK_BYTES_AT_ONCE = 1 << 17
 
 
 @final
@@ -264,21 +264,21 @@ class SecureSource(NoiseSource):
             )
             block += num_blocks
 
-    def draw_words(
-        self, address: StreamAddress, size: int, dtype: type[np.unsignedinteger[Any]]
-    ) -> NDArray[np.unsignedinteger[Any]]:
-        """Return uniform words of the stream of masks at an address, shape (size,)."""
-        words = np.dtype(dtype).newbyteorder("<")
-        num_bytes = size * words.itemsize
-        keystream = _start_keystream(
-            self._stream_key(address, "mask"), range(-(-num_bytes // _WORD_BYTES))
-        )
-        drawn = np.empty(num_bytes, np.uint8)
+    def add_words(
+        self, out: NDArray[np.unsignedinteger[Any]], address: StreamAddress, *, subtracts: bool
+    ) -> None:
+        """Add the uniform words of the stream of masks at an address to ``out``, or subtract them.
+
+        ``out`` has shape (d,); sums are modulo the number of its values.
+        """
+        needed = range(-(-out.nbytes // _WORD_BYTES))
+        keystream = _start_keystream(self._stream_key(address, "mask"), needed)
+        apply = np.subtract if subtracts else np.add
         # In pieces that stay in a core's cache: new memory of megabytes costs more than the cipher.
-        for start in range(0, num_bytes, len(_ZEROS)):
-            part = drawn[start : start + len(_ZEROS)]
-            part[:] = np.frombuffer(keystream.update(_ZEROS[: len(part)]), np.uint8)
-        return drawn.view(words).astype(dtype, copy=False)
+        at_once = _MASK_BYTES_AT_ONCE // out.itemsize
+        for start in range(0, len(out), at_once):
+            part = out[start : start + at_once]
+            apply(part, _WORKSPACE.read_masks(keystream, part), out=part)
 
     def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
         key = self._keys.get(address.owner)
@@ -306,6 +306,18 @@ class _Workspace(threading.local):
             keystream.update_into(zeros, out[number * num_bytes :])
         words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
         return words.astype(np.uint32, copy=False).reshape(-1, *shape)
+
+    def read_masks(
+        self, keystream: CipherContext, like: NDArray[np.unsignedinteger[Any]]
+    ) -> NDArray[np.unsignedinteger[Any]]:
+        """Return the next words of a keystream, as many and of the same type as ``like``."""
+        self._reserve(like.nbytes, 1)
+        zeros = memoryview(self._zeros)[: like.nbytes]
+        keystream.update_into(zeros, memoryview(self._keystreams))
+        drawn: NDArray[np.unsignedinteger[Any]] = np.frombuffer(
+            self._keystreams, dtype=like.dtype.newbyteorder("<"), count=len(like)
+        )
+        return drawn
 
     def _reserve(self, num_bytes: int, num_streams: int) -> None:
         if len(self._zeros) < num_bytes:
