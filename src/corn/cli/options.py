@@ -247,10 +247,6 @@ class MixingOptions:
                 "more rounds by --gossip"
             )
 
-    def describe(self, network: Network, num_steps: int) -> str:
-        """Return rounds, cool-down and messages of a run of this many steps, in one line."""
-        return network.describe_mixing(num_steps, self.choose_cooldown(network, num_steps))
-
 
 @dataclass(frozen=True)
 class ThreatOptions:
