@@ -24,13 +24,13 @@ import torch
 
 from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.audit import DEPLOYED, AuditSettings, View, audit_plan, audit_training
-from corn.audit.checks import WordStatistics
 from corn.audit.observation import MaskedMessages, no_gradients
 from corn.audit.program import NoiseRecord, list_releases
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import make_schedule, make_workload
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
+from tests.oracles.word_statistics import WordStatistics
 
 GRAPH, EPSILON, DELTA, STEPS = "er:n=12,p=0.4,seed=1", 3.0, 1e-5, 200
 STEP_TRIALS = 10_000

@@ -254,9 +254,11 @@ def meet(
 
 def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
     n = plan.num_agents
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(n, n**2, start.nbytes))
+    opener = rendezvous.make_link_opener(
+        Purpose.LINK, max_bytes=message_limit(n, n**2, start.nbytes)
+    )
     neighbours = plan.network.graph.neighbors(rendezvous.agent)
-    links = open_links(desk, neighbours, timeout=120, check=rendezvous.check_interruption)
+    links = open_links(opener, neighbours, timeout=120, check=rendezvous.check_interruption)
     return Exchange(links, num_agents=n, dtype=start.dtype, timeout=120)
 
 

@@ -40,7 +40,7 @@ find_agent() {
 
 make_key() {
   mkdir -p "$KEYS" # with mode 700, by the umask; the agent refuses a folder that others may use
-  [ -e "$KEYS/agent-$AGENT.key" ] || corn keygen --agent "$AGENT" --keys "$KEYS"
+  [ -e "$KEYS/agent-$AGENT.key" ] || corn keys make "$KEYS" --agent "$AGENT"
   # Under a temporary name first: a reader sees the whole key or none.
   if [ -w "$PUBLIC" ] && [ ! -e "$PUBLIC/agent-$AGENT.pub" ]; then
     cp "$KEYS/agent-$AGENT.pub" "$PUBLIC/agent-$AGENT.pub.part"
@@ -65,7 +65,7 @@ make_roster() {
     number=$((number + 1))
   done
   [ ! -e "$PUBLIC/roster.json" ] || exit 0
-  corn roster --keys "$PUBLIC" --out "$PUBLIC/roster.json.part"
+  corn keys roster "$PUBLIC" --out "$PUBLIC/roster.json.part"
   chmod 644 "$PUBLIC/roster.json.part"
   mv "$PUBLIC/roster.json.part" "$PUBLIC/roster.json"
 }

@@ -26,12 +26,12 @@ STORE=10.77.0.1
 cd "$WORK"
 "$CORN" plan --graph ring:4 --steps 200 --out plan.corn > plan.txt 2>&1
 for host in a b; do mkdir -m 700 keys-$host; done
-"$CORN" keygen --keys keys-a --agent 0 2> /dev/null
-"$CORN" keygen --keys keys-a --agent 1 2> /dev/null
-"$CORN" keygen --keys keys-b --agent 2 2> /dev/null
-"$CORN" keygen --keys keys-b --agent 3 2> /dev/null
+"$CORN" keys make keys-a --agent 0 2> /dev/null
+"$CORN" keys make keys-a --agent 1 2> /dev/null
+"$CORN" keys make keys-b --agent 2 2> /dev/null
+"$CORN" keys make keys-b --agent 3 2> /dev/null
 mkdir public && cp keys-a/*.pub keys-b/*.pub public
-"$CORN" roster --keys public --out roster.json 2> /dev/null
+"$CORN" keys roster public --out roster.json 2> /dev/null
 cp roster.json keys-a; cp roster.json keys-b
 
 run_host() {  # host's letter, host's number

@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from corn.cli import run_command
+from corn.cli.options import parse_numbers
 from corn.cli.output import (
     make_progress,
     print_facts,
@@ -21,7 +22,6 @@ from corn.cli.output import (
     print_table,
     save_json,
 )
-from corn.cli.promises import parse_numbers
 from corn.errors import StoppedByUserError
 from reproduction.cells import Cell, CellStore
 from reproduction.figures import FIGURES, make_studies

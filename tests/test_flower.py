@@ -22,10 +22,7 @@ from corn.covariance import ThreatModel
 from corn.distributed import Requirements
 from corn.distributed.handshake import name_kind
 from corn.distributed.keyring import (
-    Keyring,
-    RehearsalLedger,
     find_terms,
-    load_credentials,
     make_keys,
     open_ledger,
 )
@@ -46,12 +43,13 @@ from corn.flower import (
     average_updates,
     plan_for,
 )
-from corn.noise import BudgetSpentError, agree_on_nonce, draw_share
+from corn.noise import BudgetSpentError, load_identity, load_roster
 from corn.noise.masks import draw_offset
 from corn.plan import fingerprint, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
+from tests.oracles import masked_message
 
 N, D = 4, 20_000
 BUDGET = PrivacyBudget(20, 1e-5, num_steps=5, clip=0.5)
@@ -106,6 +104,28 @@ def test_the_average_has_the_noise_of_a_trusted_server_times_n_over_n_minus_q(
     assert abs((found - update).mean()) < 5 * np.sqrt(server * m / (m - 1) / D)
 
 
+@pytest.mark.parametrize("present", [range(N), (0, 1, 3)])
+def test_every_message_follows_from_keys_by_a_second_implementation(
+    agents: list[AgentRelease], tmp_path: Path, present: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(1)
+    updates = {k: rng.standard_normal(D) * 1e-3 for k in present}
+    nonces = introduce(agents, *present)
+    roster = load_roster(tmp_path / "roster.json")
+    public_keys = {k: roster.public_key(k) for k in range(N)}
+    secrets = {k: load_identity(tmp_path / f"agent-{k}.key").secret.reveal() for k in present}
+    for number in (1, 2):
+        sent = dict(zip(present, release_all(agents, updates, nonces, number), strict=True))
+        at = masked_message.Round(PLAN, plan_for(PLAN, tuple(present)), nonces, number)
+        for k, update in updates.items():
+            noise = masked_message.draw_private_noise(at, k, secrets[k], D)
+            mask = masked_message.draw_mask(at, k, secrets[k], public_keys, D)
+            expected = masked_message.recompute_message(
+                at, update + noise, mask=mask, offset_seed=sent[k].offset_seed
+            )
+            np.testing.assert_array_equal(sent[k].integers, expected)
+
+
 def test_the_sum_is_exact_and_fewer_messages_are_uniform(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
@@ -114,14 +134,12 @@ def test_the_sum_is_exact_and_fewer_messages_are_uniform(
     updates = {k: rng.standard_normal(D) * 1e-3 for k in range(N)}
     nonces = introduce(agents)
     sent = release_all(agents, updates, nonces)
-    run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(PLAN))
+    at = masked_message.Round(PLAN, PLAN, nonces, 1)
     total, offsets = [0] * D, [Fraction(0)] * D
     for k, update in updates.items():
-        own = load_credentials(tmp_path, k, N)
-        keyring = Keyring(RehearsalLedger(1, run), own.identity, own.roster)
-        source = keyring.make_source(PLAN, k, tuple(range(N)))
-        noise = draw_share(PLAN.decomposition, k, source=source, nonce=run, step=1, stop=D)
-        offset = draw_offset(sent[k].offset_seed, 0, D)
+        secret = load_identity(tmp_path / f"agent-{k}.key").secret.reveal()
+        noise = masked_message.draw_private_noise(at, k, secret, D)
+        offset = masked_message.draw_offset(sent[k].offset_seed, D)
         units = np.rint((update + noise) / PLAN.grid + offset)
         total = [a + int(b) for a, b in zip(total, units, strict=True)]
         offsets = [a + Fraction(b) for a, b in zip(offsets, offset.tolist(), strict=True)]

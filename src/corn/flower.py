@@ -223,7 +223,7 @@ class AgentRelease:
     def get_epsilon(self, delta: float = 1e-5) -> float:
         """Return the ε of all releases of this agent's data, under all plans of its keys.
 
-        It holds for the unit, the adjacency and the adversary that ``corn ledger`` names.
+        It holds for the unit, the adjacency and the adversary that ``corn keys ledger`` names.
         """
         history = read_history([self._keys], self._agent)
         if history.problems:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.auditing import map_exposure
-from corn.audit.checks import WordStatistics, uniform_p_value
+from corn.audit.checks import uniform_p_value
 from corn.audit.observation import MaskedMessages
 from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
@@ -26,6 +26,7 @@ from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan
 from corn.topology import Mixing
 from tests.audit.plans import agent_plan, sample_plan
+from tests.oracles.word_statistics import WordStatistics
 
 SHARES = AuditSettings(num_trials=2000)
 STEP = AuditSettings("step", num_trials=500)

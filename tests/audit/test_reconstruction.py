@@ -1,18 +1,17 @@
 """Gradients recovered from neighbours' messages, and images from gradients."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from corn.audit import View
 from corn.audit.reconstruction import (
     choose_images,
-    estimate_gradients,
     find_recoverable,
     list_observed,
     make_knowledge,
     reconstruct_images,
-    recover_gradients,
-    sum_message_noise,
 )
 from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
@@ -22,6 +21,64 @@ from corn.topology import load_network
 from tests.audit.plans import agent_plan
 
 STEPS = 12
+RANK_TOLERANCE = 1e-10
+
+
+def recover_gradients(knowledge: FloatArray, observations: FloatArray) -> FloatArray:
+    """Return all agents' gradients, shape (n, d), by least squares: exact where recoverable.
+
+    ``observations`` are (Wᵗ x₀ − m_t)/η of the observed agents, shape (steps · observed, d), in the
+    order of the knowledge matrix.
+    """
+    solved = np.linalg.lstsq(knowledge, observations, rcond=RANK_TOLERANCE)[0]
+    return np.asarray(solved, np.float64)
+
+
+def sum_message_noise(
+    mixing_matrix: FloatArray, covariance: FloatArray, observed: Sequence[int], num_steps: int
+) -> FloatArray:
+    """Return the covariance of the noise in all observations, in the order of the knowledge.
+
+    Noise of step s has been mixed t − s times in the message of step t. Each step has new noise of
+    this covariance, shape (n, n).
+    """
+    powers = [np.eye(len(mixing_matrix))]
+    for _ in range(num_steps - 1):
+        powers.append(powers[-1] @ mixing_matrix)
+    # With a little more noise, because Cholesky fails where noise cancels exactly.
+    root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(len(covariance)))
+    size, n = len(observed), len(mixing_matrix)
+    parts = np.zeros((num_steps * size, num_steps * n))
+    for t in range(num_steps):
+        for s in range(t + 1):
+            # Block (t, s) maps the normals of step s to observation t; later noise has no part in
+            # it.
+            block = powers[t - s][list(observed)] @ root
+            parts[t * size : (t + 1) * size, s * n : (s + 1) * n] = block
+    total: FloatArray = parts @ parts.T
+    return total
+
+
+def estimate_gradients(
+    knowledge: FloatArray, noise_covariance: FloatArray, observations: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the generalised least squares estimate, shape (n, d), and its standard errors, (n,).
+
+    Errors are per coordinate; ∞ for agents that the observations do not determine.
+    """
+    values, vectors = np.linalg.eigh(noise_covariance)
+    scale = 1 / np.sqrt(np.maximum(values, RANK_TOLERANCE * values[-1]))
+    # In whitened coordinates generalised least squares is ordinary least squares.
+    whiten = scale[:, None] * vectors.T
+    K, y = whiten @ knowledge, whiten @ observations
+    left, singular, right = np.linalg.svd(K, full_matrices=False)
+    kept = singular > RANK_TOLERANCE * singular[0]
+    # The covariance of the estimate is V S⁻² Vᵀ, whose diagonal is the sum of squares below.
+    inverse = right[kept].T / singular[kept]
+    estimate: FloatArray = inverse @ (left[:, kept].T @ y)
+    errors = np.sqrt((inverse**2).sum(axis=1))
+    known = np.isin(np.arange(knowledge.shape[1]), find_recoverable(knowledge))
+    return estimate, np.where(known, errors, np.inf)
 
 
 def observe(

@@ -3,6 +3,9 @@
 import inspect
 import json
 import math
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +14,18 @@ import pytest
 from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
-from corn.distributed import AgentConfig, AgentResult, Reports, RunStatus
+from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, RunStatus
+from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
-from corn.plan import Plan, fingerprint
+from corn.plan import Plan, fingerprint, save_plan
 from tests.distributed.harness import small_plan
 
 from .commands import Runner
 
 TASK = ("--task", "breast-cancer")
-PLACE = ("--agent", "0", "--agents", "2", "--store", "127.0.0.1:1")
+PLACE = ("--agent", "0", "--store", "127.0.0.1:1")
 
 
 def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> None:
@@ -36,14 +40,11 @@ def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> No
     assert settings == usual
 
 
-@pytest.mark.parametrize(
-    ("options", "batch_size"),
-    [((), None), (("--batch-size", "64"), 64), (("--batch-size", "128"), 128)],
-)
-def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
+@pytest.mark.parametrize(("options", "batch_size"), [((), 128), (("--batch-size", "64"), 64)])
+def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
     corn: Runner,
     options: tuple[str, ...],
-    batch_size: int | None,
+    batch_size: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -56,30 +57,37 @@ def test_a_batch_size_that_is_not_given_is_left_to_the_plan(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    corn("agent", "--plan", "plan.corn", "--keys", "keys", *PLACE, *TASK, *options)
+    make_keys(tmp_path / "keys", 3)
+    assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
+    arguments = ("agent", "request.json", "--keys", "keys", *PLACE, *TASK, *options)
+    refused = corn(*arguments)
+    assert refused.exit_code == 2
+    assert "needs this option" in " ".join(refused.stderr.replace("│", " ").split())
+    assert corn(*arguments, "--neighbours", "1,2").exit_code == 130
     (config,) = found
+    assert isinstance(config.request, PlanningRequest)
+    assert (config.plan, config.neighbours, config.num_agents) == (None, (1, 2), 3)
     assert config.settings.batch_size == batch_size
-    assert config.default_batch_size == 128
 
 
 def test_the_promise_is_of_the_plan_that_was_run(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file of the plan may be gone, or another one, when the run ends."""
+    """The file of the plan may be another one when the run ends."""
     plan = small_plan("ring:4", 12)
     row: Row = dict.fromkeys(SHARED_COLUMNS, 0.0)
     result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, measured=row)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    gone = str(tmp_path / "gone.corn")
-    done = corn("agent", "--plan", gone, "--keys", "keys", *PLACE, *TASK, "--json")
+    save_plan(plan, tmp_path / "plan.corn")
+    done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["plan"] == fingerprint(plan).hex()
     assert facts["promise"] == plan.budget.describe()
     result = replace(result, simulation="labels decide")
-    done = corn("agent", "--plan", gone, "--keys", "keys", *PLACE, *TASK, "--json")
+    done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     facts = json.loads(done.stdout)
     assert facts["promise"] == f"simulated: {plan.budget.describe()}"
     assert facts["simulation"] == "labels decide"
@@ -98,7 +106,8 @@ def test_scores_on_private_samples_are_not_printed(
         "corn.distributed.agent.run_workload", lambda *_: (small_plan("ring:4", 12), result)
     )
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    done = corn("agent", "--plan", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
+    save_plan(small_plan("ring:4", 12), tmp_path / "plan.corn")
+    done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
     assert "complete after 12 steps, " in done.stderr
@@ -108,10 +117,47 @@ def test_scores_on_private_samples_are_not_printed(
     "arguments",
     [
         [],
-        ["--plan", "plan.corn", "--request", "request.json"],
-        ["--request", "request.json", "--neighbours", "1,x"],
+        ["plan.corn", "--neighbours", "1"],
+        ["plan.corn", "--steps", "3"],
+        ["request.json", "--neighbours", "1,x"],
     ],
-    ids=["neither plan nor request", "both", "neighbours"],
+    ids=["no plan", "neighbours of a plan", "what the plan decides", "neighbours"],
 )
-def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
+def test_misuse_exits_with_2(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_keys(tmp_path / "keys", 3)
+    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
+    assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
     assert corn("agent", *arguments, "--keys", "keys", *PLACE, *TASK).exit_code == 2
+
+
+@pytest.mark.slow
+def test_agents_started_by_themselves_plan_together(tmp_path: Path) -> None:
+    """Each knows its neighbours only, and a path of three is a plan of all of them."""
+    make_keys(tmp_path / "keys", 3)
+    corn = [sys.executable, "-m", "corn"]
+    plan = ["plan", "--steps", "6", "--mechanism", "ldp", "--out", "request.json"]
+    subprocess.run([*corn, *plan], cwd=tmp_path, check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        store = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [*corn, "agent", "request.json", "--keys", "keys", *TASK, "--store", store, "--json"]
+    agents = [
+        subprocess.Popen(
+            [*command, "--agent", str(agent), "--neighbours", neighbours],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for agent, neighbours in enumerate(("1", "0,2", "1"))
+    ]
+    printed = [process.communicate(timeout=120) for process in agents]
+    assert [process.returncode for process in agents] == [0, 0, 0], printed
+    facts = [json.loads(stdout) for stdout, _ in printed]
+    assert len({own["plan"] for own in facts}) == 1
+    for own in facts:
+        assert (own["status"], own["num_steps"], own["stop_reason"]) == ("complete", 6, "none")
+        assert own["measured"]["epsilon"] <= 10
+        assert "train_loss" not in own["measured"]

@@ -75,8 +75,8 @@ def test_samples_are_audited_through_the_step(corn: Runner, plans: Path, tmp_pat
     ("arguments", "message"),
     [
         (("--victim", "x"), "--victim must be an agent's number or all"),
-        (("--victim", "9"), "--victim must be in 0 … 4"),
-        (("--view", "nobody"), "--view must be eavesdropper"),
+        (("--victim", "9"), "victim must be in 0 … 4"),
+        (("--view", "nobody"), "view must be eavesdropper"),
     ],
 )
 def test_wrong_options_are_one_line(

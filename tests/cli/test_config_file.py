@@ -9,7 +9,8 @@ import pytest
 from corn.cli import COMMANDS
 from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, Requirements
 from corn.learn import Workload
-from corn.plan import Plan
+from corn.plan import Plan, save_plan
+from tests.distributed.harness import small_plan
 
 from .commands import Runner
 from .test_conventions import options_of
@@ -19,12 +20,11 @@ task = "breast-cancer"
 plan = "plan.corn"
 keys = "from-file"
 agent = 3
-agents = 8
 store = "10.0.0.1:29500"
 step-size = 1          # a whole number is a number
 timeout = 30.5
 resume = true
-stand-in = false
+regression = false
 batch-size = 64
 other-keys = ["old.keys", "older.keys"]
 log-format = "json"
@@ -43,6 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AgentConfig
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORN_KEYS", raising=False)
+    save_plan(small_plan("ring:4", 20), tmp_path / "plan.corn")
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     monkeypatch.setattr("corn.distributed.keyring.protect_process", lambda _: None)
@@ -59,13 +60,12 @@ def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig
     outcome = corn("agent", "--config", path)
     assert outcome.exit_code == 130, outcome.stderr
     (config,) = started
-    assert (config.agent, config.num_agents, config.store) == (3, 8, ("10.0.0.1", 29500))
+    assert (config.agent, config.num_agents, config.store) == (3, 4, ("10.0.0.1", 29500))
     assert (config.keys, config.plan) == (Path("from-file"), Path("plan.corn"))
     settings = config.settings
     assert (settings.timeout, settings.resume, settings.batch_size) == (30.5, True, 64)
     assert settings.schedule.at(1, 10) == 1
     assert isinstance(config.workload, Workload)
-    assert config.workload.stand_in is False
     assert config.requirements is not None
     assert config.requirements.other_keys == (Path("old.keys"), Path("older.keys"))
     assert config.monitoring.log.format == "json"
@@ -86,7 +86,7 @@ def test_the_environment_names_several_folders_of_keys(
     corn: Runner, started: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORN_OTHER_KEYS", "old.keys:older.keys")
-    options = ("--plan", "plan.corn", "--keys", "keys", "--agent", "0", "--task", "digits")
+    options = ("plan.corn", "--keys", "keys", "--agent", "0", "--store", "a:1", "--task", "digits")
     assert corn("agent", *options).exit_code == 130
     (config,) = started
     assert config.requirements is not None
@@ -118,7 +118,10 @@ def test_the_environment_names_several_folders_of_keys(
 def test_mistakes_in_the_file_are_one_line(
     corn: Runner, started: list[AgentConfig], text: str, message: str
 ) -> None:
-    outcome = corn("agent", "--config", write(text), "--task", "digits", "--keys", "keys")
+    outcome = corn(
+        *("agent", "plan.corn", "--config", write(text), "--task", "digits", "--keys", "keys"),
+        *("--agent", 0, "--store", "a:1"),
+    )
     assert (outcome.exit_code, outcome.stdout, started) == (1, "", [])
     assert outcome.stderr.startswith("corn: agent.toml: ")
     assert message in outcome.stderr
@@ -141,9 +144,10 @@ def test_a_launch_takes_a_file_too(corn: Runner, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("corn.distributed.launcher.launch", launch)
     path = write(
-        'graph = "ring:4"\ndecentralized-planning = true\nsteps = 20\nepsilon = 4\n'
+        'graph = "ring:4"\nplan = "request.json"\n'
         'task = "breast-cancer"\nout = "runs"\nlog-level = "warning"\n'
     )
+    assert corn("plan", "--steps", 20, "--epsilon", 4, "--out", "request.json").exit_code == 0
     assert corn("launch", "--config", path).exit_code == 130
     assert taken["out"] == Path("runs")
     request = taken["source"]
@@ -151,15 +155,13 @@ def test_a_launch_takes_a_file_too(corn: Runner, monkeypatch: pytest.MonkeyPatch
     assert request.budget.epsilon == 4
 
 
-def test_options_of_a_plan_in_a_file_must_agree_with_it(
+def test_options_that_a_plan_decides_are_refused_in_a_file(
     corn: Runner, started: list[AgentConfig]
 ) -> None:
-    plan = corn("plan", "--graph", "ring:4", "--steps", 20, "--out", "plan.corn")
-    assert plan.exit_code == 0, plan.stderr
-    path = write('plan = "plan.corn"\ntask = "breast-cancer"\nsteps = 30\n')
+    path = write('plan = "plan.corn"\ntask = "breast-cancer"\ngraph = "ring:4"\n')
     outcome = corn("launch", "--config", path)
     assert (outcome.exit_code, started) == (2, [])
-    assert "the plan has 20, found 30" in " ".join(outcome.stderr.split())
+    assert "which decides this" in " ".join(outcome.stderr.split())
 
 
 def test_commands_with_a_file_can_take_all_their_options_from_it() -> None:
@@ -174,7 +176,7 @@ def test_requirements_are_a_table_and_the_command_line_changes_single_ones(
     corn: Runner, started: list[AgentConfig]
 ) -> None:
     path = write(
-        'plan = "plan.corn"\nkeys = "keys"\nagent = 0\ntask = "digits"\n'
+        'plan = "plan.corn"\nkeys = "keys"\nagent = 0\nstore = "a:1"\ntask = "digits"\n'
         '[require]\nunit = "sample"\nepsilon = 3\ndelta = 1e-6\ntotal-epsilon = 8.5\n'
     )
     assert corn("agent", "--config", path).exit_code == 130
@@ -201,7 +203,9 @@ def test_requirements_are_a_table_and_the_command_line_changes_single_ones(
 def test_requirements_that_are_none_are_refused(
     corn: Runner, started: list[AgentConfig], text: str, message: str
 ) -> None:
-    path = write(f'plan = "plan.corn"\nkeys = "keys"\nagent = 0\ntask = "digits"\n{text}\n')
+    path = write(
+        f'plan = "plan.corn"\nkeys = "keys"\nagent = 0\nstore = "a:1"\ntask = "digits"\n{text}\n'
+    )
     outcome = corn("agent", "--config", path)
     assert outcome.exit_code == 1
     assert message in outcome.stderr

@@ -33,12 +33,16 @@ def test_version(corn: Runner) -> None:
     assert (outcome.exit_code, outcome.stdout) == (0, f"corn {__version__}\n")
 
 
+def test_help_fits_a_screen(corn: Runner) -> None:
+    assert len(corn("--help").stdout.splitlines()) <= 48
+
+
 def test_help_lists_every_command_with_a_line_and_an_example(corn: Runner) -> None:
     text = " ".join(corn("--help").stdout.split())
     for name, (function, example) in COMMANDS.items():
         summary = (function.__doc__ or "").splitlines()[0]
         assert summary.split()[0] in text
-        assert example in text
+        assert name in text
         assert example in " ".join(corn(name, "--help").stdout.split())
 
 

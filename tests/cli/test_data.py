@@ -13,11 +13,16 @@ from .commands import Runner
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
-def test_list_shows_absent_data_sets_and_their_stand_ins(corn: Runner, tmp_path: Path) -> None:
-    outcome = corn("data", "list", "--cache", tmp_path)
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORN_DATA", str(tmp_path))
+
+
+def test_list_shows_absent_data_sets_and_their_stand_ins(corn: Runner) -> None:
+    outcome = corn("data", "list")
     assert outcome.exit_code == 0
     assert "no: breast-cancer stands in" in outcome.stdout
-    facts = json.loads(corn("data", "list", "--cache", tmp_path, "--json").stdout)
+    facts = json.loads(corn("data", "list", "--json").stdout)
     assert [(entry["name"], entry["present"]) for entry in facts["datasets"]] == [
         ("a9a", False),
         ("mnist", False),
@@ -29,21 +34,19 @@ def test_list_shows_absent_data_sets_and_their_stand_ins(corn: Runner, tmp_path:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
 def test_import_copies_files_to_the_cache(corn: Runner, tmp_path: Path) -> None:
-    outcome = corn("data", "import", "a9a", SHARED / "a9a", "--cache", tmp_path)
+    outcome = corn("data", "import", "a9a", SHARED / "a9a")
     assert outcome.exit_code == 0
     assert f"a9a is in {tmp_path / 'a9a'};" in outcome.stderr
-    facts = json.loads(corn("data", "list", "--cache", tmp_path, "--json").stdout)
+    facts = json.loads(corn("data", "list", "--json").stdout)
     assert facts["datasets"][0]["present"] is True
 
 
-def test_a_failed_download_prints_one_line(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = DownloadableDataset(
         "toy", "idx", (RemoteFile("f", "0"),), ("http://127.0.0.1:1/",), "digits", "a toy"
     )
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", toy)
-    outcome = corn("data", "get", "toy", "--cache", tmp_path)
+    outcome = corn("data", "get", "toy")
     assert outcome.exit_code == 1
     assert outcome.stderr.startswith("corn: http://127.0.0.1:1/f: ")
     assert "corn data import" in outcome.stderr
@@ -62,8 +65,8 @@ def test_a_failed_download_prints_one_line(
     ],
 )
 def test_bad_arguments_are_refused(
-    corn: Runner, tmp_path: Path, arguments: list[str], exit_code: int, message: str
+    corn: Runner, arguments: list[str], exit_code: int, message: str
 ) -> None:
-    outcome = corn("data", *arguments, "--cache", tmp_path)
+    outcome = corn("data", *arguments)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from corn.distributed import PlanningRequest
-from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS, Workload
+from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
 from corn.plan import save_plan
 from tests.distributed.harness import WORKLOAD, require_private, small_plan
 
@@ -28,7 +27,6 @@ def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path)
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
     assert (facts["status"], facts["num_steps"], facts["lost"]) == ("complete", 30, {})
-    assert facts["configuration"]["steps"] == 30  # the plan's, not the option's default
     assert facts["measured"]["epsilon"] <= 10
     assert 0 <= facts["measured"]["test_accuracy"] <= 1  # by noise that is new each time
     assert set(facts["agents"]["1"]["traffic"]) == {"0", "2"}
@@ -191,118 +189,57 @@ def test_the_batch_size_is_the_plans(corn: Runner, tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.stderr
     arguments = ["launch", tmp_path / "plan.corn", "--out", tmp_path / "run", *TASK, "--json"]
-    assert corn(*arguments, "--rehearse", 1).exit_code == 0
-    outcome = corn(*arguments, "--batch-size", 16)
+    outcome = corn(*arguments, "--rehearse", 1)
     assert outcome.exit_code == 0, outcome.stderr
+    refused = corn(*arguments, "--batch-size", 16)
+    assert refused.exit_code == 2
+    assert "the plan decides this" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.slow
-def test_agents_make_their_plan_together(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # where keys go without a plan
-    arguments = ["launch", "--decentralized-planning", "--graph", "ring:3", "--steps", 10, *TASK]
-    arguments += ["--mechanism", "ldp", "--colluders", 0, "--out", tmp_path]
+def test_agents_make_their_plan_together(corn: Runner, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    made = corn(*("plan", "--steps", 10, "--mechanism", "ldp", "--colluders", 0, "--out", request))
+    assert made.exit_code == 0, made.stderr
+    arguments = ["launch", request, "--graph", "ring:3", *TASK, "--out", tmp_path]
     rehearsed = corn(*arguments, "--rehearse", 1)
     assert rehearsed.exit_code == 0, rehearsed.stderr
     outcome = corn(*arguments)
     assert outcome.exit_code == 0, outcome.stderr
     assert "10 (complete)" in outcome.stdout
     assert (tmp_path / "shared/request.json").exists()
-    assert (tmp_path / "corn.keys" / "roster.json").exists()
+    assert (tmp_path / "request.keys" / "roster.json").exists()
     plans = {(tmp_path / f"shared/agent-{agent}/plan.corn").read_bytes() for agent in range(3)}
     assert len(plans) == 1
-
-
-@pytest.mark.slow
-def test_agents_that_plan_together_count_on_their_data(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["launch", "--decentralized-planning", "--graph", "path:2", "--steps", 3, *TASK]
-    arguments += ["--mechanism", "ldp", "--unit", "sample", "--batch-size", 16, "--json"]
-    private = corn(*arguments, "--adjacency", "add-remove")
-    assert private.exit_code == 2
-    assert "the numbers in the data are private" in " ".join(private.stderr.split())
-    outcome = corn(*arguments, "--out", tmp_path)
-    assert outcome.exit_code == 0, outcome.stderr
-    facts = json.loads(outcome.stdout)
-    assert facts["sampling"] == "poisson"
-    assert 0 < facts["sampling_rate"] < 1
-    request = json.loads((tmp_path / "shared/request.json").read_text(encoding="utf-8"))
-    # Whoever reads the request must not learn how many samples there are.
-    sizes = Workload("breast-cancer").build(2).data.sizes
-    assert any(size % 10 for size in sizes)
-    assert request["budget"]["sampling_rate"] == facts["sampling_rate"]
-    assert facts["sampling_rate"] == 2 * 16 / sum(size // 10 * 10 for size in sizes)
-
-
-def test_the_numbers_of_samples_in_a_request_are_rounded_down(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[PlanningRequest] = []
-
-    def launch(source: PlanningRequest, *_: object, **__: object) -> None:
-        requests.append(source)
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("corn.distributed.launcher.launch", launch)
-    arguments = ["launch", "--decentralized-planning", "--graph", "path:2", "--steps", 3, *TASK]
-    arguments += ["--unit", "sample", "--batch-size", 16, "--sampling", "passes"]
-    assert corn(*arguments, "--partition", "dirichlet:0.3").exit_code == 130
-    sizes = Workload("breast-cancer", partition="dirichlet:0.3").build(2).data.sizes
-    declared = requests[0].budget.samples_per_agent
-    assert isinstance(declared, tuple)
-    for size, public in zip(sizes, declared, strict=True):
-        assert public <= size < 1.1 * public
-        assert len(str(public).rstrip("0")) <= 2
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["launch"],
-        ["launch", "--decentralized-planning"],
-        ["launch", "plan.corn", "--decentralized-planning", "--graph", "ring:3"],
+        ["launch", "plan.corn", "--epsilon", "10"],
+        ["launch", "plan.corn", "--graph", "ring:3"],
+        ["launch", "request.json"],
         ["launch", "plan.corn", "--on-dropout", "panic"],
         ["launch", "plan.corn", "--show-private", "--agents-per-host", "2", "--store", "a:1"],
     ],
 )
-def test_misuse_exits_with_2(corn: Runner, arguments: list[str]) -> None:
-    assert corn(*arguments, *TASK).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--epsilon", "3"],
-        ["--steps", "2"],
-        ["--weights", "lazy"],
-        ["--mechanism", "decor"],
-        ["--sampling", "passes"],
-        ["--sampling-rate", "0.1"],
-        ["--samples-per-agent", "2800"],
-        ["--seeds", "balls:1"],
-    ],
-)
-def test_options_that_contradict_the_plan_are_misuse(
-    corn: Runner, tmp_path: Path, options: list[str]
-) -> None:
-    save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
-    outcome = corn("launch", tmp_path / "plan.corn", *TASK, *options)
-    assert outcome.exit_code == 2
-    assert "the plan has" in " ".join(outcome.stderr.split())
-
-
-def test_a_stand_in_can_be_refused(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_misuse_exits_with_2(
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
-    outcome = corn("launch", "plan.corn", "--task", "a9a", "--cache", tmp_path, "--no-stand-in")
-    assert outcome.exit_code == 1
-    assert "corn data get a9a" in outcome.stderr
+    assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
+    assert corn(*arguments, *TASK).exit_code == 2
+
+
+def test_a_file_that_is_neither_plan_nor_request_is_one_line(corn: Runner, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    for options in ([], ["--graph", "ring:3"]):
+        outcome = corn("launch", tmp_path / "list.json", *TASK, *options)
+        assert outcome.exit_code == 1
+        assert outcome.stderr.startswith(f"corn: {tmp_path / 'list.json'}: ")
+        assert outcome.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -335,9 +272,11 @@ def test_expected_failures_exit_with_1_and_one_line(
 
 @pytest.mark.slow
 def test_agents_plan_and_run_exact_sums_together(corn: Runner, tmp_path: Path) -> None:
-    planned = ["launch", "--decentralized-planning", "--graph", "path:3", "--mixing", "sum"]
+    request = tmp_path / "request.json"
+    assert corn("plan", "--mixing", "sum", "--steps", 6, "--out", request).exit_code == 0
+    planned = ["launch", request, "--graph", "path:3"]
     folders = ["--keys", tmp_path / "keys", "--out", tmp_path / "run"]
-    outcome = corn(*planned, *folders, *TASK, "--steps", 6, "--epsilon", 10)
+    outcome = corn(*planned, *folders, *TASK)
     assert outcome.exit_code == 0, outcome.stderr
     assert "exact sums over a tree of depth 1: 4 messages per step" in " ".join(
         outcome.stdout.split()

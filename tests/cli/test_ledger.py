@@ -1,4 +1,4 @@
-"""``corn ledger`` adds up what agents have released, and ``corn launch`` keeps to a limit on it."""
+"""``corn keys ledger`` adds up releases, and ``corn launch`` keeps to a limit on them."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_gaussian_plans_are_added_up_in_squares(corn: Runner, keys: Path) -> Non
     one = release(keys, 1)
     two = release(keys, 2, epsilon=3, colluders=0)
     release(keys, 1, agent=1, count=5)
-    outcome = corn("ledger", keys, "--json")
+    outcome = corn("keys", "ledger", keys, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     first, second = json.loads(outcome.stdout)["agents"]
     assert [plan["releases"] for plan in first["plans"]] == [20, 20]
@@ -68,14 +68,14 @@ def test_gaussian_plans_are_added_up_in_squares(corn: Runner, keys: Path) -> Non
     assert (first["total"]["unit"], first["total"]["max_colluders"]) == ("agent", 0)
     assert first["total"] == first["agent_total"]
     assert second["total"]["epsilon"] < 2
-    (shown,) = json.loads(corn("ledger", keys, "--agent", 1, "--json").stdout)["agents"]
+    (shown,) = json.loads(corn("keys", "ledger", keys, "--agent", 1, "--json").stdout)["agents"]
     assert shown == second
 
 
 def test_people_read_units_adversaries_and_what_is_not_promised(corn: Runner, keys: Path) -> None:
     release(keys, 1)
     release(keys, 2, count=7, unit="sample", batch_size=10, sampling="poisson", sampling_rate=0.1)
-    outcome = corn("ledger", keys, "--agent", 0)
+    outcome = corn("keys", "ledger", keys, "--agent", 0)
     assert outcome.exit_code == 0, outcome.stderr
     text = " ".join(outcome.stdout.replace("│", " ").split())
     assert "7 of 20" in text
@@ -98,7 +98,7 @@ def test_no_output_shows_what_a_ledger_hides(corn: Runner, keys: Path) -> None:
     for content in (whole, bytes(damaged), whole[:-1], b"x" + whole[1:]):
         path.write_bytes(content)
         for options in ((), ("--json",)):
-            outcome = corn("ledger", keys, *options)
+            outcome = corn("keys", "ledger", keys, *options)
             assert not any(text in outcome.stdout + outcome.stderr for text in hidden)
 
 
@@ -106,11 +106,11 @@ def test_a_lost_ledger_is_an_error_after_what_is_known(corn: Runner, keys: Path)
     release(keys, 1)
     release(keys, 2)
     ledger_path(keys, 0, "02" * 32).unlink()
-    outcome = corn("ledger", keys)
+    outcome = corn("keys", "ledger", keys)
     assert outcome.exit_code == 1
     assert "at least 1.99" in outcome.stdout
     assert "still count" in outcome.stderr.splitlines()[-1]
-    facts = json.loads(corn("ledger", keys, "--json").stdout)["agents"][0]
+    facts = json.loads(corn("keys", "ledger", keys, "--json").stdout)["agents"][0]
     assert facts["is_lower_bound"]
     assert len(facts["problems"]) == 1
 
@@ -122,7 +122,7 @@ def test_wrong_arguments_are_explained(corn: Runner, keys: Path, tmp_path: Path)
         ([keys, "--agent", 5], "--agent must be one of 0, 1 for these keys, found 5"),
         ([keys, "--delta", 0], "delta must be in (0, 1), found 0.0"),
     ):
-        outcome = corn("ledger", *arguments)
+        outcome = corn("keys", "ledger", *arguments)
         assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
         assert message in outcome.stderr
 
@@ -144,7 +144,7 @@ def test_a_launch_states_the_total_and_keeps_to_the_limit(corn: Runner, tmp_path
     second = launch("second", "--require", "unit=agent", "--require", "total-epsilon=12")
     assert second.exit_code == 1
     assert "the total would exceed the limit of ε = 12 on all releases" in second.stderr
-    known = json.loads(corn("ledger", keys, "--json").stdout)["agents"]
+    known = json.loads(corn("keys", "ledger", keys, "--json").stdout)["agents"]
     assert [[plan["releases"] for plan in own["plans"]] for own in known] in (
         [[5, 0], [5, 0]],
         [[0, 5], [0, 5]],

@@ -157,8 +157,8 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     data = ("--target", "ill", "--classes", "no,yes", "--data")
-    place = ("--agent", 0, "--agents", 4, "--store", "127.0.0.1:1")
-    agent = ("agent", "--plan", "plan.corn", "--keys", "keys", *place, *data)
+    assert corn("plan", "--graph", "path:2", "--steps", 3, "--out", "plan.corn").exit_code == 0
+    agent = ("agent", "plan.corn", "--keys", "keys", "--agent", 0, "--store", "a:1", *data)
     hosts = ("launch", "plan.corn", "--agents-per-host", 1, "--store", "127.0.0.1:1", *data)
     for command in (agent, hosts):
         refused = corn(*command, "agent-0.csv")
@@ -170,17 +170,6 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
     corn(*agent, "agent-{agent}.csv")
     corn(*agent, "agent-0.csv", "--partition", "iid")
     assert [own.has_file_per_agent for own in built] == [True, False]
-
-
-def test_agents_that_plan_together_do_not_publish_how_many_rows_are_for_training(
-    corn: Runner, clinics: Path
-) -> None:
-    refused = corn(
-        *("launch", "--decentralized-planning", "--graph", "complete:2", "--unit", "sample"),
-        *("--data", clinics / "agent-{agent}.csv", "--target", "ill", "--classes", "no,yes"),
-    )
-    assert refused.exit_code == 2
-    assert "--samples-per-agent" in refused.stderr
 
 
 @pytest.mark.slow

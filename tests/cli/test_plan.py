@@ -1,4 +1,4 @@
-"""``corn plan``, ``verify``, ``keygen`` and ``roster``."""
+"""``corn plan``, ``verify`` and ``keys``."""
 
 import json
 import stat
@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from corn.covariance import ThreatModel, default_objective
+from corn.distributed import PlanningRequest, read_request
 from corn.noise import load_identity, load_roster
+from corn.privacy import PrivacyBudget
 
 from ..leaks import shows
 from .commands import Runner, run_quietly
@@ -122,11 +125,11 @@ def test_bad_agents_and_coalitions_are_refused(
 
 def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    outcome = corn("keygen", "--agents", 3, "--keys", keys, "--json")
+    outcome = corn("keys", "make", keys, "--agents", 3, "--json")
     assert outcome.exit_code == 0
     made = json.loads(outcome.stdout)["public_keys"]
     listed = json.loads(
-        corn("roster", "--keys", keys, "--out", tmp_path / "roster.json", "--json").stdout
+        corn("keys", "roster", keys, "--out", tmp_path / "roster.json", "--json").stdout
     )
     roster = load_roster(tmp_path / "roster.json")
     public_keys = [key.hex() for key in roster.public_keys]
@@ -140,9 +143,9 @@ def test_keys_stay_private_and_the_roster_is_public(corn: Runner, tmp_path: Path
 
 
 def test_keys_are_never_overwritten(corn: Runner, tmp_path: Path) -> None:
-    assert corn("keygen", "--agent", 4, "--keys", tmp_path).exit_code == 0
+    assert corn("keys", "make", tmp_path, "--agent", 4).exit_code == 0
     before = (tmp_path / "agent-4.key").read_bytes()
-    outcome = corn("keygen", "--agents", 6, "--keys", tmp_path)
+    outcome = corn("keys", "make", tmp_path, "--agents", 6)
     assert not (tmp_path / "agent-0.key").exists()
     assert outcome.exit_code == 1
     assert "exists" in outcome.stderr
@@ -150,23 +153,15 @@ def test_keys_are_never_overwritten(corn: Runner, tmp_path: Path) -> None:
 
 
 def test_a_roster_needs_the_keys_of_all_agents(corn: Runner, tmp_path: Path) -> None:
-    corn("keygen", "--agent", 1, "--keys", tmp_path)
-    outcome = corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json")
+    corn("keys", "make", tmp_path, "--agent", 1)
+    outcome = corn("keys", "roster", tmp_path, "--out", tmp_path / "r.json")
     assert outcome.exit_code == 1
     assert "found agent-1.pub" in outcome.stderr
     (tmp_path / "agent-0.pub").write_text("zz")
     assert (
-        "not a public key"
-        in corn("roster", "--keys", tmp_path, "--out", tmp_path / "r.json").stderr
+        "not a public key" in corn("keys", "roster", tmp_path, "--out", tmp_path / "r.json").stderr
     )
-    assert corn("keygen", "--keys", tmp_path).exit_code == 2
-
-
-def test_a_plan_with_unsound_accounting_is_refused(corn: Runner, tmp_path: Path) -> None:
-    arguments = [*PLAN, "--epsilon", 40, "--accounting", "paper", "--out", tmp_path / "p.corn"]
-    outcome = corn(*arguments)
-    assert outcome.exit_code == 1
-    assert "an exact ε of 41.76" in outcome.stderr
+    assert corn("keys", "make", tmp_path).exit_code == 2
 
 
 def test_zero_mixing_weights_do_not_change_seed_groups(corn: Runner, tmp_path: Path) -> None:
@@ -189,3 +184,36 @@ def test_the_connections_of_a_plan_are_a_table_for_a_firewall(corn: Runner, tmp_
     assert "every agent also connects to the store" in outcome.stderr
     facts = json.loads(corn("verify", path, "--connections", "--agent", 2, "--json").stdout)
     assert facts["agents"] == [{"agent": 2, "accepts": [], "opens": [0]}]
+
+
+def test_options_of_another_action_of_keys_are_misuse(corn: Runner, tmp_path: Path) -> None:
+    for arguments in (
+        ("make", tmp_path, "--agent", 1, "--delta", 1e-6),
+        ("make", tmp_path, tmp_path, "--agent", 1),
+        ("rotate", tmp_path),
+        ("rotate", tmp_path, "--agents", 2),
+        ("roster", tmp_path),
+        ("roster", tmp_path, "--out", tmp_path / "r.json", "--agent", 1),
+        ("ledger", tmp_path, "--out", tmp_path / "r.json"),
+    ):
+        outcome = corn("keys", *arguments)
+        assert outcome.exit_code == 2, arguments
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_graph_a_request_is_written(corn: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    outcome = corn("plan", "--epsilon", 3, "--steps", 40, "--colluders", 2, "--out", path)
+    assert outcome.exit_code == 0, outcome.stderr
+    request = read_request(path)
+    assert request == PlanningRequest(
+        budget=PrivacyBudget(3, 1e-5, num_steps=40, clip=0.1),
+        objective=default_objective(40, mixing="sum"),
+        threat=ThreatModel(2),
+    )
+    gossip = corn("plan", "--horizon", 1, "--steps", 40, "--out", path, "--json")
+    assert json.loads(gossip.stdout)["mixing"] == "gossip"
+    assert read_request(path).mixing == "gossip"
+    refused = corn("plan", "--mechanism", "mine=R.npy", "--steps", 40, "--out", path)
+    assert refused.exit_code == 1
+    assert "mechanism must be one of" in refused.stderr

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
-from corn.cli.records import name_options, read_configuration, spread_records
+from corn.cli.records import read_configuration, spread_records
 
 
 @dataclass(frozen=True)
@@ -53,32 +52,3 @@ def test_help_includes_the_command_and_its_fields() -> None:
     printed = " ".join(run("--help")[1].split())
     for words in ("Serve a meal.", "What to eat.", "How much.", "default: 5"):
         assert words in printed
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        (
-            "batch_size must be given for unit='sample', found None: the clip over the batch size",
-            "--batch-size must be given for --unit sample: the clip over the batch size",
-        ),
-        (
-            "unit must be one of agent, sample, found 'x'",
-            "--unit must be one of agent, sample, found 'x'",
-        ),
-        ("num_steps must be at least 1", "--steps must be at least 1"),
-        ("the unit is one sample; use --unit sample", "the unit is one sample; use --unit sample"),
-        ("use unit='sample'", "use --unit sample"),
-        (
-            "sub_batch_size and batch_sizes are other names",
-            "sub_batch_size and batch_sizes are other names",
-        ),
-        ("max_colluders=1 is refused", "max_colluders=1 is refused"),
-        (
-            "each unit must be known; unit must be one",
-            "each unit must be known; --unit must be one",
-        ),
-    ],
-)
-def test_errors_name_options_instead_of_arguments(message: str, shown: str) -> None:
-    assert name_options(message, ["batch_size", "unit", "steps"]) == shown

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.cli import watching
+from corn.cli import output
 from corn.covariance.low_rank import DesignProgress
 
 from .commands import Runner
@@ -18,7 +18,7 @@ def test_lines_are_written_where_there_is_no_terminal(
 ) -> None:
     plan = tmp_path / "plan.corn"
     assert "evaluation" not in corn("plan", *GRAPH, "--seeds", "edges", "--out", plan).stderr
-    monkeypatch.setattr(watching, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(output, "_SECONDS_BETWEEN_LINES", 0.0)
     lines = corn("plan", *GRAPH, "--seeds", "edges", "--out", plan).stderr.splitlines()
     assert lines[0].startswith("designing the noise: evaluation 1 of at most 500")
     assert any("% above the optimum for its seeds" in line for line in lines)
@@ -32,7 +32,7 @@ def test_ctrl_c_keeps_the_best_design(
             raise KeyboardInterrupt
         return ""
 
-    monkeypatch.setattr(watching, "describe_progress", interrupt)
+    monkeypatch.setattr(output, "describe_progress", interrupt)
     outcome = corn("plan", *GRAPH, "--out", tmp_path / "plan.corn", "--json")
     assert outcome.exit_code == 130
     assert json.loads(outcome.stdout)["status"] == "interrupted"

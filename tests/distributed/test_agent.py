@@ -38,7 +38,7 @@ from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, verify_plan
-from corn.transport import Link, LinkDesk, open_links
+from corn.transport import Link, LinkOpener, open_links
 
 from .harness import require_private, small_plan
 from .threads import run_in_threads
@@ -263,10 +263,10 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     plan = small_plan("path:4", 12, mechanism="ldp", threat=ThreatModel())
     make_keys(tmp_path / "keys", 4)
 
-    def die(desk: LinkDesk, neighbours: Any, **options: Any) -> dict[int, Link]:
-        if desk._credentials.agent == 0:
+    def die(opener: LinkOpener, neighbours: Any, **options: Any) -> dict[int, Link]:
+        if opener._credentials.agent == 0:
             raise SystemExit  # as if killed: publishes nothing
-        return open_links(desk, neighbours, **options)
+        return open_links(opener, neighbours, **options)
 
     monkeypatch.setattr(entry, "open_links", die)
     _, *others = run_in_threads(

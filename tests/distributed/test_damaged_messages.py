@@ -17,10 +17,10 @@ from corn.distributed.handshake import (
     shake_hands,
 )
 from corn.distributed.rendezvous import (
-    ForgedWordError,
+    ForgedEntryError,
     RefusalError,
     Rendezvous,
-    Word,
+    SignedEntry,
     _bind_refusal,
     signed_text,
 )
@@ -64,7 +64,7 @@ def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
         if key == REFUSAL:
             session = _bind_refusal(other._introduction)
         signature = other.credentials.identity.sign(signed_text(key, word, session))
-        store.set(key, Word(word, signature).encode() if signs else word)
+        store.set(key, SignedEntry(word, signature).encode() if signs else word)
     return own
 
 
@@ -145,7 +145,7 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
         rendezvous = meet({topic: mutate(said[topic], Random(seed))})
         error = find_complaint(listen[topic], rendezvous)
         assert error is None or (
-            is_clear(error) and isinstance(error, HandshakeError | RefusalError | ForgedWordError)
+            is_clear(error) and isinstance(error, HandshakeError | RefusalError | ForgedEntryError)
         ), (seed, error)
 
 

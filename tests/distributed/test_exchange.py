@@ -117,9 +117,9 @@ def connect(
     rendezvous: Rendezvous, neighbours: Iterable[int], *, timeout: float = 20.0
 ) -> Exchange:
     n = rendezvous.num_agents
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=message_limit(n, n**2, 8 * D))
+    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=message_limit(n, n**2, 8 * D))
     links = open_links(
-        desk, neighbours, timeout=rendezvous.timeout, check=rendezvous.check_interruption
+        opener, neighbours, timeout=rendezvous.timeout, check=rendezvous.check_interruption
     )
     return Exchange(links, num_agents=n, dtype=torch.float32, timeout=timeout)
 

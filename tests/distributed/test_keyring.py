@@ -131,13 +131,13 @@ def test_no_keys_are_made_where_agents_have_keys(is_one_machine: bool, tmp_path:
     if is_one_machine:
         save_identity(generate_identity(), tmp_path / "agent-2.key")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(FileFormatError, match=r"roster\.json: is missing: .* with corn roster"):
+    with pytest.raises(FileFormatError, match=r"roster\.json: is missing: .* corn keys roster"):
         make_keys(tmp_path, 3, is_one_machine=is_one_machine)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"none: cannot .*corn keygen --agent 2 --keys /"):
+    with pytest.raises(FileFormatError, match=r"none: cannot .*corn keys make /.* --agent 2"):
         load_credentials(tmp_path / "none", 2, 3)
     make_keys(tmp_path, 3)
     with pytest.raises(FileFormatError, match=r"roster\.json: of 3 agents, the plan has"):

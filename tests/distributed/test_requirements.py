@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from corn.cli.records import name_options
 from corn.covariance import Horizon, ThreatModel
 from corn.distributed import (
     AgentResult,
@@ -225,15 +224,6 @@ def test_a_delta_that_would_require_nothing_is_refused(texts: list[str]) -> None
     """Its owner would expect that a plan with δ = 0.9 is refused."""
     with pytest.raises(InvalidArgumentError, match="given with epsilon or total-epsilon"):
         Requirements.parse(texts)
-
-
-@pytest.mark.parametrize("text", ["epsilon=1", "delta=1e-6", "epsilons=1"])
-def test_errors_name_requirements_and_no_options(text: str) -> None:
-    """The commands have options of the same names, which are those of a plan to be made."""
-    with pytest.raises(InvalidArgumentError) as caught:
-        Requirements.parse([text])
-    names = ["unit", "epsilon", "delta", "steps", "require"]
-    assert name_options(str(caught.value), names) == str(caught.value)
 
 
 def test_ledgers_beside_the_keys_that_do_not_count_are_named(folder: Path) -> None:

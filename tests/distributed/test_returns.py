@@ -79,7 +79,7 @@ class Desk:
         self.returns = Returns(
             HELLO,
             self.sponsor,
-            desk=None,  # type: ignore[arg-type]
+            opener=None,  # type: ignore[arg-type]
             welcome=lambda step, present: replace(WELCOME, return_step=step, present=present),
             last_step=LAST_STEP,
             timeout=30.0,
@@ -118,30 +118,30 @@ def read(channel: Channel) -> Any:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def opener() -> Iterator[Desk]:
     own = Desk()
     yield own
     own.returns.close()
     own.rendezvous.close()
 
 
-def test_an_agent_that_is_gone_again_is_not_announced(desk: Desk) -> None:
-    desk.ask(Request(HELLO, 0), confirms=False).close()
+def test_an_agent_that_is_gone_again_is_not_announced(opener: Desk) -> None:
+    opener.ask(Request(HELLO, 0), confirms=False).close()
     time.sleep(0.1)
-    desk.serve(10)
-    assert desk.announced == set()
+    opener.serve(10)
+    assert opener.announced == set()
 
 
-def test_an_agent_that_trains_alone_helps_only_those_who_find_no_others(desk: Desk) -> None:
-    desk.membership.note_cut(3, 6)
-    in_company = desk.ask(Request(HELLO, 0, wants_company=True))
-    desk.serve(10)
+def test_an_agent_that_trains_alone_helps_only_those_who_find_no_others(opener: Desk) -> None:
+    opener.membership.note_cut(3, 6)
+    in_company = opener.ask(Request(HELLO, 0, wants_company=True))
+    opener.serve(10)
     assert read(in_company)["is_alone"]
-    assert desk.announced == set()
-    at_any_price = desk.ask(Request(HELLO, 0))
-    desk.serve(11)
+    assert opener.announced == set()
+    at_any_price = opener.ask(Request(HELLO, 0))
+    opener.serve(11)
     assert read(at_any_price)["refusal"] == ""
-    assert desk.announced == {18}
+    assert opener.announced == {18}
     in_company.close()
     at_any_price.close()
 
@@ -168,40 +168,40 @@ def test_all_others_may_ask_at_the_same_time() -> None:
     own.close()
 
 
-def test_a_second_request_waits_until_the_step_of_the_first_is_over(desk: Desk) -> None:
-    first = desk.ask(Request(HELLO, 0))
-    desk.serve(10)
+def test_a_second_request_waits_until_the_step_of_the_first_is_over(opener: Desk) -> None:
+    first = opener.ask(Request(HELLO, 0))
+    opener.serve(10)
     assert read(first)["return_step"] == 17
     first.close()
-    second = desk.ask(Request(HELLO, 0))
+    second = opener.ask(Request(HELLO, 0))
     for step in range(11, 18):
-        desk.serve(step)
-        assert desk.announced == {17}
-    desk.returns.hand_over(17, Header(bytes(8), bytes(8), 0, 17, 0, 1, 4), torch.zeros(1))
+        opener.serve(step)
+        assert opener.announced == {17}
+    opener.returns.hand_over(17, Header(bytes(8), bytes(8), 0, 17, 0, 1, 4), torch.zeros(1))
     for peer in (0, 2):  # it did not come
-        desk.membership.merge(lose(peer, 1, 17))
-    desk.serve(18)
+        opener.membership.merge(lose(peer, 1, 17))
+    opener.serve(18)
     assert read(second)["return_step"] == 25
     second.close()
 
 
-def test_a_ledger_must_allow_all_steps_that_are_left(desk: Desk) -> None:
-    channel = desk.ask(Request(replace(HELLO, remaining=82), 0))
-    desk.serve(10)
+def test_a_ledger_must_allow_all_steps_that_are_left(opener: Desk) -> None:
+    channel = opener.ask(Request(replace(HELLO, remaining=82), 0))
+    opener.serve(10)
     assert "fewer releases than the 83 steps" in read(channel)["refusal"]
     channel.close()
-    channel = desk.ask(Request(replace(HELLO, remaining=83), 0))
-    desk.serve(10)
+    channel = opener.ask(Request(replace(HELLO, remaining=83), 0))
+    opener.serve(10)
     assert read(channel)["return_step"] == 17
     channel.close()
 
 
-def test_a_stop_before_the_return_ends_the_wait(desk: Desk) -> None:
-    channel = desk.ask(Request(HELLO, 0))
-    desk.serve(10)
+def test_a_stop_before_the_return_ends_the_wait(opener: Desk) -> None:
+    channel = opener.ask(Request(HELLO, 0))
+    opener.serve(10)
     assert read(channel)["return_step"] == 17
     assert read(channel) == 10
-    desk.returns.close()
+    opener.returns.close()
     with pytest.raises(ChannelClosedError, match="closed the connection"):
         read(channel)
     channel.close()
@@ -316,8 +316,8 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
     while not set(others) <= (found := rendezvous.read_addresses()).keys():
         time.sleep(0.01)
     rendezvous.adopt(Meeting(b"session", found | {run.agent: rendezvous.address}))
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
-    links = open_links(desk, others, timeout=TIMEOUT, check=lambda: None)
+    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
+    links = open_links(opener, others, timeout=TIMEOUT, check=lambda: None)
     membership = make_membership(run, rendezvous)
     # As the agents at its ends would tell.
     for first, second in PLAN.network.graph.edges([1, 2]):
@@ -329,7 +329,7 @@ def begin_as_sponsor(run: AgreedRun, rendezvous: Rendezvous, others: list[int]) 
     entry = Entry(
         make_exchange(run, links),
         membership,
-        make_returns(run, rendezvous, desk),
+        make_returns(run, rendezvous, opener),
     )
     while not entry.returns._sponsor._waiting:
         time.sleep(0.01)

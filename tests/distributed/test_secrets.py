@@ -71,8 +71,8 @@ def options() -> list[str]:
     """Return the options of agents by themselves, without their numbers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = ["agent", "--plan", "plan.corn", "--task", "breast-cancer"]
-    options += ["--agents", str(NUM_AGENTS), "--store", f"127.0.0.1:{port}", "--timeout", "60"]
+    options = ["agent", "plan.corn", "--task", "breast-cancer"]
+    options += ["--store", f"127.0.0.1:{port}", "--timeout", "60"]
     return [*options, "--json", "--log-level", "debug", "--agent"]
 
 

@@ -200,7 +200,7 @@ def test_the_chart_has_a_line_within_the_picture() -> None:
     [
         (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
         (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", 404),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 405),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 501),
         (b"nonsense\r\n\r\n", 400),
         (b"\x00\xff\x80 \r\n\r\n", 400),
         (b"GET / SPDY/9\r\n\r\n", 400),
@@ -236,6 +236,27 @@ def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.monotonic() - began < 30
         for connection in idle:
             connection.close()
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("corn.distributed.monitor._SECONDS_PER_CONNECTION", 0.5)
+    with (
+        serve(make_board()) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=0.1) as connection,
+    ):
+        began = time.monotonic()
+        while time.monotonic() < began + 20:
+            try:
+                connection.sendall(b"G")
+                if not connection.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - began < 20
 
 
 def test_a_flood_of_garbage_neither_ends_nor_stalls_it() -> None:

@@ -1,6 +1,7 @@
 """Agents with exact sums: one model, a step that all apply or none, and a stop for all."""
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from corn.distributed.summing import digest_model
 from corn.errors import CornError
 from corn.learn.schedule import Constant
 from corn.learn.step import compute_gradients, release_masked
-from corn.noise.masks import read_average
+from corn.noise.masks import is_possible, read_average
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from corn.transport import Channel
 
 from .harness import WORKLOAD, finished, run_processes, small_plan
 from .test_agent import samples_of, train
@@ -114,6 +116,23 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
     assert payload < num_bytes <= payload + num_messages * 200 + 1000
 
 
+def test_a_message_that_is_still_leaving_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour may have the last message, and end the run, before the sender has counted it."""
+    send = Channel.send
+
+    def send_slowly(self: Channel, message: bytes | memoryview) -> int:
+        sent = send(self, message)
+        time.sleep(0.02)
+        return sent
+
+    monkeypatch.setattr(Channel, "send", send_slowly)
+    for result in run(PLAN, tmp_path):
+        traffic = [link for link in result.traffic.values() if link.messages_received]
+        assert {link.messages_sent for link in traffic} == {13}
+
+
 def test_every_agent_steps_along_the_average_of_all_releases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,11 +194,8 @@ def test_a_flipped_bit_in_one_model_stops_all_and_names_the_agents(
     assert results[3].notes == (f"agent 4 had another model than agent 3 at step {step}",)
 
 
-def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One agent has another word in one coordinate at step 4, of the size of half the ring."""
-    take = NoiseShare.take
+def spoil_a_mask(take: Any) -> Any:
+    """Give agent 1 another word in one coordinate at step 4, by half the ring of integers."""
 
     def spoil(self: NoiseShare, step: int) -> Any:
         noise = take(self, step)
@@ -187,13 +203,19 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
             noise.mask[2] ^= np.uint16(1 << 15)
         return noise
 
+    return spoil
+
+
+def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def record(parameters: Tensor) -> bytes:
         models.setdefault(AGENT.number, []).append(parameters.numpy().tobytes())
         return digest(parameters)
 
     models: dict[int, list[bytes]] = {}
     digest = digest_model
-    monkeypatch.setattr(NoiseShare, "take", spoil)
+    monkeypatch.setattr(NoiseShare, "take", spoil_a_mask(NoiseShare.take))
     monkeypatch.setattr(rounds, "digest_model", record)
     results = run(PLAN, tmp_path)
     for own in results:
@@ -204,6 +226,37 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
         assert [before[k] == before[k + 1] for k in range(11)] == [k == 4 for k in range(11)]
         # It counts as released.
         assert own.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
+
+
+@pytest.mark.parametrize("agent", [4, 3, 2], ids=["leaf", "inner", "root"])
+def test_a_void_sum_that_one_agent_applies_stops_all_and_names_the_link(
+    agent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of step 4 is void for all, but the check of one agent lets it pass."""
+    monkeypatch.setattr(NoiseShare, "take", spoil_a_mask(NoiseShare.take))
+    check = is_possible
+
+    def accept(total: Any, largest_sum: int) -> bool:
+        return AGENT.number == agent or check(total, largest_sum)
+
+    monkeypatch.setattr(rounds, "is_possible", accept)
+    results = run(PLAN, tmp_path, checkpoint_every=7)
+    parent = PLAN.network.tree.parents[agent]
+    for own in results:
+        assert (own.stop.step, own.stop.reason) == (5, StopReason.MODELS_DIFFER)
+        # The agent differs from its parent, and its children from it: one of these links is named.
+        link = {own.stop.by, own.stop.agent}
+        assert agent in link
+        assert link - {agent} <= {parent, *PLAN.network.tree.children[agent]}
+        assert own.num_steps == 5
+        private = Folders.of_run(tmp_path).of_agent(own.agent).private
+        assert sorted(list_checkpoints(private)) == [0]
+        is_told = any(note.startswith("the sum of step 4 is void") for note in own.notes)
+        assert is_told == (own.agent != agent)
+    models = {own.agent: own.parameters.numpy().tobytes() for own in results}
+    faulty = models.pop(agent)
+    assert len(set(models.values())) == 1
+    assert faulty not in models.values()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

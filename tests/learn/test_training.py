@@ -398,7 +398,7 @@ def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -
     plan = make_plan(load_network("ring:4", mixing="gossip"), BUDGET)
     trials = [learn.Trial(Method.from_plan(plan), learn.Constant(0.1))]
     settings = learn.SweepSettings(1, None, noise_keys="secret", dtype="float32")
-    found = []
+    found: list[torch.Tensor] = []
     for num_samples in (39, 40):
         parts = [(x.float(), y.float()) for x, y in make_datasets()]
         parts[0] = (parts[0][0][:num_samples], parts[0][1][:num_samples])
@@ -407,8 +407,8 @@ def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -
         simulation = learn.Simulation(task, data, plan.network, trials, settings=settings)
         simulation.parameters.fill_(0.1)
         # Noise is new for each simulation, and would hide the gradients.
-        simulation._noise = None
-        simulation._release_all()
-        found.append(simulation._released[0])
+        simulation._releases._source = None
+        simulation.on_release = lambda _, released: found.append(released[0].clone())
+        simulation.advance()
     assert torch.equal(found[0][1:], found[1][1:])
     assert not torch.equal(found[0][0], found[1][0])

@@ -15,9 +15,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 import corn
-from corn.covariance import EAVESDROPPER, Design, Horizon, MechanismName, ThreatModel, design
-from corn.covariance.decomposition import hidden_precision
-from corn.distributed.planning import read_request
+from corn.covariance import ThreatModel, design
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, account_precision, gaussian, subsampling
 from corn.report.explorer import CORE, read_scripts, write_page
@@ -26,7 +24,6 @@ from tests.report.browser import Browser, browsing, has_browser, needs_browser
 
 Engine: TypeAlias = Callable[[str], Any]
 NODE = shutil.which("node")
-OBJECTIVE = Horizon(200.0, 0.1, 0.9)
 
 
 def run_in_node(code: str) -> Any:
@@ -41,7 +38,7 @@ def run_in_node(code: str) -> Any:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     page = tmp_path_factory.mktemp("explorer") / "page.html"
-    page.write_text(write_page(load_network("ring:8", mixing="gossip")), encoding="utf-8")
+    page.write_text(write_page(load_network("ring:8", mixing="sum")), encoding="utf-8")
     with browsing() as opened:
         opened.open(page)
         yield opened
@@ -146,82 +143,46 @@ def test_batches_of_fixed_size_are_counted_as_in_the_package(
     assert cap == pytest.approx(budget.precision_cap, rel=1e-9)
 
 
-GRAPHS = ["ring:8", "path:2", "star:8", "complete:6", "er:n=12,p=0.4,seed=1", "karate"]
-
-
-def prepare(network: Network) -> str:
-    """Return lines that make ``n``, ``links`` and ``A`` of a network."""
-    links = [[int(i), int(j)] for i, j in network.graph.edges]
-    return (
-        f"const n = {network.num_agents}, links = {json.dumps(links)};"
-        "const W = corn.networks.metropolis(n, links);"
-        "const A = corn.networks.objectiveMatrix(W, n, {length: 200, weight: 0.1, momentum: 0.9});"
-        "const judge = (split) => [corn.matrices.dot(A, corn.designs.hiddenFrom(split)),"
-        "corn.designs.centralRatio(split), corn.designs.hiddenPrecision(split, [0])];"
-    )
-
-
-def expect(found: Any, exact: Design, *, rel: float) -> None:
-    """Compare value, ratio to a trusted server, and every agent's precision against agent 0."""
-    value, ratio, precisions = found
-    assert value == pytest.approx(exact.value, rel=rel)
-    assert ratio == pytest.approx(exact.central_ratio, rel=rel)
-    _, hidden = hidden_precision(exact.decomposition, [0])
-    assert precisions[1:] == pytest.approx(hidden.tolist(), rel=rel)
-
-
-@pytest.mark.parametrize("spec", GRAPHS)
-def test_designs_against_an_eavesdropper_are_those_of_the_package(
-    engine: Engine, spec: str
+@pytest.mark.parametrize(("agents", "colluders", "insiders"), [(3, 1, 1), (8, 2, 5), (30, 3, 10)])
+def test_exact_sums_are_those_of_the_package(
+    engine: Engine, agents: int, colluders: int, insiders: int
 ) -> None:
-    network = load_network(spec, mixing="gossip")
-    found = engine(
-        prepare(network) + "const L = corn.networks.laplacian(n, links);"
-        "return {A: Array.from(A), corn: judge(corn.designs.corn(A, n)),"
-        "decor: judge(corn.designs.decor(A, L, n, links)), ldp: judge(corn.designs.ldp(n))}"
+    network = load_network(f"ring:{agents}", mixing="sum")
+    budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=1000, clip=0.1)
+    noise = design(network, budget, threat=ThreatModel(colluders))
+    settings = {
+        "promise": {"unit": "agent", "epsilon": 1, "delta": 1e-5, "steps": 1000, "clip": 0.1},
+        "agents": agents,
+        "colluders": colluders,
+        "insiders": insiders,
+        "falseAlarms": 0.01,
+    }
+    ratio, found = engine(
+        f"return [corn.sums.centralRatio({agents}, {colluders}), "
+        f"corn.sums.account({json.dumps(settings)})]"
     )
-    A = OBJECTIVE.matrix(network.step_matrix)
-    assert np.reshape(found["A"], A.shape) == pytest.approx(A, rel=1e-9, abs=1e-9 * A.max())
-    mechanisms: tuple[MechanismName, ...] = ("corn", "decor", "ldp")
-    for name in mechanisms:
-        exact = design(network, 1.0, mechanism=name, objective=OBJECTIVE, threat=EAVESDROPPER)
-        expect(found[name], exact, rel=1e-3)
+    assert ratio == pytest.approx(noise.central_ratio, rel=1e-9)
+    assert found["cap"] == pytest.approx(budget.precision_cap, rel=1e-9)
+    for row in found["rows"]:
+        exposed = corn.expose(
+            noise.decomposition, range(row["size"]), budget.query, num_steps=1000
+        ).epsilon(1e-5)
+        assert row["epsilon"] == pytest.approx(max(exposed.values()), rel=1e-6)
+    sizes = [row["size"] for row in found["rows"]]
+    assert {0, 1, colluders, insiders} <= set(sizes)
+    assert found["epsilon"] == found["rows"][sizes.index(insiders)]["epsilon"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "colluders"),
-    [
-        ("er:n=12,p=0.4,seed=1", 1),
-        ("star:8", 1),
-        ("complete:6", 1),
-        ("ring:6", 2),
-        pytest.param("er:n=24,p=0.2,seed=1", 1, marks=pytest.mark.slow),
-    ],
-)
-def test_designs_against_insiders_are_those_of_the_package(
-    engine: Engine, spec: str, colluders: int
-) -> None:
-    network = load_network(spec, mixing="gossip")
-    found, gap, worst = engine(
-        prepare(network) + "const objective = {length: 200, weight: 0.1, momentum: 0.9};"
-        f"const settings = {{agents: n, links, objective, colluders: {colluders}}};"
-        "const found = corn.tasks.insiders(settings, () => {});"
-        f"const all = [...corn.insiders.combinations(n, {colluders})].map((coalition) => "
-        "Math.max(...corn.designs.hiddenPrecision(found.split, coalition)));"
-        "return [judge(found.split), found.gap, Math.max(...all)]"
-    )
-    exact = design(network, 1.0, objective=OBJECTIVE, threat=ThreatModel(colluders))
-    expect(found, exact, rel=1e-2)
-    assert worst == pytest.approx(1, rel=1e-9)
-    # The page shows its gap, which for many agents is a few per cent.
-    if exact.status == "optimal":
-        assert gap < (1e-2 if network.num_agents < 24 else 3e-2)
+def test_independent_noise_costs_as_many_times_as_there_are_agents() -> None:
+    """The page shows this cost of LDP without computing a design."""
+    budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=10, clip=1)
+    network = load_network("ring:9", mixing="sum")
+    assert design(network, budget, mechanism="ldp").central_ratio == pytest.approx(9)
 
 
 SETTINGS = {
-    "source": "ring:4",
+    "graph": "ring:4",
     "agents": 4,
-    "links": [[0, 1], [1, 2], [2, 3], [0, 3]],
     "promise": {
         "unit": "sample",
         "epsilon": 2,
@@ -232,27 +193,25 @@ SETTINGS = {
         "batch": 10,
         "samples": 200,
     },
-    "objective": {"length": 10, "weight": 0.1, "momentum": 0},
     "colluders": 1,
-    "mechanism": "corn",
-    "insiders": [1],
+    "insiders": 2,
 }
 
 
-def export(engine: Engine, form: str, **changes: Any) -> str:
-    settings = json.dumps({**SETTINGS, **changes})
-    return str(engine(f"return corn.exports.{form}({settings})"))
+def export(engine: Engine, form: str) -> str:
+    return str(engine(f"return corn.exports.{form}({json.dumps(SETTINGS)})"))
 
 
-@pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])
 def test_exported_python_prints_what_the_page_shows(
-    engine: Engine, mechanism: str, capsys: pytest.CaptureFixture[str]
+    engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = export(engine, "pythonLines", mechanism=mechanism)
-    exec(compile(code, "export", "exec"), {})
+    exec(compile(export(engine, "pythonLines"), "export", "exec"), {})
     ratio, epsilons = capsys.readouterr().out.splitlines()
-    assert float(ratio) >= 1
-    assert list(eval(epsilons)) == [0, 2, 3]
+    assert float(ratio) == pytest.approx(4 / 3)
+    shown = engine(f"return corn.sums.account({json.dumps({**SETTINGS, 'falseAlarms': 0.1})})")
+    printed = eval(epsilons)
+    assert list(printed) == [2, 3]
+    assert shown["epsilon"] == pytest.approx(printed[2], rel=5e-3)
 
 
 def test_exported_commands_run(
@@ -261,94 +220,61 @@ def test_exported_commands_run(
     from corn.cli import app
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "drawn.edges").write_text(export(engine, "edgeList"))
-    text = export(engine, "commandLine", source=None).replace("\\\n", " ")
+    text = export(engine, "commandLine").replace("\\\n", " ")
     plan, verify, compare = (line.split()[1:] for line in text.splitlines())
     for arguments in (plan, verify, compare):
         with pytest.raises(SystemExit, match="0"):
             app(arguments)
     made = corn.load_plan(tmp_path / "plan.corn")
     assert made.budget.epsilon == 2
-    assert made.objective == Horizon(10, 0.1)
-
-
-def test_drawn_links_keep_the_numbers_of_agents(engine: Engine, tmp_path: Path) -> None:
-    """Agents are numbered on the page, and an edge list must not number them anew."""
-    links = [[2, 11], [0, 2], [1, 11], [0, 3], *([k, k + 1] for k in range(3, 11))]
-    path = tmp_path / "drawn.edges"
-    path.write_text(export(engine, "edgeList", links=links))
-    assert nx.utils.edges_equal(
-        list(load_network(path, mixing="gossip").graph.edges), map(tuple, links)
-    )
-
-
-def test_exported_requests_are_read(engine: Engine, tmp_path: Path) -> None:
-    path = tmp_path / "request.json"
-    path.write_text(export(engine, "planRequest"))
-    request = read_request(path)
-    assert request.budget.sampling_rate is None
-    assert request.budget.query.sampling_rate == 0.05
-    assert (request.objective, request.threat) == (Horizon(10, 0.1), ThreatModel(1))
-    promise = {**SETTINGS["promise"], "unit": "agent"}  # type: ignore[dict-item]
-    path.write_text(export(engine, "planRequest", promise=promise, mechanism="decor"))
-    assert read_request(path).threat == EAVESDROPPER
+    assert made.threat.max_colluders == 1
 
 
 VERDICT = "document.getElementById('verdict').textContent"
-READY = "corn.page.state.view.power !== null"
-TAB, ENTER = "\ue004", "\ue007"
+
+
+def fill(browser: Browser, field: str, value: object) -> None:
+    """Write a value into a field as a user does."""
+    browser.run(
+        f"const field = document.getElementById('{field}'); field.value = '{value}';"
+        "field.dispatchEvent(new Event('input', { bubbles: true }))"
+    )
 
 
 @needs_browser
-def test_an_insider_is_marked_by_keyboard(browser: Browser) -> None:
-    browser.wait(READY)
-    assert "The promise holds" in browser.run(
-        "return document.getElementById('verdict').textContent"
-    )
-    browser.run(
-        "document.getElementById('colluders').value = '0';"
-        "document.getElementById('settings').dispatchEvent(new Event('input'));"
-        "document.getElementById('clear').focus()"
-    )
-    # From the button, the next stops are the agents, in order.
-    browser.press(TAB + TAB + ENTER)
+def test_more_insiders_than_the_design_is_against_break_the_promise(browser: Browser) -> None:
+    assert "The promise holds" in browser.wait(VERDICT)
+    fill(browser, "insiders", 3)
     text = browser.wait(f"{VERDICT}.includes('broken') && {VERDICT}")
-    assert "insider 1," in text
-    assert browser.run("return document.activeElement.dataset.agent") == "1"
-    assert browser.run("return document.activeElement.getAttribute('aria-pressed')") == "true"
-    network = load_network("ring:8", mixing="gossip")
-    budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=1000, clip=0.1)
-    noise = design(network, budget, threat=EAVESDROPPER)
-    exposed = corn.expose(noise.decomposition, [1], budget.query, num_steps=1000).epsilon(1e-5)
-    shown = browser.run("return corn.page.state.view.epsilons")
-    assert shown[1] is None
-    assert shown[0] == pytest.approx(exposed[0], rel=1e-3)
-    browser.click("#clear")
+    assert "with 3 insiders" in text
+    fill(browser, "colluders", 3)
+    browser.wait(f"{VERDICT}.includes('The promise holds')")
+    fill(browser, "insiders", 8)
+    browser.wait(f"{VERDICT}.includes('At least one agent must not be an insider')")
+    fill(browser, "insiders", 1)
     assert browser.errors() == []
 
 
 @needs_browser
-def test_a_graph_is_drawn_and_sampling_chosen(browser: Browser) -> None:
-    browser.click("#add")
-    browser.run(
-        "document.getElementById('unit').value = 'sample';"
-        "document.getElementById('settings').dispatchEvent(new Event('input'))"
+def test_sampling_is_computed_in_a_worker(browser: Browser) -> None:
+    fill(browser, "unit", "sample")
+    browser.wait(
+        "corn.page.state.view.settings.promise.unit === 'sample' && corn.page.state.view.found"
     )
-    browser.wait("corn.page.state.places.length === 9")
-    browser.wait(f"corn.page.state.view.settings.promise.unit === 'sample' && {READY}")
     browser.click("input[value=pythonLines]")
     text = browser.run("return document.getElementById('export').textContent")
-    assert 'load_network("drawn.edges", mixing="gossip")' in text
+    assert 'load_network("ring:n=8", mixing="sum")' in text
+    assert 'sampling="poisson"' in text
     assert browser.errors() == []
 
 
 @needs_browser
-def test_the_page_fits_a_phone(tmp_path: Path) -> None:
+def test_a_thousand_agents_fit_a_phone(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(write_page(), encoding="utf-8")
+    page.write_text(write_page(load_network("ring:1000", mixing="sum")), encoding="utf-8")
     with browsing((360, 740)) as phone:
         phone.open(page)
-        phone.wait("document.querySelectorAll('.agent').length === 20")
+        phone.wait("document.querySelectorAll('#picture circle').length === 999")
         assert phone.run("return document.documentElement.scrollWidth") <= 360
 
 
@@ -366,8 +292,6 @@ def test_names_of_files_cannot_end_a_script() -> None:
     assert "</script><b>" not in write_page(network)
 
 
-def test_networks_that_a_browser_cannot_design_for_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="for 2 to 40 agents, found 41"):
-        write_page(load_network("ring:41", mixing="gossip"))
-    with pytest.raises(InvalidArgumentError, match="Metropolis weights, found lazy"):
-        write_page(load_network("ring:8", weights="lazy"))
+def test_networks_of_other_sizes_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="for 3 to 1000 agents, found 2"):
+        write_page(load_network("path:2", mixing="sum"))

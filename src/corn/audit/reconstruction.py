@@ -6,8 +6,7 @@ gradients of agents far away. With step size η and gradients g that hardly chan
     m_t = Wᵗ x₀ − η Σ_{k ≤ t} Wᵏ g      (row j),
 
 which is linear in g. All these rows together are the knowledge matrix of the observers. Without
-noise, every agent whose unit vector is in its row space is known exactly. With noise, generalised
-least squares is the best linear estimate, and its covariance says how much of g it shows.
+noise, every agent whose unit vector is in its row space is known exactly.
 
 **Images.** The gradient of a linear classifier at one sample is an outer product: the residual of
 the classes times the image. So one release without noise shows the image and its label. With noise,
@@ -88,63 +87,6 @@ def find_recoverable(knowledge: FloatArray) -> list[int]:
     # The part of each unit vector within the row space has length one where all of it is inside.
     inside = (space**2).sum(axis=0)
     return np.flatnonzero(inside > 1 - _EXACT).tolist()
-
-
-def recover_gradients(knowledge: FloatArray, observations: FloatArray) -> FloatArray:
-    """Return all agents' gradients, shape (n, d), by least squares: exact where recoverable.
-
-    ``observations`` are (Wᵗ x₀ − m_t)/η of the observed agents, shape (steps · observed, d), in the
-    order of the knowledge matrix.
-    """
-    solved = np.linalg.lstsq(knowledge, observations, rcond=_RANK_TOLERANCE)[0]
-    return np.asarray(solved, np.float64)
-
-
-def sum_message_noise(
-    mixing_matrix: FloatArray, covariance: FloatArray, observed: Sequence[int], num_steps: int
-) -> FloatArray:
-    """Return the covariance of the noise in all observations, in the order of the knowledge.
-
-    Noise of step s has been mixed t − s times in the message of step t. Each step has new noise of
-    this covariance, shape (n, n).
-    """
-    powers = [np.eye(len(mixing_matrix))]
-    for _ in range(num_steps - 1):
-        powers.append(powers[-1] @ mixing_matrix)
-    # With a little more noise, because Cholesky fails where noise cancels exactly.
-    root = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(len(covariance)))
-    size, n = len(observed), len(mixing_matrix)
-    parts = np.zeros((num_steps * size, num_steps * n))
-    for t in range(num_steps):
-        for s in range(t + 1):
-            # Block (t, s) maps the normals of step s to observation t; later noise has no part in
-            # it.
-            block = powers[t - s][list(observed)] @ root
-            parts[t * size : (t + 1) * size, s * n : (s + 1) * n] = block
-    total: FloatArray = parts @ parts.T
-    return total
-
-
-def estimate_gradients(
-    knowledge: FloatArray, noise_covariance: FloatArray, observations: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return the generalised least squares estimate, shape (n, d), and its standard errors, (n,).
-
-    Errors are per coordinate; ∞ for agents that the observations do not determine.
-    """
-    values, vectors = np.linalg.eigh(noise_covariance)
-    scale = 1 / np.sqrt(np.maximum(values, _RANK_TOLERANCE * values[-1]))
-    # In whitened coordinates generalised least squares is ordinary least squares.
-    whiten = scale[:, None] * vectors.T
-    K, y = whiten @ knowledge, whiten @ observations
-    left, singular, right = np.linalg.svd(K, full_matrices=False)
-    kept = singular > _RANK_TOLERANCE * singular[0]
-    # The covariance of the estimate is V S⁻² Vᵀ, whose diagonal is the sum of squares below.
-    inverse = right[kept].T / singular[kept]
-    estimate: FloatArray = inverse @ (left[:, kept].T @ y)
-    errors = np.sqrt((inverse**2).sum(axis=1))
-    known = np.isin(np.arange(knowledge.shape[1]), find_recoverable(knowledge))
-    return estimate, np.where(known, errors, np.inf)
 
 
 # Small, so that gradients hardly change over the run: the best case of the attacker.

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Annotated
 
 import typer
@@ -21,15 +21,13 @@ from corn.cli import (
     account,
     advise,
     agent,
-    attack,
     audit,
     compare,
     data,
     explore,
     graph,
-    keygen,
+    keys,
     launch,
-    ledger,
     plan,
     status,
     train,
@@ -39,24 +37,19 @@ from corn.cli.output import print_error, show_warnings_as_notes
 from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
+PANELS: dict[str, tuple[ModuleType, ...]] = {
+    "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
+    "Simulate": (train, data),
+    "Run": (plan, keys, launch, agent, status),
+    "Check": (verify, audit),
+}
+"""The module of each command, by task in the order of the help."""
+
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "graph": (graph.graph, graph.EXAMPLE),
-    "account": (account.account, account.EXAMPLE),
-    "advise": (advise.advise, advise.EXAMPLE),
-    "compare": (compare.compare, compare.EXAMPLE),
-    "explore": (explore.explore, explore.EXAMPLE),
-    "train": (train.train, train.EXAMPLE),
-    "launch": (launch.launch, launch.EXAMPLE),
-    "agent": (agent.agent, agent.EXAMPLE),
-    "status": (status.status, status.EXAMPLE),
-    "ledger": (ledger.ledger, ledger.EXAMPLE),
-    "data": (data.data, data.EXAMPLE),
-    "plan": (plan.plan, plan.EXAMPLE),
-    "verify": (verify.verify, verify.EXAMPLE),
-    "audit": (audit.audit, audit.EXAMPLE),
-    "attack": (attack.attack, attack.EXAMPLE),
-    "keygen": (keygen.keygen, keygen.KEYGEN_EXAMPLE),
-    "roster": (keygen.roster, keygen.ROSTER_EXAMPLE),
+    name: (getattr(module, name), module.EXAMPLE)
+    for modules in PANELS.values()
+    for module in modules
+    for name in [module.__name__.rpartition(".")[2]]
 }
 """Each command, and an example of its use."""
 
@@ -70,7 +63,7 @@ app = typer.Typer(
     # Rich tracebacks may print local variables, which hold data and keys.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\n\n".join(["Examples:", *(example for _, example in COMMANDS.values())]),
+    epilog="corn COMMAND --help has the options of a command and an example.",
 )
 
 
@@ -92,8 +85,12 @@ def describe(
     """CorN: private decentralised learning with correlated noise that cancels."""
 
 
-for name, (function, example) in COMMANDS.items():
-    app.command(name, epilog=f"Example: {example}")(spread_records(function))
+for panel, modules in PANELS.items():
+    for module in modules:
+        function, example = COMMANDS[module.__name__.rpartition(".")[2]]
+        app.command(function.__name__, epilog=f"Example: {example}", rich_help_panel=panel)(
+            spread_records(function)
+        )
 
 
 @contextmanager

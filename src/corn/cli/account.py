@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +12,22 @@ import numpy as np
 import typer
 
 from corn.checks import FloatArray
-from corn.cli.budget_options import BatchSizeOption, OpenBudgetOptions
-from corn.cli.options import JsonOption, PlotOption
-from corn.cli.output import print_facts, print_json, print_note, print_table, print_written
-from corn.cli.samplings import print_promises, print_samplings, sampling_facts
+from corn.cli.config_file import is_given
+from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption, PlotOption
+from corn.cli.output import (
+    print_facts,
+    print_json,
+    print_note,
+    print_table,
+    print_written,
+    sampling_facts,
+)
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.privacy import (
     ACCOUNTANTS,
     Accounting,
+    AgentPromise,
     ClippedQuery,
     PrivacyBudget,
     PrivacyLoss,
@@ -39,26 +46,42 @@ ADVERSARY = ThreatModel().describe()
 
 
 def account(
+    context: typer.Context,
     *,
-    budget: OpenBudgetOptions,
+    budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
+    accounting: Annotated[
+        Accounting,
+        typer.Option(
+            help="Accountant: gdp is exact, rdp is the paper's Theorem 2, paper is its eq. (13b)."
+        ),
+    ] = "gdp",
     covariance: Annotated[
         Path | None,
-        typer.Option(help="File of a noise covariance (.npy or .csv), whose ε is then computed."),
+        typer.Option(
+            help="File of a noise covariance (.npy or .csv), whose ε is then computed, and its δ "
+            "at --epsilon if that is given."
+        ),
     ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compute the noise that a privacy budget needs, or the privacy of given noise."""
-    if covariance is not None:
-        # One number each: a covariance has no promise per agent, and ε is the result.
-        delta = _read_number("delta", budget.delta)
-        epsilon = None if budget.epsilon is None else _read_number("epsilon", budget.epsilon)
-        R = read_matrix(covariance, name="a covariance")
-        loss = measure(R, budget.make_query(batch_size), num_steps=budget.steps)
-        _report_loss(loss, delta, epsilon, budget.accounting, covariance, plot, json=json)
+    if covariance is None:
+        _report_budget(budget.make(batch_size, accounting=accounting), plot, json=json)
         return
-    _report_budget(budget.make(batch_size), plot, json=json)
+    # One number each: a covariance has no promise per agent.
+    delta = _read_number("delta", budget.delta)
+    epsilon = _read_number("epsilon", budget.epsilon) if is_given(context, "epsilon") else None
+    given = budget.make(batch_size)
+    if not given.is_uniform:
+        raise InvalidArgumentError(
+            f"--samples-per-agent must be one number with --covariance, found "
+            f"{budget.samples_per_agent}"
+        )
+    R = read_matrix(covariance, name="a covariance")
+    loss = measure(R, given.query, num_steps=budget.steps)
+    _report_loss(loss, delta, epsilon, accounting, covariance, plot, json=json)
 
 
 def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> None:
@@ -67,7 +90,6 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
     # The paper's calibrations are defined for one promise without subsampling only.
     is_plain = budget.is_uniform and not budget.query.is_subsampled
     calibrations = _calibrations(budget) if is_plain else {}
-    costs = compare_samplings(budget) if budget.unit == "sample" else ()
     if plot:
         # One agent with independent noise at the cap: its curve is the promise of all.
         _draw(measure([[1 / budget.precision_cap]], budget.query, num_steps=budget.num_steps), plot)
@@ -83,7 +105,9 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
                 "mu": budget.mu if is_plain else None,
                 **_noise_facts(budget),
                 "calibrations": calibrations,
-                "samplings": {cost.sampling: sampling_facts(cost) for cost in costs},
+                "samplings": {
+                    cost.sampling: cost.variance_ratio for cost in compare_samplings(budget)
+                },
             }
         )
         return
@@ -102,13 +126,11 @@ def _report_budget(budget: PrivacyBudget, plot: Path | None, *, json: bool) -> N
             ("noise std of an LDP agent", round_up(budget.independent_noise_std)),
         ]
     reserve = f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"
-    print_facts("", [*facts, ("floating point", reserve)])
+    print_facts("", [*facts, *sampling_facts(budget), ("floating point", reserve)])
     if not budget.is_uniform:
-        print_promises(budget)
+        _print_promises(budget)
     if calibrations:
         _print_calibrations(calibrations)
-    if costs:
-        print_samplings(budget, costs)
     print_written(plot)
 
 
@@ -284,3 +306,50 @@ def _draw(loss: PrivacyLoss, path: Path) -> None:
     from corn.report import plot_privacy, save_figure
 
     save_figure(plot_privacy(loss), path)
+
+
+def _print_promises(budget: PrivacyBudget) -> None:
+    """Print one row for each distinct promise, with the agents that have it."""
+    caps = budget.precision_caps(len(budget.promises))
+    agents: dict[tuple[AgentPromise, float], list[int]] = {}
+    for agent, key in enumerate(zip(budget.promises, caps.tolist(), strict=True)):
+        agents.setdefault(key, []).append(agent)
+    print_table(
+        "Each promise",
+        ["agents", "ε", "δ", "sampling", "precision cap b", "LDP noise std"],
+        [
+            [
+                _name_agents(own),
+                write_exactly(promise.epsilon),
+                write_exactly(promise.delta),
+                _describe_sampling(promise.query),
+                round_bound_down(cap),
+                round_up(1 / math.sqrt(cap)),
+            ]
+            for (promise, cap), own in agents.items()
+        ],
+    )
+
+
+def _name_agents(agents: Sequence[int]) -> str:
+    """Return numbers of agents, with runs of three and more as ranges.
+
+    >>> _name_agents([0, 1, 2, 3, 7, 9, 10])
+    '0–3, 7, 9, 10'
+    """
+    parts: list[list[int]] = []
+    for agent in agents:
+        if parts and agent == parts[-1][-1] + 1:
+            parts[-1].append(agent)
+        else:
+            parts.append([agent])
+    names = [f"{p[0]}–{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts]
+    return ", ".join(names)
+
+
+def _describe_sampling(query: ClippedQuery) -> str:
+    if query.sampling == "poisson":
+        return f"poisson, rate {query.sampling_rate:.4g}"
+    if query.sampling == "passes":
+        return f"passes of {query.steps_per_pass} steps"
+    return "every-step"

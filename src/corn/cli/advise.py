@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.options import JsonOption, OptionalGraphOption, ThreatOptions
+from corn.cli.options import ColludersOption, JsonOption, OptionalGraphOption
 from corn.cli.output import (
     format_count,
     print_facts,
     print_json,
     print_note,
     print_table,
+    sampling_facts,
     working,
 )
+from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.learn.names import ModelName, WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Proposal, Prospect, TrainingScale, propose
-from corn.privacy import Unit, compare_samplings
+from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 
@@ -70,11 +71,7 @@ def advise(
         float | None,
         typer.Option(help="Largest norm C of a clipped gradient. (Default: 1; unit agent: 0.1.)"),
     ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
-    ] = None,
-    threat: ThreatOptions,
+    colluders: ColludersOption = None,
     json: JsonOption = False,
 ) -> None:
     """Propose clip, batches, steps and step sizes, and print commands that use them."""
@@ -86,7 +83,7 @@ def advise(
     is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
-        problem = learn.make_workload(task, n, model=model, directory=cache, stand_in=False)
+        problem = learn.make_workload(task, n, model=model, stand_in=False)
         parameters = problem.task.num_parameters
         # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)
@@ -102,8 +99,8 @@ def advise(
         clip=USUAL_CLIPS[unit] if clip is None else clip,
     )
     with working("comparing settings"):
-        proposal = propose(network, scale, threat=threat.make(n))
-    learner = _list_options(task=task, model=model, cache=cache)
+        proposal = propose(network, scale, threat=_choose_threat(colluders, n))
+    learner = _list_options(task=task, model=model)
     commands = _write_commands(proposal, network.source, learner, is_runnable=task is not None)
     if json:
         print_json(_collect(proposal, network, commands))
@@ -114,6 +111,13 @@ def advise(
             f"this advice assumes a model of {_USUAL_PARAMETERS:,} parameters; "
             "--parameters or --task sets the number"
         )
+
+
+def _choose_threat(colluders: int | None, num_agents: int) -> ThreatModel:
+    # A single agent has nobody inside the network to fear.
+    if colluders is None and num_agents == 1:
+        return EAVESDROPPER
+    return DEFAULT_THREAT if colluders is None else ThreatModel(colluders)
 
 
 def _choose_network(graph: str | None, agents: int | None) -> Network:
@@ -152,7 +156,8 @@ def _write_commands(
     # Without samples (agent unit) the batch size alone, on which no promise depends.
     train = ["corn", "train", *learner, *network, *promise, *(samples or batches)]
     plan = ["corn", "plan", *network, *promise, *samples, "--out", _PLAN]
-    launch = ["corn", "launch", _PLAN, *learner, *batches, *step, "--out", "out/run"]
+    launch = ["corn", "launch", _PLAN, *learner, *([] if size else batches), *step]
+    launch += ["--out", "out/run"]
     verify = ["corn", "verify", _PLAN]
     chosen = [train, plan, verify, launch] if is_runnable else [plan, verify]
     return [shlex.join(command) for command in chosen]
@@ -191,7 +196,7 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
             ("against", proposal.threat.describe()),
             ("clip", f"{scale.clip:g}"),
             ("batches and steps", _describe_batches(proposal)),
-            *_compare(proposal),
+            *sampling_facts(proposal.budget),
             ("step sizes", f"about {eta:g}; corn train searches for it on public data"),
             ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
             ("mixing", network.describe_mixing(prospect.num_steps)),
@@ -208,13 +213,6 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
         "excess is a bound on the loss above the least one, for a convex problem whose solution is "
         f"at distance {scale.distance:g}: for choosing between settings, not a forecast"
     )
-
-
-def _compare(proposal: Proposal) -> list[tuple[str, str]]:
-    """Return what other samplings would need for the same promise; nothing for unit agent."""
-    others = [cost for cost in compare_samplings(proposal.budget) if cost.variance_ratio > 1]
-    words = [f"{cost.sampling} {cost.variance_ratio:.3g} ×" for cost in others]
-    return [("other samplings", f"{', '.join(words)} the noise variance")] if words else []
 
 
 def _describe_batches(proposal: Proposal) -> str:

@@ -1,4 +1,4 @@
-"""``corn agent``: run one agent of a workload in this process."""
+"""``corn agent``: run one agent of a plan in this process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,65 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.config_file import ConfigOption, is_given, merge_requirements
-from corn.cli.learning import LEARNING, LearningOptions
-from corn.cli.monitoring import MonitoringOptions
+from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
-from corn.distributed.logs import log_event
+from corn.distributed.logs import LogFormat, LogLevel, LogSettings, log_event
 from corn.distributed.settings import DropoutPolicy
-from corn.learn.names import USUAL_BATCH_SIZE
-from corn.plan import Plan, fingerprint
+from corn.errors import FileFormatError
+from corn.noise import load_roster
+from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy.rounding import round_up
 from corn.threads import limit_threads
 
-EXAMPLE = (
-    "corn agent --plan plan.corn --keys keys --task breast-cancer --agent 2 --agents 20 "
-    "--store 10.0.0.1:29500"
-)
+_MONITORING = "Monitoring"
+
+
+@dataclass(frozen=True)
+class MonitoringOptions:
+    """The log of an agent, and its status server."""
+
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
+    ] = "text"
+    log_level: Annotated[
+        LogLevel,
+        typer.Option(
+            help="Least important level to log: info has a line per checkpoint, warning has "
+            "losses and other notes only.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = "info"
+    status: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to serve /healthz, /metrics (Prometheus) and a status page at. With "
+            "corn launch, agent I uses PORT + I.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = None
+    status_private: Annotated[
+        bool,
+        typer.Option(
+            "--status-private",
+            help="Also serve training loss, gradient norm, clipping and waits, which no noise "
+            "protects. Only on an address of this machine, such as 127.0.0.1, and with the "
+            "password in private/agent-I/status-password.",
+            rich_help_panel=_MONITORING,
+        ),
+    ] = False
+
+    def make(self) -> distributed.Monitoring:
+        """Return the settings."""
+        return distributed.Monitoring(
+            log=LogSettings(self.log_format, self.log_level),
+            status=None if self.status is None else distributed.parse_address(self.status),
+            shows_private=self.status_private,
+        )
+
+
+EXAMPLE = "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
 
 AGENTS = "Agents"
 _PLACE = "Rendezvous"
@@ -110,16 +154,12 @@ class RunOptions:
         learning: LearningOptions,
         *,
         batch_size: int | None,
-        num_steps: int | None = None,
-        seed: int = 0,
         rehearsal_seed: int | None = None,
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
         return distributed.RunSettings(
-            learn.make_schedule(self.step_size, learning.choose_schedule()),
-            num_steps=num_steps,
+            learning.make_schedule(self.step_size),
             batch_size=batch_size,
-            seed=seed,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
             checkpoint_every=self.checkpoint_every,
@@ -128,8 +168,42 @@ class RunOptions:
         )
 
 
+def read_source(
+    path: Path, context: typer.Context, option: str
+) -> Plan | distributed.PlanningRequest:
+    """Return the plan of a file, or the request for one, which ``option`` belongs to.
+
+    Raises:
+        BadParameter: the option is missing for a request, or given with a plan.
+        FileFormatError: the file is neither.
+    """
+    is_request = is_given(context, option)
+    try:
+        return distributed.read_request(path) if is_request else load_plan(path)
+    except FileFormatError:
+        other = load_plan if is_request else distributed.read_request
+        try:
+            other(path)
+        except FileFormatError:
+            pass
+        else:
+            raise typer.BadParameter(
+                f"{path} is a plan, which decides this: omit the option"
+                if is_request
+                else f"{path} is a request for a plan, which needs this option",
+                param_hint=f"--{option}",
+            ) from None
+        raise
+
+
 def agent(
     context: typer.Context,
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            help="The plan, or the request for one (with --neighbours), that all agents hold.",
+        ),
+    ],
     *,
     learning: LearningOptions,
     run: RunOptions,
@@ -141,39 +215,20 @@ def agent(
             rich_help_panel=AGENTS,
         ),
     ],
+    neighbours: Annotated[
+        str | None,
+        typer.Option(
+            help="This agent's neighbours, such as 1,4,7 (for a request only).",
+            rich_help_panel=AGENTS,
+        ),
+    ] = None,
     number: Annotated[
-        int,
-        typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE),
+        int, typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE)
     ],
-    agents: Annotated[int, typer.Option(min=1, help="Number of agents.", rich_help_panel=_PLACE)],
     store: Annotated[
         str,
         typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
     ],
-    plan: Annotated[
-        Path | None, typer.Option(help="The plan that all agents hold.", rich_help_panel=AGENTS)
-    ] = None,
-    request: Annotated[
-        Path | None,
-        typer.Option(
-            help="Instead of a plan: the request for one that agents make together.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None,
-    neighbours: Annotated[
-        str | None,
-        typer.Option(
-            help="With --request: this agent's neighbours, such as 1,4,7.", rich_help_panel=AGENTS
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of steps, fewer than planned.", rich_help_panel=LEARNING),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Seed of the initial models; public.", rich_help_panel=LEARNING),
-    ] = 0,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -205,35 +260,30 @@ def agent(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run one agent of a workload in this process."""
+    """Run one agent of a plan in this process."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    if (plan is None) == (request is None):
-        raise typer.BadParameter("give either --plan or --request")
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
     learning.require_public_classes()
     learning.require_stated_partition()
-    # A batch size that is not given is the plan's; one that is must agree with it.
-    batch_size = learning.batch_size if is_given(context, "batch_size") else None
+    source = read_source(plan, context, "neighbours")
+    refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning),
         settings=run.make_settings(
-            learning,
-            batch_size=batch_size,
-            num_steps=steps,
-            seed=seed,
+            learning, batch_size=source.budget.batch_size or learning.batch_size
         ),
         out=out,
-        plan=plan,
-        request=request,
+        plan=plan if isinstance(source, Plan) else None,
+        request=None if isinstance(source, Plan) else source,
         neighbours=_parse_numbers(neighbours),
         keys=keys,
         agent=number,
-        num_agents=agents,
+        # A request does not say how many agents there are, but all of them have a public key.
+        num_agents=(
+            source if isinstance(source, Plan) else load_roster(keys / "roster.json")
+        ).num_agents,
         store=distributed.parse_address(store),
-        # Only where neither plan nor option has one. A plan that agents make together is not known
-        # yet.
-        default_batch_size=USUAL_BATCH_SIZE,
         requirements=run.make_requirements(),
         listen=None if listen is None else distributed.parse_address(listen),
         advertise=None if advertise is None else distributed.parse_address(advertise),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # needs torch, whose import takes a second
 
 _ONE_RUN = "One run"
 _TRIALS = 10_000
+# Of the training run; the bound on ε holds for any.
+_STEP_SIZE = 0.1
 EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
 
 
@@ -49,9 +51,6 @@ class TrainingOptions:
     canaries: Annotated[
         int, typer.Option(min=10, help="Samples to insert or not.", rich_help_panel=_ONE_RUN)
     ] = 500
-    step_size: Annotated[
-        float, typer.Option(help="Step size of the run.", rich_help_panel=_ONE_RUN)
-    ] = 0.1
 
 
 def audit(
@@ -78,10 +77,6 @@ def audit(
             "no seed reproduces them). (Default: shares; step for plans with the sample unit.)"
         ),
     ] = None,
-    releases: Annotated[
-        int | None,
-        typer.Option(min=2, help="Releases of a trial. (Default: 4, more for samples.)"),
-    ] = None,
     confidence: Annotated[
         float,
         typer.Option(
@@ -102,14 +97,13 @@ def audit(
             "--victim": victim != "all",
             "--trials": trials != _TRIALS,
             "--through": through is not None,
-            "--releases": releases is not None,
             "--plot": plot is not None,
         }
         if any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
             raise InvalidArgumentError(f"{names} must be left out with --one-run")
     elif training != TrainingOptions():
-        raise InvalidArgumentError("--task, --canaries and --step-size need --one-run")
+        raise InvalidArgumentError("--task and --canaries need --one-run")
     plan = load_plan(path)
     if training.one_run:
         attacker = None if view == "worst" else read_view(view)
@@ -119,7 +113,6 @@ def audit(
     settings = AuditSettings(
         through or ("shares" if plan.budget.unit == "agent" else "step"),
         num_trials=trials,
-        num_releases=releases,
         confidence=confidence,
         seed=seed,
     )
@@ -161,7 +154,7 @@ def _audit_one_run(
     report = audit_training(
         plan,
         learn.make_workload(training.task, plan.num_agents, partition="iid"),
-        schedule=learn.make_schedule(training.step_size, "constant"),
+        schedule=learn.make_schedule(_STEP_SIZE),
         num_canaries=training.canaries,
         view=view,
         confidence=confidence,
@@ -204,9 +197,12 @@ def _audit_one_run(
 def _read_victims(text: str) -> list[int] | None:
     if text == "all":
         return None
-    if not text.isdecimal() or len(text) > 9:
-        raise InvalidArgumentError(f"--victim must be an agent's number or all, found {text!r}")
-    return [int(text)]
+    try:
+        return [int(text)]
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"--victim must be an agent's number or all, found {text!r}"
+        ) from error
 
 
 def _audit_break(plan: Plan, weakest: Break | None, settings: AuditSettings) -> Finding | None:

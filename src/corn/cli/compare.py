@@ -10,16 +10,18 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from corn.cli.budget_options import BatchSizeOption, BudgetOptions
 from corn.cli.options import (
+    BatchSizeOption,
+    BudgetOptions,
     GraphOption,
     JsonOption,
     MixingOptions,
     PlotOption,
-    PrivateNoiseOption,
 )
 from corn.cli.output import (
     KAPPA,
+    describe_reference,
+    designing,
     format_count,
     format_kappa,
     print_facts,
@@ -27,11 +29,10 @@ from corn.cli.output import (
     print_table,
     print_written,
     save_json,
+    strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
 )
-from corn.cli.strictest import describe_reference, strictest_facts
-from corn.cli.watching import designing
 from corn.covariance import (
     MECHANISMS,
     Design,
@@ -51,7 +52,6 @@ WORTHLESS = 0.99
 """Share of LDP's noise energy above which a design is not worth its shared seeds."""
 _COMPARED: tuple[MechanismName, ...] = ("corn", "ldp", "decor", "zero-sum", "central", "none")
 _REFERENCES = ("central", "none")
-_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,6 @@ def compare(
             "sparse:K, partners:K, balls:R, groups:M, communities:SIZE or leave-one-out."
         ),
     ] = "auto",
-    private_noise: PrivateNoiseOption = "per-agent",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -129,11 +128,11 @@ def compare(
         raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    objective = mixing.choose_objective(network, budget.steps)
+    objective = mixing.choose_objective(network.mixing, budget.steps)
     # A single agent has nobody inside the network to fear.
     listed = colluders or ("1,0" if network.num_agents > 1 else "0")
     threats = [
-        ThreatModel(count, kind, private_noise)
+        ThreatModel(count, kind)
         for count in map(_read_number, _split(listed, "--colluders"))
         for kind in _split(seeds, "--seeds")
     ]
@@ -385,9 +384,9 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def _read_number(text: str) -> int:
-    # int() refuses very long texts with an error of its own.
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+    try:
+        return int(text)
+    except ValueError as error:
         raise InvalidArgumentError(
             f"--colluders must be whole numbers separated by commas, found {text!r}"
-        )
-    return int(text)
+        ) from error

@@ -22,11 +22,6 @@ from corn.learn.datasets import (
 
 EXAMPLE = "corn data list"
 
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
-]
-
 
 def data(
     action: Annotated[
@@ -40,29 +35,28 @@ def data(
     path: Annotated[
         Path | None, typer.Argument(help="Directory with the files (for import).")
     ] = None,
-    cache: CacheOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Download, import and list data sets."""
+    """Download, import and list data sets, in $CORN_DATA or the user's cache."""
     if action == "list":
-        _list(cache, json)
+        _list(json)
         return
     if name is None:
         raise typer.BadParameter(f"must be one of {', '.join(DOWNLOADABLE)}", param_hint="NAME")
     if action == "get":
-        where = _download(name, cache)
+        where = _download(name)
     elif path is None:
         raise typer.BadParameter("must be the directory with the files", param_hint="PATH")
     else:
         # These files must have the same checksums as a download.
-        where = import_dataset(name, path, directory=cache)
+        where = import_dataset(name, path)
     if json:
         print_json({"name": name, "directory": where})
     else:
         print_note(f"{name} is in {where}; its checksums are correct")
 
 
-def _download(name: str, cache: Path | None) -> Path:
+def _download(name: str) -> Path:
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -81,14 +75,14 @@ def _download(name: str, cache: Path | None) -> Path:
         bar.update(tasks[file], completed=num_bytes, total=total)
 
     with bar:
-        return fetch_dataset(name, directory=cache, on_progress=show)
+        return fetch_dataset(name, on_progress=show)
 
 
-def _list(cache: Path | None, json: bool) -> None:
+def _list(json: bool) -> None:
     known = [
         {
             "name": name,
-            "present": is_cached(dataset, directory=cache),
+            "present": is_cached(dataset),
             "stand_in": dataset.stand_in,
             "description": dataset.description,
         }
@@ -99,7 +93,7 @@ def _list(cache: Path | None, json: bool) -> None:
         for name, description in EMBEDDED.items()
     ]
     if json:
-        print_json({"directory": cache_directory(cache), "datasets": known})
+        print_json({"directory": cache_directory(), "datasets": known})
         return
     rows = [
         [
@@ -109,4 +103,4 @@ def _list(cache: Path | None, json: bool) -> None:
         ]
         for entry in known
     ]
-    print_table(f"Data sets in {cache_directory(cache)}", ["name", "present", "content"], rows)
+    print_table(f"Data sets in {cache_directory()}", ["name", "present", "content"], rows)

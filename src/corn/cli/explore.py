@@ -1,4 +1,4 @@
-"""``corn explore``: write one page that designs noise in the browser, and open it."""
+"""``corn explore``: write one page that shows what noise costs, and open it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def explore(
     graph: Annotated[
         str | None,
         typer.Option(
-            help="Graph to show first: a spec or a file, of 2 to 40 agents. Others can be chosen "
-            "or drawn on the page."
+            help="Graph to show first: a spec or a file, of 3 to 1000 agents. Others can be chosen "
+            "on the page."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("corn-explorer.html"),
@@ -33,7 +33,7 @@ def explore(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Write an interactive page: draw a graph, mark insiders, change ε, and see what noise costs.
+    """Write an interactive page: choose agents, insiders and ε, and see what noise costs.
 
     The page is one file. It needs no server and no network, and it sends nothing anywhere.
     """
@@ -42,7 +42,7 @@ def explore(
 
     if out.suffix not in (".html", ".htm"):
         raise FileFormatError(f"{out}: the page's name must end in .html")
-    page = write_page(None if graph is None else load_network(graph))
+    page = write_page(None if graph is None else load_network(graph, mixing="sum"))
     out.parent.mkdir(parents=True, exist_ok=True)
     # A browser that has the page open never reads half of it.
     with writing_whole(out) as partial:

@@ -5,32 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from corn import distributed, learn
-from corn.checks import require_choice
-from corn.cli.agent import AGENTS, RunOptions
-from corn.cli.budget_options import BudgetOptions
+from corn.cli.agent import AGENTS, MonitoringOptions, RunOptions, read_source
 from corn.cli.config_file import ConfigOption
-from corn.cli.learning import LearningOptions, draw_run, let_plan_decide, write_run
-from corn.cli.monitoring import MonitoringOptions
-from corn.cli.options import JsonOption, MechanismOption, MixingOptions, PlotOption, ThreatOptions
-from corn.cli.outcome import describe_outcome
-from corn.cli.output import collect_sampling, print_facts, print_json, print_line, print_note
+from corn.cli.learning import LearningOptions, draw_run, refuse_options_of_plan, write_run
+from corn.cli.options import (
+    JsonOption,
+    PlotOption,
+)
+from corn.cli.output import (
+    collect_sampling,
+    describe_average,
+    describe_outcome,
+    print_facts,
+    print_json,
+    print_line,
+    print_note,
+    strictest_facts,
+)
 from corn.cli.plan import describe_mixing
 from corn.cli.records import read_configuration
-from corn.cli.strictest import describe_average, strictest_facts
-from corn.covariance import MECHANISMS, MechanismName
-from corn.covariance.design import default_threat
-from corn.plan import fingerprint, load_plan
-from corn.privacy.rounding import round_count_down, round_up, round_up_range
-from corn.topology import Gossip
+from corn.plan import Plan, fingerprint
+from corn.privacy.rounding import round_up, round_up_range
+from corn.topology import load_network
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
-_TOGETHER = "Decentralised planning"
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
 # Under exact sums all agents have one model, which is the average.
@@ -43,18 +47,21 @@ _WARNING = (
 
 def launch(
     context: typer.Context,
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            help="The plan, or the request for one (with --graph) that agents make together.",
+        ),
+    ],
     *,
     learning: LearningOptions,
-    plan: Annotated[
-        Path | None, typer.Argument(help="The plan; none with --decentralized-planning.")
-    ] = None,
     run: RunOptions,
     keys: Annotated[
         Path | None,
         typer.Option(
             envvar="CORN_KEYS",
             help="Folder of keys, ledgers and roster.json; never publish it. Keys are made if it "
-            "has none. (Default: PLAN.keys beside the plan; without a plan, corn.keys here.)",
+            "has none. (Default: PLAN.keys beside the plan or the request.)",
             rich_help_panel=AGENTS,
         ),
     ] = None,
@@ -83,22 +90,13 @@ def launch(
             rich_help_panel=AGENTS,
         ),
     ] = None,
-    decentralized_planning: Annotated[
-        bool,
-        typer.Option(
-            "--decentralized-planning",
-            help="Let agents make the plan together; each knows only its neighbours in --graph.",
-            rich_help_panel=_TOGETHER,
-        ),
-    ] = False,
     graph: Annotated[
         str | None,
-        typer.Option(help="The network, as for corn plan.", rich_help_panel=_TOGETHER),
+        typer.Option(
+            help="The network (for a request only); each agent learns its neighbours in it.",
+            rich_help_panel=AGENTS,
+        ),
     ] = None,
-    budget: BudgetOptions,
-    mechanism: MechanismOption = "corn",
-    mixing: MixingOptions,
-    threat: ThreatOptions,
     out: Annotated[
         Path,
         typer.Option(help="Folder of the run. Publish its folder shared, never private."),
@@ -118,8 +116,6 @@ def launch(
 ) -> None:
     """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    if decentralized_planning == (plan is not None) or (graph is None) != (plan is not None):
-        raise typer.BadParameter("give a plan, or --decentralized-planning and --graph")
     if show_private and agents_per_host is not None:
         raise typer.BadParameter(
             "--show-private needs one machine with the data of all agents; on several hosts the "
@@ -128,55 +124,25 @@ def launch(
     learning.require_public_classes()
     if agents_per_host is not None:
         learning.require_stated_partition()
-    source: Path | distributed.PlanningRequest
-    network = None if graph is None else mixing.load_network(graph)
-    batch_size = learning.batch_size
-    if plan is not None:
-        planned = load_plan(plan)
-        # An option that contradicts the plan is refused: ignored, it would be taken for a setting
-        # of the run.
-        let_plan_decide(context, planned, mechanism=planned.mechanism)
-        source, batch_size = plan, planned.budget.batch_size or batch_size
-    elif network is not None:
-        # Agents that plan together know no files of the others.
-        chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
-        # Which rows of a file are for training depends on the rows, whatever the adjacency.
-        is_private = learning.data is not None or budget.adjacency == "add-remove"
-        if budget.needs_sizes and is_private:
-            raise typer.BadParameter(
-                "give a number of samples of an agent, without computing it from the data: the "
-                "numbers in the data are private, and plans are public",
-                param_hint="--samples-per-agent",
-            )
-        # Of a public task. What a plan counts on is public too, so it is not the exact number.
-        sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
-        sizes = tuple(map(round_count_down, sizes))
-        source = distributed.PlanningRequest(
-            budget=budget.make_for_data(batch_size, sizes, network),
-            objective=mixing.choose_objective(network, budget.steps),
-            # Written into the request, so that agents do not depend on defaults of their own
-            # versions.
-            threat=threat.make_if_given() or default_threat(chosen),
-            mechanism=chosen,
-            weights=mixing.weights,
-            gossip=Gossip.parse(mixing.gossip),
-            mixing=network.mixing,
-            cooldown_steps=mixing.cooldown_steps,
+    source = read_source(plan, context, "graph")
+    refuse_options_of_plan(context, source.budget)
+    network = None
+    if graph is not None and not isinstance(source, Plan):
+        network = load_network(
+            graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
         )
     settings = run.make_settings(
         learning,
-        batch_size=batch_size,
-        # A plan has its number of steps. A request must state it, as there is no plan yet.
-        num_steps=None if plan is not None else budget.steps,
+        batch_size=source.budget.batch_size or learning.batch_size,
         rehearsal_seed=rehearse,
     )
     launched = distributed.launch(
-        source,
+        plan if isinstance(source, Plan) else source,
         run.make_workload(learning),
         out=out,
         settings=settings,
         network=network,
-        keys=keys,
+        keys=keys or plan.with_suffix(".keys"),
         placement=distributed.Placement(
             agents_per_host, host, None if store is None else distributed.parse_address(store)
         ),
@@ -190,9 +156,8 @@ def launch(
     if launched.made_keys:
         print_note(
             f"made keys for all agents in {launched.keys}, which is safe on one machine only; "
-            "agents that do not trust each other make their own with corn keygen"
+            "agents that do not trust each other make their own with corn keys make"
         )
-    # After let_plan_decide, which wrote the plan's values into the configuration.
     facts = _facts(read_configuration(context), launched)
     private = _private_facts(launched) if show_private else {}
     _write(launched, facts, private)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
-from corn.cli.promises import find_promises, format_per_agent, parse_samples
 from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
-from corn.learn.schedule import ScheduleName
-from corn.plan import Plan
+from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, load_network
 
 LEARNING = "Learning"
 OWN_DATA = "Your own data"
-# Of a number of classes, each of which gets a name in memory.
-_MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -84,18 +79,10 @@ class LearningOptions:
         Path | None,
         typer.Option(
             help="Public file with the same columns, on which no agent trains; scores on it may be "
-            "published.",
+            "published. (Default: a fifth of the data, scores on which are private.)",
             rich_help_panel=OWN_DATA,
         ),
     ] = None
-    held_out: Annotated[
-        float,
-        typer.Option(
-            help="Without --test-data: fraction of the data to measure on; scores on it are "
-            "private.",
-            rich_help_panel=OWN_DATA,
-        ),
-    ] = 0.2
     model: Annotated[
         str | None,
         typer.Option(
@@ -118,17 +105,6 @@ class LearningOptions:
     data_seed: Annotated[
         int, typer.Option(min=0, help="Seed of split and partition.", rich_help_panel=LEARNING)
     ] = 0
-    l2: Annotated[
-        float, typer.Option(min=0, help="L2 penalty of linear models.", rich_help_panel=LEARNING)
-    ] = 1e-4
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
-    ] = None
-    stand_in: Annotated[
-        bool,
-        typer.Option(help="Use an embedded data set in place of an absent one, with a warning."),
-    ] = True
     batch_size: Annotated[
         int,
         typer.Option(
@@ -137,13 +113,6 @@ class LearningOptions:
             rich_help_panel=LEARNING,
         ),
     ] = USUAL_BATCH_SIZE
-    schedule: Annotated[
-        ScheduleName | None,
-        typer.Option(
-            help="Step-size schedule. (Default: constant; quadratic: inverse-sqrt.)",
-            rich_help_panel=LEARNING,
-        ),
-    ] = None
 
     @property
     def is_quadratic(self) -> bool:
@@ -155,9 +124,9 @@ class LearningOptions:
         """The task's name, or the name of the data."""
         return self.task or (self.data.name if self.data else "")
 
-    def choose_schedule(self) -> ScheduleName:
-        """Return the schedule asked for, or the paper's."""
-        return self.schedule or usual_schedule(self.task or "")
+    def make_schedule(self, step_size: float) -> Schedule:
+        """Return the schedule that begins with a step size: constant, or the paper's."""
+        return learn.make_schedule(step_size, usual_schedule(self.task or ""))
 
     def make_workload(self) -> learn.Workload | learn.FileWorkload:
         """Return the workload, which builds a problem for any number of agents."""
@@ -173,9 +142,8 @@ class LearningOptions:
             model=self.model,
             partition=self.partition or PAPER_PARTITION,
             seed=self.data_seed,
-            l2=self.l2,
-            directory=self.cache,
-            stand_in=self.stand_in,
+            # An absent data set is an error, which names the command that downloads it.
+            stand_in=False,
         )
 
     def require_public_classes(self) -> None:
@@ -212,10 +180,8 @@ class LearningOptions:
             bounds=learn.Bounds.parse(self.bounds),
             model=self.model or "linear",
             test_data=self.test_data,
-            held_out=self.held_out,
             partition=self.partition,
             seed=self.data_seed,
-            l2=self.l2,
         )
 
     def _refuse_options_of_data(self) -> None:
@@ -243,96 +209,27 @@ def _list_classes(text: str | None) -> tuple[str, ...] | None:
     """
     if text is None:
         return None
-    if text.isdecimal() and len(text) <= _MOST_DIGITS:
+    # Five digits at most, because each class gets a name in memory.
+    if text.isdecimal() and len(text) <= 5:
         return tuple(map(str, range(int(text))))
     return _split_names(text)
 
 
-def let_plan_decide(context: typer.Context, plan: Plan, **also_fixed: object) -> None:
-    """Set the options that a plan decides to its values, in the command's configuration.
+def refuse_options_of_plan(
+    context: typer.Context, budget: PrivacyBudget, names: Iterable[str] = ()
+) -> list[str]:
+    """Return the options that a plan with this budget decides, or raise misuse if one is given.
 
-    An option on the command line that contradicts the plan is misuse, with exit code 2.
-    ``also_fixed`` are options that the plan decides for the present command only.
+    Also if it has the plan's own value: what a plan decides is not an option beside it.
     """
-    fixed = {**_fixed_by_plan(plan, context.params), **also_fixed}
-    for name, value in fixed.items():
-        found = context.params[name]
-        # Options that were not given keep their defaults, which a plan replaces without complaint.
-        if is_given(context, name) and found != value:
+    # Where agents are the unit, the batch size has no effect on privacy, and no plan has one.
+    decided = [*names, *([] if budget.batch_size is None else ["batch_size"])]
+    for name in decided:
+        if is_given(context, name):
             raise typer.BadParameter(
-                f"the plan has {'none' if value is None else value}, found {found}: omit the "
-                "option",
-                param_hint=f"--{name.replace('_', '-')}",
+                "the plan decides this: omit the option", param_hint=f"--{name.replace('_', '-')}"
             )
-    # run.json then states what was run, not what was typed.
-    context.params.update(fixed, graph=plan.network.source, weights=None)
-
-
-def _is_same(named: Network, planned: Network) -> bool:
-    """Return whether agents mix alike on two networks: sums need the same links only."""
-    if named.num_agents != planned.num_agents:
-        return False
-    if planned.mixing == "sum":
-        return {*map(frozenset, named.graph.edges)} == {*map(frozenset, planned.graph.edges)}
-    return bool((named.sparse_matrix != planned.sparse_matrix).nnz == 0)
-
-
-def _fixed_by_plan(plan: Plan, given: Mapping[str, Any]) -> dict[str, object]:
-    """Return the values of the options that a plan decides."""
-    budget, threat, objective = plan.budget, plan.threat, plan.objective
-    graph, weights, cooldown = given["graph"], given["weights"], given["cooldown"]
-    # The plan's graph under another name, such as a file with the same weights, is no
-    # contradiction.
-    named = plan.network if graph is None else load_network(graph, weights=weights)
-    is_same = _is_same(named, plan.network)
-    fixed = {
-        "graph": graph if is_same else plan.network.source,
-        "weights": weights if is_same and graph is not None else "weights of its own",
-        **_promises_as_given(plan, given["epsilon"], given["delta"]),
-        "steps": budget.num_steps,
-        "clip": budget.clip,
-        "unit": budget.unit,
-        "accounting": budget.accounting,
-        "adjacency": budget.adjacency,
-        "sampling": budget.sampling,
-        "sampling_rate": budget.sampling_rate,
-        "samples_per_agent": _samples_as_given(budget, given["samples_per_agent"]),
-        "horizon": getattr(objective, "length", None),
-        "disagreement_weight": getattr(objective, "disagreement_weight", None),
-        "momentum": plan.momentum,
-        "gossip": str(plan.network.gossip),
-        # Automatic is no contradiction either.
-        "cooldown": cooldown if cooldown == "auto" else str(plan.cooldown_steps),
-        "colluders": threat.max_colluders,
-        "seeds": threat.seeds,
-        "private_noise": threat.private_noise,
-    }
-    # The batch size is the plan's where it counts for privacy, the precision where noise is drawn
-    # bit for bit as in a deployment.
-    if budget.batch_size is not None:
-        fixed["batch_size"] = budget.batch_size
-    if "dtype" in given and given.get("rehearse"):
-        fixed["dtype"] = plan.dtype
-    return fixed
-
-
-def _promises_as_given(plan: Plan, epsilon: str, delta: str) -> dict[str, object]:
-    """Return the plan's ε and δ as the options' texts, as they were given if they agree."""
-    budget = plan.budget
-    found = find_promises(epsilon, delta, plan.network)
-    return {
-        "epsilon": epsilon if found[0] == budget.epsilon else format_per_agent(budget.epsilon),
-        "delta": delta if found[1] == budget.delta else format_per_agent(budget.delta),
-    }
-
-
-def _samples_as_given(budget: PrivacyBudget, given: str | None) -> str | None:
-    """Return the plan's samples per agent as the option's text, as it was given if it agrees."""
-    samples = budget.samples_per_agent
-    if given is not None and parse_samples(given) == samples:
-        return given
-    listed = samples if isinstance(samples, tuple) else (samples,)
-    return None if samples is None else ",".join(map(str, listed))
+    return decided
 
 
 def write_run(

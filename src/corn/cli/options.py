@@ -6,36 +6,30 @@ records. Commands take such records like single options: see ``corn.cli.records`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
 from corn.cli.output import print_note
 from corn.covariance import (
     DEFAULT_THREAT,
-    EAVESDROPPER,
     MECHANISMS,
     ONE_STEP,
-    Corn,
-    Decor,
     Horizon,
-    Mechanism,
-    MechanismName,
     ThreatModel,
-    ZeroSum,
     default_objective,
-    read_mechanism,
 )
-from corn.covariance.objective import DISAGREEMENT_WEIGHT
 from corn.covariance.threat import (
     MOST_FOR_PAIRS,
     PARTNERS_BESIDE_HUBS,
     SPARSE_PARTNERS,
-    PrivateNoise,
 )
 from corn.errors import InvalidArgumentError
+from corn.privacy import Accounting, Adjacency, PrivacyBudget, Sampling, Unit
+from corn.privacy.budget import fit_sampling, read_promises
 from corn.topology import (
     ONE_ROUND,
     Gossip,
@@ -44,6 +38,7 @@ from corn.topology import (
     choose_cooldown,
     find_remaining_disagreement,
     load_network,
+    name_of,
 )
 from corn.topology.mixing import WEIGHTS
 
@@ -53,11 +48,8 @@ _GRAPH_HELP = (
 )
 _NETWORK = "Network"
 _THREAT = "Insiders"
-_AUTO = "auto"
 # The share of disagreement after the cool-down above which a note is printed.
 _MUCH_DISAGREEMENT = 0.05
-# int() of a very long text takes long, and raises an error of its own.
-_MOST_DIGITS = 9
 DEFAULT_GOSSIP = str(ONE_ROUND)
 """The mixing rounds of a step in commands that design or train."""
 
@@ -136,13 +128,6 @@ def _normalise_gossip(text: str) -> str:
         raise typer.BadParameter(str(error).removeprefix("gossip ")) from error
 
 
-def _check_cooldown(text: str) -> str:
-    if text != _AUTO and not (text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise typer.BadParameter(f"must be {_AUTO} or a number of steps, found {text!r}")
-    # One spelling, as let_plan_decide compares options with a plan's as text.
-    return text if text == _AUTO else str(int(text))
-
-
 GossipOption: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -153,15 +138,15 @@ GossipOption: TypeAlias = Annotated[
     ),
 ]
 _CooldownOption: TypeAlias = Annotated[
-    str,
+    int | None,
     typer.Option(
-        help="Number of steps after training that only mix, so that agents agree on one model; "
-        "auto is one mixing time. Each costs the messages of a step, and no privacy.",
-        callback=_check_cooldown,
+        min=0,
+        help="Number of steps after training that only mix, so that agents agree on one model. "
+        "Each costs the messages of a step, and no privacy. (Default: one mixing time.)",
         rich_help_panel=_NETWORK,
     ),
 ]
-_ColludersOption: TypeAlias = Annotated[
+ColludersOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         min=0,
@@ -180,14 +165,6 @@ _SeedsOption: TypeAlias = Annotated[
         rich_help_panel=_THREAT,
     ),
 ]
-PrivateNoiseOption: TypeAlias = Annotated[
-    PrivateNoise,
-    typer.Option(
-        help="Variance of the noise that an agent draws alone: one per agent, or one for all (as "
-        "in the paper).",
-        rich_help_panel=_THREAT,
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -195,28 +172,19 @@ class MixingOptions:
     """Mixing weights and rounds, the cool-down, and the objective of the noise."""
 
     horizon: HorizonOption = None
-    disagreement_weight: Annotated[
-        float | None,
-        typer.Option(
-            help="Weight of disagreement between agents in the design, in (0, 1]; 1 minimises the "
-            "noise energy of all models. A cool-down removes disagreement, but not the noise of "
-            "the average model. "
-            f"(Default: {DISAGREEMENT_WEIGHT:g}; 1 with --horizon 1.)"
-        ),
-    ] = None
     mixing: Annotated[
         Mixing | None,
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
             "neighbours. (Default: sum; gossip for directed links, a mixing matrix, and with "
-            "--weights, --gossip, --cooldown, --horizon or --disagreement-weight.)",
+            "--weights, --gossip, --cooldown or --horizon.)",
             rich_help_panel=_NETWORK,
         ),
     ] = None
     weights: WeightsOption = None
     gossip: GossipOption = DEFAULT_GOSSIP
-    cooldown: _CooldownOption = _AUTO
+    cooldown: _CooldownOption = None
     momentum: Annotated[
         float | None,
         typer.Option(
@@ -229,44 +197,40 @@ class MixingOptions:
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
-        mixing = self.mixing
-        # Settings that exact sums do not have ask for gossip, as those of `load_network` do.
-        if mixing is None and (self.horizon, self.disagreement_weight, self.cooldown_steps) != (
-            None,
-            None,
-            None,
-        ):
-            mixing = "gossip"
+        mixing = "gossip" if self.mixing is None and self._asks_for_gossip else self.mixing
         return load_network(
             graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
 
-    def choose_objective(self, network: Network, num_steps: int) -> Horizon:
-        """Return the objective asked for, or the default for this many steps."""
-        usual = default_objective(num_steps, mixing=network.mixing, momentum=self.momentum)
-        length = usual.length if self.horizon is None else self.horizon
-        gamma = self.disagreement_weight
-        if gamma is None:
-            # One step is the paper's objective, which weighs all noise the same.
-            gamma = ONE_STEP.disagreement_weight if self.horizon == 1 else usual.disagreement_weight
-        # A horizon of one step is the paper's objective, whose agents have no momentum.
-        is_paper = self.horizon == 1 and self.momentum is None
-        return Horizon(length, gamma, 0.0 if is_paper else usual.momentum)
+    def choose_mixing(self) -> Mixing:
+        """Return how releases are combined on a network that is not known yet."""
+        return self.mixing or ("gossip" if self._asks_for_gossip else "sum")
 
     @property
-    def cooldown_steps(self) -> int | None:
-        """The number of steps that only mix; None for one mixing time."""
-        return None if self.cooldown == _AUTO else int(self.cooldown)
+    def _asks_for_gossip(self) -> bool:
+        """Whether an option is given that exact sums do not have."""
+        is_usual = self.gossip == DEFAULT_GOSSIP
+        return not is_usual or {self.weights, self.horizon, self.cooldown} != {None}
+
+    def choose_objective(self, mixing: Mixing, num_steps: int) -> Horizon:
+        """Return the objective asked for, or the default for this many steps."""
+        usual = default_objective(num_steps, mixing=mixing, momentum=self.momentum)
+        if self.horizon is None:
+            return usual
+        # A horizon of one step is the paper's objective, which weighs all noise the same, and whose
+        # agents have no momentum.
+        if self.horizon == 1:
+            return replace(ONE_STEP, momentum=self.momentum or 0.0)
+        return replace(usual, length=self.horizon)
 
     def choose_cooldown(self, network: Network, num_steps: int) -> int:
         """Return the number of steps that only mix after a run of this many steps."""
-        given = self.cooldown_steps
-        return choose_cooldown(network, num_steps) if given is None else given
+        return choose_cooldown(network, num_steps) if self.cooldown is None else self.cooldown
 
     def warn_of_disagreement(self, network: Network, cooldown_steps: int) -> None:
         """Print a note if the default cool-down leaves agents with different models."""
         is_exact = network.mixing == "sum" or network.num_agents == 1
-        if self.cooldown_steps is not None or is_exact:
+        if self.cooldown is not None or is_exact:
             return
         # One step would be enough where all are neighbours, so zero steps have no other reason.
         if not cooldown_steps:
@@ -292,46 +256,254 @@ class MixingOptions:
 class ThreatOptions:
     """The adversary that noise is designed against: by default one insider, with seeds of pairs."""
 
-    colluders: _ColludersOption = None
+    colluders: ColludersOption = None
     seeds: _SeedsOption = "auto"
-    private_noise: PrivateNoiseOption = "per-agent"
-
-    def make(self, num_agents: int | None = None) -> ThreatModel:
-        """Return the threat model, by default without insiders for a single agent."""
-        # Insiders must be fewer than agents. An explicit wish is not weakened but refused later.
-        if num_agents == 1 and self == ThreatOptions():
-            return EAVESDROPPER
-        colluders = DEFAULT_THREAT.max_colluders if self.colluders is None else self.colluders
-        return ThreatModel(colluders, self.seeds, self.private_noise)
 
     def make_if_given(self) -> ThreatModel | None:
         """Return the threat model asked for, or None, which leaves it to the mechanism."""
-        return None if self == ThreatOptions() else self.make()
+        if self == ThreatOptions():
+            return None
+        colluders = DEFAULT_THREAT.max_colluders if self.colluders is None else self.colluders
+        return ThreatModel(colluders, self.seeds)
 
 
-def choose_mechanism(name: str, options: Corn | None) -> Mechanism | MechanismName:
-    """Return the mechanism of this name with the options that it shares with ``Corn``.
+PerAgent: TypeAlias = float | tuple[float, ...]
+Given = TypeVar("Given")
 
-    Options of CorN alone are refused with another mechanism rather than ignored. Without options
-    a name stays a name.
+_TABLE_SUFFIX = ".csv"
+
+
+def _check_epsilon(text: str) -> str:
+    """Raise before any work unless ε is numbers or a table."""
+    return text if _is_table(text) else _check_numbers(text)
+
+
+def parse_per_agent(text: str) -> PerAgent:
+    """Return the number for all agents, or the numbers of each.
+
+    >>> parse_per_agent("10"), parse_per_agent("1,8")
+    (10.0, (1.0, 8.0))
     """
-    own = read_mechanism(name)
-    if options is None:
-        return own or cast("MechanismName", name)
-    if name == "corn":
-        return options
-    # Compared with a record of defaults, so that a new option is refused without a change here.
-    if options != Corn(max_noise_std=options.max_noise_std):
+    numbers = tuple(float(part) for part in text.split(","))
+    return numbers if "," in text else numbers[0]
+
+
+def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[PerAgent, PerAgent]:
+    """Return ε and δ of the options; a table gives both, by the names of agents, or ε alone."""
+    count = None if network is None else network.num_agents
+    if not _is_table(epsilon):
+        epsilons = require_one_each("--epsilon", parse_per_agent(epsilon), count)
+        return epsilons, require_one_each("--delta", parse_per_agent(delta), count)
+    names = None if network is None else list_names(network)
+    epsilons, deltas = read_promises(Path(epsilon), names)
+    return epsilons, parse_per_agent(delta) if deltas is None else deltas
+
+
+def require_one_each(option: str, values: Given, num_agents: int | None) -> Given:
+    """Return the values of an option if they are one for all agents, or one for each.
+
+    >>> require_one_each("--epsilon", (1.0, 8.0), 3)
+    Traceback (most recent call last):
+    ...
+    corn.errors.InvalidArgumentError: --epsilon must be one number, or 3 for 3 agents, found 2
+    """
+    if isinstance(values, tuple) and num_agents is not None and len(values) != num_agents:
         raise InvalidArgumentError(
-            "--solver, --tolerance, --ridge, --drop-cost and --jobs apply to mechanism 'corn' "
-            f"only, found {name!r}: leave them out"
+            f"{option} must be one number, or {num_agents} for {num_agents} agents, "
+            f"found {len(values)}"
         )
-    if name == "decor":
-        return Decor(max_noise_std=options.max_noise_std)
-    if name == "zero-sum":
-        return ZeroSum(max_noise_std=options.max_noise_std)
-    if options.max_noise_std is not None:
+    return values
+
+
+def list_names(network: Network) -> Sequence[str]:
+    """Return the name of each agent in the file of its graph, or its number."""
+    return [name_of(network.graph, agent) for agent in range(network.num_agents)]
+
+
+def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:
+    """Return the numbers of an option that lists them, or none if it was not given.
+
+    >>> parse_numbers("epsilons", "3,10", example="3,10,30")
+    (3.0, 10.0)
+    """
+    try:
+        return () if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError as error:
         raise InvalidArgumentError(
-            f"--max-noise-std limits correlated noise, found mechanism {name!r}: leave it out"
+            f"{name} must be numbers separated by commas, found {text!r}: try {example}"
+        ) from error
+
+
+def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
+    """Return the number of samples of an agent, or of each agent, or None if not given.
+
+    >>> parse_samples("2800"), parse_samples("2800,1400")
+    (2800, (2800, 1400))
+    """
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "--samples-per-agent must be a whole number, or one for each agent separated by "
+            f"commas, found {text!r}: try 2800"
+        ) from error
+    return counts if "," in text else counts[0]
+
+
+def _is_table(text: str) -> bool:
+    # A name that ends in .csv is meant as a file even if it is missing, so that the error says so.
+    return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
+
+
+def _check_numbers(text: str) -> str:
+    """Raise before any work unless the text is a number, or one for each agent."""
+    try:
+        parse_per_agent(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be a number, or one for each agent separated by commas, found {text!r}"
+        ) from error
+    return text
+
+
+_BUDGET = "Privacy budget"
+
+BatchSizeOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(help="Samples per mini-batch (with --unit sample only).", rich_help_panel=_BUDGET),
+]
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """A privacy budget."""
+
+    epsilon: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER[,NUMBER…]|FILE",
+            help="ε of the whole run: a number, one for each agent separated by commas, or a .csv "
+            "file with the columns agent,epsilon or agent,epsilon,delta.",
+            callback=_check_epsilon,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "10"
+    delta: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER[,NUMBER…]",
+            help="δ of the whole run, or one for each agent separated by commas.",
+            callback=_check_numbers,
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "1e-05"
+    steps: Annotated[
+        int, typer.Option(help="Number of training steps T.", rich_help_panel=_BUDGET)
+    ] = 5000
+    clip: Annotated[
+        float, typer.Option(help="Largest norm C of a clipped gradient.", rich_help_panel=_BUDGET)
+    ] = 0.1
+    unit: Annotated[
+        Unit,
+        typer.Option(
+            help="Protected unit: an agent's whole data set (its mini-batch gradient is clipped "
+            "once), or one sample (each sample's gradient is clipped).",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "agent"
+    adjacency: Annotated[
+        Adjacency,
+        typer.Option(
+            help="Relation of neighbouring data sets: the unit's data is replaced by any other, or "
+            "its gradient by zero (with Poisson sampling: a sample is added or removed).",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = "replace"
+    sampling: Annotated[
+        Sampling | None,
+        typer.Option(
+            help="Rule by which samples enter mini-batches (with --unit sample only): poisson, "
+            "each by its own secret coin; passes, in batches of fixed size and a new secret order "
+            "for each pass; every-step, any sample in any batch, which needs the most noise. "
+            "(Default: poisson.)",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability that a sample is in a mini-batch (with --sampling poisson), "
+            "instead of --samples-per-agent.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+    samples_per_agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT[,COUNT…]",
+            help="Declared number of samples of an agent, or one number for each agent, from which "
+            "the sampling rate or the passes follow (with --unit sample only); with more samples "
+            "or fewer, batches are larger or smaller. It is public, and ε does not cover it: "
+            "declare a number that does not depend on the data. (Default for train: those of the "
+            "data.)",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None
+
+    def make(
+        self,
+        batch_size: int | None,
+        network: Network | None = None,
+        *,
+        accounting: Accounting = "gdp",
+    ) -> PrivacyBudget:
+        """Return the budget; a batch size belongs to the sample unit only.
+
+        ``network`` has the names by which a file of promises calls the agents; without it they are
+        numbered.
+        """
+        epsilons, deltas = find_promises(self.epsilon, self.delta, network)
+        return PrivacyBudget(
+            epsilon=epsilons,
+            delta=deltas,
+            num_steps=self.steps,
+            clip=self.clip,
+            unit=self.unit,
+            accounting=accounting,
+            adjacency=self.adjacency,
+            batch_size=batch_size,
+            sampling=self.sampling,
+            sampling_rate=self.sampling_rate,
+            samples_per_agent=require_one_each(
+                "--samples-per-agent",
+                parse_samples(self.samples_per_agent),
+                None if network is None else network.num_agents,
+            ),
         )
-    return own or cast("MechanismName", name)
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether the sampling follows from the agents' data, because no option states it."""
+        is_given = self.sampling_rate is not None or self.samples_per_agent is not None
+        return self.unit == "sample" and self.sampling != "every-step" and not is_given
+
+    def make_for_data(
+        self, batch_size: int, sizes: Sequence[int], network: Network | None = None
+    ) -> PrivacyBudget:
+        """Return the budget of training in mini-batches on data sets of these sizes.
+
+        The batch size and the numbers of samples count for the sample unit only.
+        """
+        chosen = self
+        if self.needs_sizes:
+            rate, samples = fit_sampling(sizes, batch_size, self.sampling)
+            listed = samples if isinstance(samples, tuple) else (samples,)
+            # Back to the text of options, so that one place parses and checks it.
+            chosen = replace(
+                self,
+                sampling_rate=rate,
+                samples_per_agent=None if samples is None else ",".join(map(str, listed)),
+            )
+        return chosen.make(batch_size if self.unit == "sample" else None, network)

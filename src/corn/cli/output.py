@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,14 +27,18 @@ from rich.table import Table
 from rich.text import Text
 
 import corn
-from corn.covariance import Decomposition, Horizon, MechanismName, Objective, ThreatModel
+from corn.checks import FloatArray
+from corn.covariance import Decomposition, Design, Horizon, MechanismName, Objective, ThreatModel
 from corn.covariance.decomposition import hidden_precision
 from corn.covariance.disagreement import LARGE_DISAGREEMENT, list_remedies
-from corn.errors import CornWarning, make_printable
+from corn.covariance.low_rank import DesignProgress, watch_designs
+from corn.covariance.problem import weighting_gain
+from corn.errors import CornWarning, StoppedByUserError, make_printable
 from corn.files import writing_whole
-from corn.privacy import PrivacyBudget, account_precision
+from corn.plan import Plan
+from corn.privacy import PrivacyBudget, account_precision, compare_samplings
 from corn.privacy.accounting import group_agents
-from corn.privacy.rounding import round_up
+from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology import Network
 
 JsonValue = Any
@@ -142,6 +148,19 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
             [query.participations(budget.num_steps) for query in queries]
         ),
     }
+
+
+def sampling_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
+    """Return what other samplings need for the same promise; nothing for unit agent."""
+    costs = compare_samplings(budget)
+    if len(costs) == 1:
+        if budget.unit == "agent" or budget.samples_per_agent is not None:
+            return []
+        return [("other samplings", "need --samples-per-agent to be compared")]
+    words = [
+        f"{cost.sampling} {cost.variance_ratio:.3g} ×" for cost in costs if cost.variance_ratio > 1
+    ]
+    return [("other samplings", f"{', '.join(words)} the noise variance of {costs[0].sampling}")]
 
 
 def _one_or_each(values: Sequence[object]) -> object:
@@ -308,3 +327,266 @@ def make_progress(*columns: ProgressColumn) -> Progress:
     """Return a progress display on stderr; silent when that is not a terminal."""
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def designing(what: str = "designing the noise", *, keep_best: bool = False) -> Iterator[None]:
+    """Show the progress of designs inside the block, with the gap reached so far.
+
+    With ``keep_best`` Ctrl-C ends the search with the best design so far, and a second one ends the
+    command.
+    """
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+    with make_progress(*columns) as display:
+        task = display.add_task(what, total=None)
+
+        def show(progress: DesignProgress) -> None:
+            nonlocal next_line
+            text = f"{what}: {describe_progress(progress)}"
+            if keep_best:
+                text += "; Ctrl-C keeps the best design so far"
+            display.update(task, description=text)
+            # Without a terminal there is no display, and a log should not get a line per
+            # evaluation.
+            if display.disable and time.monotonic() >= next_line:
+                next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+
+        with watch_designs(show, keep_best=keep_best):
+            yield
+
+
+def describe_progress(progress: DesignProgress) -> str:
+    """Return the progress in words.
+
+    >>> describe_progress(DesignProgress(120, 500, 0.0312))
+    'evaluation 120 of at most 500, at most 3.2 % above the optimum for its seeds'
+    >>> describe_progress(DesignProgress(1, 500, 8.5))
+    'evaluation 1 of at most 500, at most 850.0 % above the optimum for its seeds'
+    """
+    text = f"evaluation {progress.evaluations} of at most {progress.max_evaluations}"
+    if math.isinf(progress.gap):
+        return text
+    percent = math.ceil(1000 * progress.gap) / 10
+    return f"{text}, at most {percent:.1f} % above the optimum for its seeds"
+
+
+def raise_if_interrupted(made: Design | Plan) -> None:
+    """Raise `StoppedByUserError` if the user ended the design before it was done.
+
+    Commands call this last, so that the best design is kept and scripts still see the interruption.
+    """
+    status = made.status if isinstance(made, Design) else made.certificate.status
+    if status == "interrupted":
+        raise StoppedByUserError(
+            "interrupted: this is the best design so far; it keeps its promise to every agent, and "
+            "may have more noise than needed"
+        )
+
+
+_MOST_LISTED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class StrictestPromise:
+    """The agents with the strictest promise, and all caps if they had the next strictest one.
+
+    Attributes:
+        agents: those whose promise needs the most noise.
+        promise: theirs, in words.
+        relaxed: the next strictest promise among the other agents, in words.
+        relaxed_caps: the precision caps if ``agents`` had that one, shape (n,).
+        weighting_gain: variance of a trusted server's average over that of its best weighted one.
+        is_by_sampling: whether all agents have the same ε and δ, and only their sampling differs.
+    """
+
+    agents: tuple[int, ...]
+    promise: str
+    relaxed: str
+    relaxed_caps: FloatArray
+    strictest_cap: float
+    weighting_gain: float
+    is_by_sampling: bool
+
+    @property
+    def relaxed_floor(self) -> float:
+        """The least variance of the average with the next promise, over that with this one."""
+        return self.strictest_cap / float(self.relaxed_caps.min())
+
+    @property
+    def dropped_floor(self) -> float:
+        """The same for the average of the other agents alone."""
+        total = len(self.relaxed_caps)
+        return self.relaxed_floor * (total / (total - len(self.agents))) ** 2
+
+    def describe(self) -> str:
+        """Return the agents, their promise, and what the average would gain without it.
+
+        >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
+        >>> find_strictest(budget, 3).describe()
+        'agent 0: ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
+        variance of the average would be 0.0804 × (0.181 × without agent 0)'
+        """
+        who = list_agents(self.agents)
+        text = (
+            f"{who}: {self.promise}; the next has {self.relaxed}, with which the least noise "
+            f"variance of the average would be {self.relaxed_floor:.3g} ×"
+        )
+        # The average of fewer agents can have more noise.
+        if self.dropped_floor < 1:
+            text += f" ({self.dropped_floor:.3g} × without {who})"
+        if self.is_by_sampling:
+            text += "; --sampling poisson with one --sampling-rate makes all agents equally strict"
+        return text
+
+
+def find_strictest(budget: PrivacyBudget, num_agents: int) -> StrictestPromise | None:
+    """Return the strictest promise of a budget, or None if all agents have the same cap."""
+    caps = budget.precision_caps(num_agents)
+    # By caps, not by ε: δ and sampling decide as well how strict a promise is.
+    levels = np.unique(caps)
+    if len(levels) == 1:
+        return None
+    is_strictest = caps == levels[0]
+    following = int(np.flatnonzero(caps == levels[1])[0])
+    agents = tuple(np.flatnonzero(is_strictest).tolist())
+    return StrictestPromise(
+        agents=agents,
+        promise=_describe_promise(budget, agents[0]),
+        relaxed=_describe_promise(budget, following),
+        relaxed_caps=np.where(is_strictest, levels[1], caps),
+        strictest_cap=float(levels[0]),
+        weighting_gain=weighting_gain(caps),
+        is_by_sampling=len({(own.epsilon, own.delta) for own in budget.promises}) == 1,
+    )
+
+
+def strictest_facts(budget: PrivacyBudget, num_agents: int) -> list[tuple[str, str]]:
+    """Return a line on the strictest promise, for a list of facts; none if promises are equal."""
+    strictest = find_strictest(budget, num_agents)
+    return [] if strictest is None else [("strictest promise", strictest.describe())]
+
+
+def describe_server(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
+    """Return the noise variance of the average model over a trusted server's, naming the server.
+
+    Where promises differ, one server keeps the strictest for all, and a better one weights agents.
+
+    >>> describe_server(1.2, 1.2, PrivacyBudget(1, 1e-5, num_steps=10, clip=1))
+    "1.2 × a trusted server's noise variance in the average model"
+    >>> describe_server(1.2, 6.15, PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1))
+    '1.2 × the noise variance in the average model of a trusted server that keeps the promise of
+    agent 0 for all, and 6.15 × that of one that weights agents by their promises'
+    """
+    strictest = find_strictest(budget, budget.num_agents or 1)
+    if strictest is None:
+        return f"{central_ratio:.3g} × a trusted server's noise variance in the average model"
+    return (
+        f"{central_ratio:.3g} × the noise variance in the average model of a trusted server that "
+        f"keeps the promise of {list_agents(strictest.agents)} for all, and "
+        f"{weighted_ratio:.3g} × that of one that weights agents by "
+        "their promises"
+    )
+
+
+def describe_average(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
+    """Return the same for the line "noise in the average" of a list of facts."""
+    strictest = find_strictest(budget, budget.num_agents or 1)
+    if strictest is None:
+        # The reference draws its batches as the agents do, also where the budget counts on fewer
+        # samples than they have.
+        sampling = " and sampling" if budget.unit == "sample" else ""
+        return f"{central_ratio:.4g} × a trusted server's variance, for the same promise{sampling}"
+    return (
+        f"{central_ratio:.4g} × the variance of a trusted server that keeps the promise of "
+        f"{list_agents(strictest.agents)} for all; "
+        f"{weighted_ratio:.4g} × that of a server that weights agents by "
+        "their promises"
+    )
+
+
+def describe_reference(budget: PrivacyBudget) -> str:
+    """Return what the column with ratios to a trusted server means."""
+    strictest = find_strictest(budget, budget.num_agents or 1)
+    if strictest is None:
+        return "noise variance of the average over a trusted server's"
+    return (
+        "noise variance of the average over that of a trusted server that keeps the promise of "
+        f"{list_agents(strictest.agents)} for all; multiply by {strictest.weighting_gain:.3g} for "
+        "a server that weights agents by their promises"
+    )
+
+
+def list_agents(agents: Sequence[int]) -> str:
+    """Return the numbers of a few agents, and how many there are beyond these.
+
+    >>> list_agents([3]), list_agents(range(8))
+    ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
+    """
+    shown = ", ".join(map(str, agents[:_MOST_LISTED]))
+    more = len(agents) - _MOST_LISTED
+    return f"agent{'s' if len(agents) > 1 else ''} {shown}" + (f" and {more} more" * (more > 0))
+
+
+def _describe_promise(budget: PrivacyBudget, agent: int) -> str:
+    """Return ε and δ of an agent, and its sampling if that is what makes agents differ."""
+    epsilon, delta, query = budget.promises[agent]
+    text = f"ε = {write_exactly(epsilon)}, δ = {write_exactly(delta)}"
+    if len({promise.query for promise in budget.promises}) > 1:
+        if query.sampling_rate is not None:
+            text += f", sampling rate {query.sampling_rate:.4g}"
+        if query.steps_per_pass is not None:
+            text += f", passes of {format_count(query.steps_per_pass, 'step')}"
+    return text
+
+
+# The score that says most, of those that a task has.
+_OUTCOME_SCORES = {
+    "test_accuracy_of_average": "{:.1f} % test accuracy",
+    "test_accuracy": "{:.1f} % test accuracy",
+    "test_loss_of_average": "test loss {:.4g}",
+    "test_loss": "test loss {:.4g}",
+    "optimality_gap": "optimality gap {:.4g}",
+    "train_loss": "training loss {:.4g}",
+}
+
+
+def describe_outcome(
+    scores: Mapping[str, object],
+    spent: object,
+    budget: PrivacyBudget,
+    *,
+    threat: ThreatModel,
+    central_ratio: float,
+    weighted_ratio: float,
+    is_simulated: bool = False,
+) -> str | None:
+    """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score.
+
+    >>> budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
+    >>> scores = {"test_accuracy": 0.9312}
+    >>> ratios = {"central_ratio": 1.2, "weighted_ratio": 1.2}
+    >>> describe_outcome(scores, 1.0, budget, threat=ThreatModel(1), **ratios)
+    "93.1 % test accuracy at ε = 1 for one agent's whole data set, against an eavesdropper and one
+    insider, with 1.2 × a trusted server's noise variance in the average model"
+    """
+    found = [(scores.get(name), words) for name, words in _OUTCOME_SCORES.items()]
+    said = [
+        words.format(100 * value if "%" in words else value)
+        for value, words in found
+        # NaN, which is not equal to itself, stands for a score that was not measured.
+        if isinstance(value, float) and value == value
+    ]
+    if not said:
+        return None
+    kind = "simulated ε" if is_simulated else "ε"
+    insiders = f" and {threat.describe_colluders()}" if threat.max_colluders else ""
+    return (
+        f"{said[0]} at {kind} = {round_up_range(spent)} for {budget.queries[0].protects}, against "
+        f"an eavesdropper{insiders}, with {describe_server(central_ratio, weighted_ratio, budget)}"
+    )

@@ -3,65 +3,68 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from corn.cli.budget_options import BatchSizeOption, BudgetOptions
+from corn import distributed
+from corn.checks import require_choice
 from corn.cli.options import (
-    GraphOption,
+    BatchSizeOption,
+    BudgetOptions,
     JsonOption,
     MechanismOption,
     MixingOptions,
+    OptionalGraphOption,
     ThreatOptions,
-    choose_mechanism,
 )
 from corn.cli.output import (
     KAPPA,
     collect_sampling,
+    describe_average,
+    designing,
     format_count,
     print_facts,
     print_json,
     print_note,
+    raise_if_interrupted,
+    strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
 )
-from corn.cli.strictest import describe_average, strictest_facts
-from corn.cli.watching import designing, raise_if_interrupted
-from corn.covariance import Corn
+from corn.covariance import MECHANISMS, MechanismName, read_mechanism
+from corn.covariance.design import default_threat
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
+from corn.topology import Gossip
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
 
 def plan(
     *,
-    graph: GraphOption,
-    out: Annotated[Path, typer.Option(help="File for the plan.")],
+    graph: OptionalGraphOption = None,
+    out: Annotated[Path, typer.Option(help="File for the plan, or for the request.")],
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
     threat: ThreatOptions,
-    drop_cost: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Relative increase of the noise energy up to which the weakest seeds are left "
-            "out, so that agents draw fewer streams. (Default: 0.02 where every pair has a seed, "
-            "otherwise 0.)",
-        ),
-    ] = None,
     dtype: Annotated[
         FloatType, typer.Option(help="Float type of models and messages.")
     ] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """Make the plan of a run: by default against one curious insider, with seeds of pairs."""
+    """Make the plan of a run: by default against one curious insider, with seeds of pairs.
+
+    Without --graph, write a request: a plan without network and noise, from which agents that know
+    only their neighbours make the plan together (corn launch, corn agent).
+    """
+    if graph is None:
+        _write_request(budget, batch_size, mechanism, mixing, threat, dtype, out=out, json=json)
+        return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
     with designing(keep_best=True):
@@ -70,11 +73,9 @@ def plan(
             promise,
             # None leaves the adversary to the mechanism: DECOR holds against no insider.
             threat=threat.make_if_given(),
-            objective=mixing.choose_objective(network, budget.steps),
-            mechanism=choose_mechanism(
-                mechanism, None if drop_cost is None else Corn(drop_cost=drop_cost)
-            ),
-            cooldown_steps=mixing.cooldown_steps,
+            objective=mixing.choose_objective(network.mixing, budget.steps),
+            mechanism=read_mechanism(mechanism) or cast("MechanismName", mechanism),
+            cooldown_steps=mixing.cooldown,
             dtype=dtype,
         )
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
@@ -94,6 +95,50 @@ def plan(
     )
     print_note(f"wrote {out}; check it with: corn verify {out}")
     raise_if_interrupted(made)
+
+
+def _write_request(
+    budget: BudgetOptions,
+    batch_size: int | None,
+    mechanism: str,
+    mixing: MixingOptions,
+    threat: ThreatOptions,
+    dtype: FloatType,
+    *,
+    out: Path,
+    json: bool,
+) -> None:
+    # Agents that plan together know no files of the others.
+    chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
+    combined = mixing.choose_mixing()
+    request = distributed.PlanningRequest(
+        budget=budget.make(batch_size),
+        objective=mixing.choose_objective(combined, budget.steps),
+        # Written into the request, so that agents do not depend on defaults of their own versions.
+        threat=threat.make_if_given() or default_threat(chosen),
+        mechanism=chosen,
+        weights=mixing.weights,
+        gossip=Gossip.parse(mixing.gossip),
+        mixing=combined,
+        cooldown_steps=mixing.cooldown,
+        dtype=dtype,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(request.to_text() + "\n", encoding="utf-8")
+    facts = {
+        "promise": request.budget.describe(),
+        "against": request.threat.describe(),
+        "mixing": request.mixing,
+        "mechanism": request.mechanism,
+    }
+    if json:
+        print_json(facts)
+    else:
+        print_facts("request for a plan that agents make together", facts.items())
+    print_note(
+        f"wrote {out}; run it with: corn launch {out} --graph GRAPH, or corn agent {out} "
+        "--neighbours AGENT,AGENT"
+    )
 
 
 def plan_facts(made: Plan) -> dict[str, object]:

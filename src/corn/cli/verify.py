@@ -10,11 +10,13 @@ import typer
 
 from corn.cli.options import JsonOption
 from corn.cli.output import (
+    list_agents,
     print_error,
     print_facts,
     print_json,
     print_note,
     print_table,
+    strictest_facts,
     warn_of_insiders,
     working,
 )
@@ -25,7 +27,6 @@ from corn.cli.plan import (
     noise_facts,
     plan_facts,
 )
-from corn.cli.strictest import list_agents, strictest_facts
 from corn.errors import InvalidArgumentError
 from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against

@@ -114,10 +114,10 @@ class ThreatModel:
         """
         self.check(len(graph))
         if isinstance(self.seeds, str):
-            kind, number = _parse_seeds(str(self.resolve(graph).seeds))
+            rule, number = _parse_seeds(str(self.resolve(graph).seeds))
             # Both ends of a link know its seed, whichever way messages go.
             links = nx.Graph(graph) if graph.is_directed() else graph
-            groups = _sort_groups(kind.build(links, number))
+            groups = _sort_groups(rule(links, number))
         else:
             groups = self.seeds
         least = 1 if self.private_noise == "common" else 2
@@ -151,15 +151,6 @@ class ThreatModel:
         if self.max_colluders == 0:
             return "no insider"
         return "one insider" if self.max_colluders == 1 else f"{self.max_colluders} insiders"
-
-    def describe_seeds(self) -> str:
-        """Return the arrangement of seeds in words."""
-        if not isinstance(self.seeds, str):
-            return f"{len(self.seeds)} given groups"
-        if self.seeds == "auto":
-            return "seeds of pairs"
-        kind, _, number = self.seeds.partition(":")
-        return _SEEDS[kind].words.format(number)
 
 
 def split_agents(num_agents: int, num_groups: int) -> SeedGroups:
@@ -272,46 +263,26 @@ def _split_once(graph: Graph, max_size: int, seed: int) -> list[set[int]]:
     return [set(order[i : i + max_size]) for i in range(0, len(order), max_size)]
 
 
-@dataclass(frozen=True)
-class _SeedKind:
-    """A rule that shares seeds, and its words."""
-
-    build: Callable[[Graph, int], Iterable[Iterable[int]]]
-    words: str
-
-
 def _balls(graph: Graph, radius: int) -> Iterable[Iterable[int]]:
     return [nx.single_source_shortest_path_length(graph, i, cutoff=radius) for i in graph]
 
 
-_SEEDS: dict[str, _SeedKind] = {
-    "global": _SeedKind(lambda graph, _: [graph.nodes], "one seed for all"),
-    "edges": _SeedKind(lambda graph, _: graph.edges, "a seed for each link"),
-    "pairs": _SeedKind(lambda graph, _: combinations(sorted(graph), 2), "a seed for each pair"),
-    "sparse": _SeedKind(
-        lambda graph, number: [*graph.edges, *choose_partners(graph, number)],
-        "a seed for each link and for up to {} more partners of each agent",
-    ),
-    "partners": _SeedKind(
-        lambda graph, number: sorted(choose_random_pairs(len(graph), number)),
-        "a seed for each of up to {} random partners of each agent",
-    ),
-    "leave-one-out": _SeedKind(
-        lambda graph, _: [set(graph) - {agent} for agent in graph], "a seed for all but one, each"
-    ),
-    "balls": _SeedKind(_balls, "a seed for each neighbourhood of radius {}"),
-    "groups": _SeedKind(
-        lambda graph, number: split_agents(len(graph), number), "{} disjoint groups"
-    ),
-    "communities": _SeedKind(
-        lambda graph, size: find_communities(graph, max_size=size),
-        "disjoint communities of up to {}",
-    ),
+_SeedRule: TypeAlias = Callable[[Graph, int], Iterable[Iterable[int]]]
+_SEEDS: dict[str, _SeedRule] = {
+    "global": lambda graph, _: [graph.nodes],
+    "edges": lambda graph, _: graph.edges,
+    "pairs": lambda graph, _: combinations(sorted(graph), 2),
+    "sparse": lambda graph, number: [*graph.edges, *choose_partners(graph, number)],
+    "partners": lambda graph, number: sorted(choose_random_pairs(len(graph), number)),
+    "leave-one-out": lambda graph, _: [set(graph) - {agent} for agent in graph],
+    "balls": _balls,
+    "groups": lambda graph, number: split_agents(len(graph), number),
+    "communities": lambda graph, size: find_communities(graph, max_size=size),
 }
 _WITH_NUMBER = ("sparse", "partners", "balls", "groups", "communities")
 
 
-def _parse_seeds(text: str) -> tuple[_SeedKind, int]:
+def _parse_seeds(text: str) -> tuple[_SeedRule, int]:
     kind, colon, argument = text.partition(":")
     if kind in _SEEDS and bool(colon) == (kind in _WITH_NUMBER):
         if not colon:

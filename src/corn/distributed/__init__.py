@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from corn.distributed.messages import StopReason as StopReason
     from corn.distributed.monitor import monitor_agent as monitor_agent
     from corn.distributed.planning import PlanningRequest as PlanningRequest
+    from corn.distributed.planning import read_request as read_request
     from corn.distributed.processes import listen_for_signals as listen_for_signals
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.rendezvous import join as join
@@ -69,6 +70,7 @@ _MODULES = {
     "make_keys": "keyring",
     "monitor_agent": "monitor",
     "parse_address": "settings",
+    "read_request": "planning",
     "require_done": "results",
     "run_agent": "agent",
     "run_workload": "agent",

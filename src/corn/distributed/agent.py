@@ -51,6 +51,8 @@ from corn.learn.training import make_task
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint
 
+_SECONDS_TO_SEND = 1.0
+
 
 def run_agent(
     plan: Plan,
@@ -128,9 +130,6 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     announcing = nullcontext() if config.rejoins else announcing_failure(rendezvous)
     with announcing, naming_agent(rendezvous.agent):
         plan, settings = find_plan(config, rendezvous)
-        if settings.batch_size is None:
-            size = plan.budget.batch_size or config.default_batch_size
-            settings = replace(settings, batch_size=size)
         # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
         workload, num_agents = config.workload, rendezvous.num_agents
         problem = workload.build(num_agents, [rendezvous.agent]).judge(plan.budget)
@@ -431,6 +430,8 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     journal.record_end(rounds.step, rounds.parameters, status)
     if rounds.alone_since is not None:
         journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
+    # Links count a message once it has left, and the last ones may still be on their way.
+    exchange.finish_sending(_SECONDS_TO_SEND)
     return AgentResult(
         agent=run.agent,
         status=status,

@@ -44,7 +44,7 @@ from corn.plan import Plan
 from corn.transport import (
     Address,
     Link,
-    LinkDesk,
+    LinkOpener,
     Purpose,
     StoreLostError,
     open_links,
@@ -177,15 +177,15 @@ def begin_run(
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
         # Open before any neighbour connects.
-        desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
-        stack.callback(desk.close)
+        opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
+        stack.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         confirm(rendezvous, agreement, "linking")
         # From here on a failure names the agents that never became ready, not a neighbour that
         # itself waited for them in vain.
         stack.enter_context(naming_absent_agents(rendezvous, "ready"))
         links = open_links(
-            desk,
+            opener,
             senders | receivers,
             timeout=rendezvous.timeout,
             check=rendezvous.check,
@@ -199,7 +199,7 @@ def begin_run(
         confirm(rendezvous, agreement, "ready")
         stack.pop_all()  # all agents are there: links stay open
     membership = make_membership(run, rendezvous)
-    return run, Entry(exchange, membership, make_returns(run, rendezvous, desk))
+    return run, Entry(exchange, membership, make_returns(run, rendezvous, opener))
 
 
 def return_to_run(
@@ -250,7 +250,7 @@ def return_to_run(
     if plan.network.mixing == "sum":
         # Others count on it once it says so, which it does with its first message.
         membership.note_return(run.agent, step)
-    desk = rendezvous.open_desk(Purpose.LINK, max_bytes=run.max_message_bytes)
+    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
     links = dict(admission.links)
     for peer in links.keys() - membership.reached_without(step, admission.header.sender):
         # The others are cut apart, and this agent returns to those of its sponsor alone.
@@ -269,7 +269,7 @@ def return_to_run(
     for peer in (senders | receivers) - links.keys() - expected:
         membership.note_cut(peer, step)
     exchange = make_exchange(run, links)
-    returns = make_returns(run, rendezvous, desk, to_dial)
+    returns = make_returns(run, rendezvous, opener, to_dial)
     return run, Entry(exchange, membership, returns)
 
 
@@ -342,7 +342,7 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
 def make_returns(
     run: AgreedRun,
     rendezvous: Rendezvous,
-    desk: LinkDesk,
+    opener: LinkOpener,
     to_dial: Mapping[int, Address] | None = None,
 ) -> Returns:
     """Return the place where agents ask this one to let them in."""
@@ -361,7 +361,7 @@ def make_returns(
     return Returns(
         run.hello,
         Sponsor(rendezvous),
-        desk,
+        opener,
         welcome=welcome,
         last_step=run.last_step,
         timeout=run.settings.timeout,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -221,6 +222,12 @@ class Exchange:
     def put_back(self, peer: int, message: Received) -> None:
         """Let the next ``receive`` return a message once more."""
         self._put_back[peer] = message
+
+    def finish_sending(self, seconds: float) -> None:
+        """Wait until all messages have left, at most so long for each link."""
+        for link in list(self._links.values()):
+            with suppress(LinkError):  # the neighbour is gone, or takes no messages
+                link.wait_sent(seconds)
 
     def recycle(self) -> None:
         """Give back the memory of all messages that were received."""

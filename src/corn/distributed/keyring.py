@@ -1,8 +1,8 @@
 """Keys of an agent for a run: their files and protection, the release ledger, seeds of groups.
 
-``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keygen`` and ``corn roster``. The
-release ledger lies beside the key, not beside results: a second run of the same plan with the same
-key must find what was released before, and keys and nonces are not published with results.
+``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies
+beside the key, not beside results: a second run of the same plan with the same key must find what
+was released before, and keys and nonces are not published with results.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def load_credentials(folder: Path | None, agent: int, num_agents: int) -> Creden
         # Where a ledger is left, a key was lost: a new one would not have been used with it.
         is_new = not any(folder.glob(f"agent-{agent}-*.ledger"))
         if is_new and isinstance(error.__cause__, FileNotFoundError):
-            command = f"corn keygen --agent {agent} --keys {shlex.quote(str(folder))}"
+            command = f"corn keys make {shlex.quote(str(folder))} --agent {agent}"
             raise FileFormatError(f"{error}: make the agent's key with: {command}") from error
         raise
     identity, roster = load_identity(key), load_roster(folder / "roster.json")
@@ -397,8 +397,8 @@ def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> 
         return False
     if not is_one_machine or any(folder.glob("agent-*.key")):
         raise FileFormatError(
-            f"{roster}: is missing: make it once from all files agent-I.pub with corn roster, and "
-            "copy it to every host"
+            f"{roster}: is missing: make it once from all files agent-I.pub with corn keys "
+            "roster, and copy it to every host"
         )
     # Closed from the start: a chmod afterwards would leave a moment in which keys can be read.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -6,10 +6,9 @@ client sends.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import hmac
+import io
 import json
 import logging
 import math
@@ -18,17 +17,28 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
+from http.client import LineTooLong
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import final
+from socketserver import TCPServer
+from typing import Any, final
 
 import jinja2
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from corn.distributed.handshake import is_public
 from corn.distributed.journal import Reports
@@ -41,6 +51,9 @@ from corn.errors import CornError
 from corn.files import writing_whole
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
+
+# The library would add a metric with the time at which it made each counter, at every request.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STARTING = "starting"
 # 720 points of 5 seconds are the last hour.
@@ -103,89 +116,51 @@ class StatusBoard:
         self.snapshot = Snapshot(state.agent, state.phase, state, local, tuple(self._points))
 
 
-Sample = tuple[Mapping[str, str], float]
-
-
 def render_metrics(snapshot: Snapshot, *, show_private: bool = False) -> str:
-    """Return all metrics of an agent; private ones only if asked for."""
-    lines: list[str] = []
-    for name, kind, text, samples in _list_metrics(snapshot, show_private=show_private):
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_render_labels(labels)} {value}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
+    """Return all metrics of an agent in Prometheus' text format; private ones only if asked for."""
+    registry, agent = CollectorRegistry(), str(snapshot.agent)
 
+    def show(name: str, text: str, value: float, **labels: str) -> None:
+        labels = {"agent": agent} | labels
+        Gauge(f"corn_{name}", text, tuple(labels), registry=registry).labels(**labels).set(value)
 
-def _list_metrics(
-    snapshot: Snapshot, *, show_private: bool
-) -> Iterator[tuple[str, str, str, list[Sample]]]:
-    agent = {"agent": str(snapshot.agent)}
-
-    def one(value: float, **labels: str) -> list[Sample]:
-        return [(agent | labels, float(value))]
-
-    yield (
-        "corn_info",
-        "gauge",
-        "Version and phase.",
-        one(1, version=__version__, phase=snapshot.phase),
-    )
-    yield "corn_healthy", "gauge", "1 unless /healthz fails.", one(not snapshot.problem)
+    show("info", "Version and phase.", 1, version=__version__, phase=snapshot.phase)
+    show("healthy", "1 unless /healthz fails.", not snapshot.problem)
     state, local = snapshot.state, snapshot.local
     if state is None or local is None:
-        return
-    yield "corn_step", "gauge", "Steps done.", one(state.step)
-    yield "corn_planned_steps", "gauge", "Steps to do.", one(state.num_steps)
-    yield "corn_steps_per_minute", "gauge", "Over the last minute.", one(state.steps_per_minute)
-    yield "corn_updated_seconds", "gauge", "Unix time of the last report.", one(state.updated)
-    yield "corn_neighbours", "gauge", "Neighbours still linked.", one(len(state.neighbours))
-    yield "corn_lost_agents", "gauge", "Agents lost so far.", one(len(state.lost))
-    yield (
-        "corn_lost_at_step",
-        "gauge",
-        "Step at which the loss of an agent was noticed.",
-        [(agent | {"lost": lost}, float(step)) for lost, step in state.lost.items()],
-    )
-    yield "corn_sent_bytes_total", "counter", "Bytes sent to neighbours.", one(state.bytes_sent)
-    yield (
-        "corn_releases_left",
-        "gauge",
-        "Releases that the ledger still allows under this plan.",
-        one(state.releases_left),
-    )
-    meaning = {
-        "unit": state.unit,
-        "protects": state.protects,
-        "adversary": state.adversary,
-        "simulation": state.simulation,
-        "delta": write_exactly(state.delta),
-    }
+        return generate_latest(registry).decode()
+    show("step", "Steps done.", state.step)
+    show("planned_steps", "Steps to do.", state.num_steps)
+    show("steps_per_minute", "Over the last minute.", state.steps_per_minute)
+    show("updated_seconds", "Unix time of the last report.", state.updated)
+    show("neighbours", "Neighbours still linked.", len(state.neighbours))
+    show("lost_agents", "Agents lost so far.", len(state.lost))
+    text = "Step at which the loss of an agent was noticed."
+    lost_at = Gauge("corn_lost_at_step", text, ("agent", "lost"), registry=registry)
+    for lost, step in state.lost.items():
+        lost_at.labels(agent, lost).set(step)
+    sent = Counter("corn_sent_bytes", "Bytes sent to neighbours.", ("agent",), registry=registry)
+    sent.labels(agent).inc(state.bytes_sent)
+    text = "Releases that the ledger still allows under this plan."
+    show("releases_left", text, state.releases_left)
     if state.epsilon is not None:
-        yield (
-            "corn_epsilon_spent",
-            "gauge",
-            "Privacy loss so far under this plan, at most.",
-            one(state.epsilon, **meaning),
-        )
-        yield (
-            "corn_epsilon_promised",
-            "gauge",
-            "Privacy loss that the plan allows.",
-            one(state.promised_epsilon, **meaning),
-        )
+        meaning = {
+            "unit": state.unit,
+            "protects": state.protects,
+            "adversary": state.adversary,
+            "simulation": state.simulation,
+            "delta": write_exactly(state.delta),
+        }
+        text = "Privacy loss so far under this plan, at most."
+        show("epsilon_spent", text, state.epsilon, **meaning)
+        text = "Privacy loss that the plan allows."
+        show("epsilon_promised", text, state.promised_epsilon, **meaning)
     if state.test_loss is not None:
-        yield "corn_test_loss", "gauge", "Of the model, on public data.", one(state.test_loss)
+        show("test_loss", "Of the model, on public data.", state.test_loss)
     if show_private:
         for name, value in asdict(local).items():
-            text = "Private: depends on data without noise."
-            yield f"corn_private_{name}", "gauge", text, one(value)
-
-
-def _render_labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            show(f"private_{name}", "Private: depends on data without noise.", value)
+    return generate_latest(registry).decode()
 
 
 _WIDTH, _HEIGHT, _MARGIN, _TOP = 680.0, 180.0, 44.0, 6.0
@@ -285,15 +260,14 @@ _MOST_HEAD_BYTES = 8192
 _SECONDS_PER_CONNECTION = 5.0
 _SECONDS_BETWEEN_CONNECTIONS = 0.005
 _SECONDS_TO_KEEP = 0.5
-_SECONDS_TO_CLOSE = 2.0
-_HEADERS = (
-    "Connection: close",
-    "Cache-Control: no-store",
-    "X-Content-Type-Options: nosniff",
-    "X-Frame-Options: DENY",
-    "Referrer-Policy: no-referrer",
-    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",
-)
+_HEADERS = {
+    "Connection": "close",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+}
 # Answered without the password too: probes of service managers have none.
 _OPEN_PATH = "/healthz"
 
@@ -305,24 +279,11 @@ class Response:
     body: str
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
-    headers: tuple[str, ...] = ()
-
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """Return the bytes of the answer."""
-        body = self.body.encode()
-        head = [
-            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
-            f"Content-Type: {self.content_type}",
-            f"Content-Length: {len(body)}",
-            *_HEADERS,
-            *self.headers,
-        ]
-        return "\r\n".join([*head, "", ""]).encode() + (body if with_body else b"")
 
 
 @final
 class StatusPages:
-    """The answers of the server, each computed at most twice a second.
+    """The pages of the server, each computed at most twice a second.
 
     With a password, pages show private numbers, and only to those who send it. The address alone
     would not protect them: every user of a machine can connect to it.
@@ -331,43 +292,40 @@ class StatusPages:
     def __init__(self, board: StatusBoard, *, password: str | None = None) -> None:
         self._board, self._password = board, password
         self._kept: dict[str, tuple[float, Response]] = {}
+        self._lock = threading.Lock()
         self._renderers: dict[str, Callable[[Snapshot], Response]] = {
             "/": self._render_page,
             _OPEN_PATH: _render_health,
             "/metrics": self._render_metrics,
         }
 
-    def answer(self, head: bytes) -> bytes:
-        """Return the answer to the head of a request."""
-        lines = head.decode("latin-1").split("\r\n")
-        words = lines[0].split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _refuse(HTTPStatus.BAD_REQUEST)
-        method, path = words[0], words[1].partition("?")[0]
-        if method not in ("GET", "HEAD"):
-            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED)
-        if path not in self._renderers:
-            return _refuse(HTTPStatus.NOT_FOUND)
-        if path != _OPEN_PATH and not self._is_allowed(lines[1:]):
-            # The header makes browsers ask for the password.
-            return _refuse(HTTPStatus.UNAUTHORIZED, 'WWW-Authenticate: Basic realm="CorN"')
-        return self._find(path).encode(with_body=method == "GET")
+    def has(self, path: str) -> bool:
+        """Return whether there is such a page."""
+        return path in self._renderers
 
-    def _is_allowed(self, headers: list[str]) -> bool:
-        if self._password is None:
+    def is_allowed(self, path: str, authorization: str) -> bool:
+        """Return whether a request with this header ``Authorization`` may read a page."""
+        if self._password is None or path == _OPEN_PATH:
             return True
-        sent = _read_password(headers)
+        # HTTP's basic authentication; any user name will do.
+        kind, _, encoded = authorization.strip().partition(" ")
+        try:
+            sent = base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
+        except ValueError:
+            return False
         # In constant time: the time of a comparison by characters would reveal them one by one.
-        return sent is not None and hmac.compare_digest(sent, self._password.encode())
+        return kind.lower() == "basic" and hmac.compare_digest(sent, self._password.encode())
 
-    def _find(self, path: str) -> Response:
+    def find(self, path: str) -> Response:
+        """Return a page."""
         # A flood of requests costs training one rendering per half second, not one each.
-        made, response = self._kept.get(path, (0.0, Response("")))
-        now = time.monotonic()
-        if not made or now > made + _SECONDS_TO_KEEP:
-            response = self._renderers[path](self._board.snapshot)
-            self._kept[path] = now, response
-        return response
+        with self._lock:
+            made, response = self._kept.get(path, (-math.inf, Response("")))
+            now = time.monotonic()
+            if now > made + _SECONDS_TO_KEEP:
+                response = self._renderers[path](self._board.snapshot)
+                self._kept[path] = now, response
+            return response
 
     def _render_page(self, snapshot: Snapshot) -> Response:
         page = render_page(snapshot, show_private=self._password is not None)
@@ -375,7 +333,7 @@ class StatusPages:
 
     def _render_metrics(self, snapshot: Snapshot) -> Response:
         text = render_metrics(snapshot, show_private=self._password is not None)
-        return Response(text, "text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _render_health(snapshot: Snapshot) -> Response:
@@ -387,23 +345,6 @@ def _render_health(snapshot: Snapshot) -> Response:
     return Response(body, "application/json", status)
 
 
-def _read_password(headers: list[str]) -> bytes | None:
-    """Return the password of a request by HTTP's basic authentication; any user name will do."""
-    for line in headers:
-        name, _, value = line.partition(":")
-        kind, _, encoded = value.strip().partition(" ")
-        if name.strip().lower() == "authorization" and kind.lower() == "basic":
-            try:
-                return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
-            except ValueError:
-                return None
-    return None
-
-
-def _refuse(status: HTTPStatus, *headers: str) -> bytes:
-    return Response(f"{status.phrase}\n", status=status, headers=headers).encode()
-
-
 @contextmanager
 def serving_status(address: tuple[str, int], pages: StatusPages) -> Iterator[tuple[str, int]]:
     """Serve status pages at an address while the block lasts; yield the address in use.
@@ -411,107 +352,151 @@ def serving_status(address: tuple[str, int], pages: StatusPages) -> Iterator[tup
     Raises:
         CornError: the address cannot be used.
     """
-    listener = _listen_at(address)
-    server = _Server(listener, pages)
-    thread = threading.Thread(target=server.run, name="corn status", daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[:2]
-    finally:
-        server.stop()
-        thread.join(_SECONDS_TO_CLOSE)
-        listener.close()
-
-
-def _listen_at(address: tuple[str, int]) -> socket.socket:
     host, port = address
-    if port >= 1 << 16:
-        raise CornError(f"--status {host}:{port}: cannot be served: ports end at 65535")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=64)
-    except (OSError, UnicodeError) as error:  # the latter for a name that no host can have
+        server = _StatusServer(address, pages)
+    # A port above 65535 overflows; the Unicode error is for a name that no host can have.
+    except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise CornError(f"--status {host}:{port}: cannot be served: {why}") from error
-    listener.setblocking(False)
-    return listener
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
+    try:
+        yield server.socket.getsockname()[:2]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.close_all()
 
 
 @final
-class _Server:
-    """The loop that accepts connections, and one task for each of them."""
+class _StatusServer(ThreadingHTTPServer):
+    """A server with a limit on connections, which strangers can neither stall nor overload."""
 
-    def __init__(self, listener: socket.socket, pages: StatusPages) -> None:
-        self._listener, self._pages = listener, pages
-        self._loop = asyncio.new_event_loop()
-        # In the order in which they were accepted.
-        self._connections: dict[asyncio.Task[None], None] = {}
-        self._accepting: asyncio.Task[None] | None = None
+    request_queue_size = 64
+    daemon_threads = True
+    # Closing must not wait for clients.
+    block_on_close = False
 
-    def run(self) -> None:
-        """Serve until ``stop``; runs in the server's thread."""
-        try:
-            self._accepting = self._loop.create_task(self._accept())
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._accepting)
-        finally:
-            self._loop.close()
+    def __init__(self, address: tuple[str, int], pages: StatusPages) -> None:
+        self.pages = pages
+        # With the time at which each was accepted, in that order.
+        self._connections: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, _StatusHandler)
 
-    def stop(self) -> None:
-        """End the loop; called from another thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._loop.call_soon_threadsafe(self._cancel)
+    def server_bind(self) -> None:
+        """Bind the port."""
+        # That of HTTPServer asks the network for the name of the host, which can take seconds.
+        TCPServer.server_bind(self)
 
-    def _cancel(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            # Requests take milliseconds, so the oldest connection is the one that does not ask.
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                _disconnect(next(iter(self._connections)))
+            self._connections[request] = time.monotonic()
+        super().process_request(request, client_address)
+        # At most 200 connections a second, which bounds what strangers cost.
+        time.sleep(_SECONDS_BETWEEN_CONNECTIONS)
 
-    async def _accept(self) -> None:
-        try:
-            while True:
-                try:
-                    connection, _ = await self._loop.sock_accept(self._listener)
-                except OSError:  # out of descriptors, or the stranger is gone already
-                    await asyncio.sleep(_SECONDS_PER_CONNECTION / 10)
-                    continue
-                # Requests take milliseconds, so the oldest connection is the one that does not ask.
-                if len(self._connections) >= _MOST_CONNECTIONS:
-                    next(iter(self._connections)).cancel()
-                task = self._loop.create_task(self._serve(connection))
-                self._connections[task] = None
-                task.add_done_callback(lambda done: self._connections.pop(done, None))
-                # At most 200 connections a second, which bounds what strangers cost (see the
-                # module's docstring).
-                await asyncio.sleep(_SECONDS_BETWEEN_CONNECTIONS)
-        finally:
-            left = list(self._connections)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+    def service_actions(self) -> None:
+        """End connections that took too long; the loop of the server calls this all the time."""
+        # A time-out of the socket would begin anew with every byte that a slow client sends.
+        with self._lock:
+            for connection, began in self._connections.items():
+                if time.monotonic() > began + _SECONDS_PER_CONNECTION:
+                    _disconnect(connection)
 
-    async def _serve(self, connection: socket.socket) -> None:
-        # TimeoutError is an OSError, so the deadline ends here as well.
-        with connection, contextlib.suppress(OSError, asyncio.CancelledError):
-            connection.setblocking(False)
-            async with asyncio.timeout(_SECONDS_PER_CONNECTION):
-                head = await self._read_head(connection)
-                if head is None:
-                    answer = _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-                else:
-                    answer = self._pages.answer(head)
-                await self._loop.sock_sendall(connection, answer)
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
 
-    async def _read_head(self, connection: socket.socket) -> bytes | None:
-        """Return the head of a request; None if it is too long, empty if it is cut short."""
-        head = b""
-        while b"\r\n\r\n" not in head:
-            if len(head) > _MOST_HEAD_BYTES:
-                return None
-            part = await self._loop.sock_recv(connection, _MOST_HEAD_BYTES)
-            if not part:
-                return b""
-            head += part
-        return head.partition(b"\r\n\r\n")[0]
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a connection that failed: its client is gone, or was disconnected."""
+
+    def close_all(self) -> None:
+        """Close the port and all connections."""
+        self.server_close()
+        with self._lock:
+            for connection in self._connections:
+                _disconnect(connection)
+
+
+@final
+class _HeadReader(io.BufferedReader):
+    """A stream of which so much can be read as the head of a request may have."""
+
+    _num_read = 0
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Return the next line, or raise ``LineTooLong``, which the server answers."""
+        line = super().readline(_MOST_HEAD_BYTES if size is None else size)
+        self._num_read += len(line)
+        if self._num_read > _MOST_HEAD_BYTES:
+            raise LineTooLong("the head of a request")
+        return line
+
+
+@final
+class _StatusHandler(BaseHTTPRequestHandler):
+    """The answer to one request."""
+
+    server: _StatusServer
+    protocol_version = "HTTP/1.1"
+    # Without, a request that cannot be read would get an answer without a status.
+    default_request_version = "HTTP/1.0"
+
+    def setup(self) -> None:
+        """Open the streams of the connection."""
+        super().setup()
+        self.rfile = _HeadReader(self.connection.makefile("rb", buffering=0))
+
+    def do_GET(self) -> None:
+        """Answer a request for a page."""
+        path = self.path.partition("?")[0]
+        pages = self.server.pages
+        if not pages.has(path):
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif not pages.is_allowed(path, self.headers.get("Authorization", "")):
+            self.send_error(HTTPStatus.UNAUTHORIZED)
+        else:
+            self._answer(pages.find(path))
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def send_error(self, code: int, *_: object) -> None:
+        """Refuse a request, without its text, which a stranger chose."""
+        status = HTTPStatus(code)
+        self._answer(Response(f"{status.phrase}\n", status=status))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Log nothing: the lines of strangers do not belong into the log of a run."""
+
+    def _answer(self, response: Response) -> None:
+        body = response.body.encode()
+        # Without the versions and the time that send_response would add.
+        self.send_response_only(response.status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            # It makes browsers ask for the password.
+            self.send_header("WWW-Authenticate", 'Basic realm="CorN"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _disconnect(connection: socket.socket) -> None:
+    """End a connection; a thread that waits for it wakes up and closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 ACCESS_FILE = "status-password"

@@ -149,9 +149,9 @@ class Flood:
         self.neighbours, self._timeout = neighbours, rendezvous.timeout
         # The longest row has a mark, a byte for each agent, and a digest.
         most = self.num_agents * (1 + self.num_agents + _DIGEST_BYTES)
-        self._desk = rendezvous.open_desk(Purpose.PLANNING, max_bytes=most)
+        self._opener = rendezvous.make_link_opener(Purpose.PLANNING, max_bytes=most)
         self._links = open_links(
-            self._desk, neighbours, timeout=rendezvous.timeout, check=rendezvous.check
+            self._opener, neighbours, timeout=rendezvous.timeout, check=rendezvous.check
         )
 
     def spread(self, row: bytes) -> Table:
@@ -175,7 +175,7 @@ class Flood:
             link.part()
         for link in self._links.values():
             link.close(_SECONDS_TO_PART)
-        self._desk.close()
+        self._opener.close()
 
     def _trade(self, table: Table) -> list[Table]:
         message = table.tobytes()

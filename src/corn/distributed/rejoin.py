@@ -50,8 +50,8 @@ from corn.transport import (
     Channel,
     ChannelClosedError,
     Link,
-    LinkDesk,
     LinkError,
+    LinkOpener,
     Purpose,
     TamperedError,
     UnreachableError,
@@ -182,7 +182,7 @@ class Applicant:
 
 @final
 class Sponsor:
-    """The desk at which agents ask to return, in an agent that takes part."""
+    """The opener at which agents ask to return, in an agent that takes part."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         # One place for each agent, so that none takes those of others.
@@ -446,7 +446,7 @@ class Returns:
     Args:
         hello: the own terms, which theirs must match.
         sponsor: where they ask.
-        desk: where they connect.
+        opener: where they connect.
         welcome: returns the terms of a return at a step, to agents that take part.
         last_step: of the run.
         timeout: seconds to wait for the link of an agent whose step has come.
@@ -460,7 +460,7 @@ class Returns:
         self,
         hello: Hello,
         sponsor: Sponsor,
-        desk: LinkDesk,
+        opener: LinkOpener,
         *,
         welcome: Callable[[int, tuple[int, ...]], Welcome],
         last_step: int,
@@ -468,7 +468,7 @@ class Returns:
         to_dial: Mapping[int, Address] | None = None,
         waits_for_all: bool = False,
     ) -> None:
-        self._hello, self._sponsor, self._desk = hello, sponsor, desk
+        self._hello, self._sponsor, self._opener = hello, sponsor, opener
         self._welcome, self._last_step, self._timeout = welcome, last_step, timeout
         self._to_dial, self._waits_for_all = dict(to_dial or {}), waits_for_all
         self._admitted: dict[int, tuple[int, Applicant]] = {}
@@ -536,15 +536,15 @@ class Returns:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
         address = self._to_dial.pop(agent, None)
         if agent in self._banned:
-            self._desk.reject(agent)
+            self._opener.reject(agent)
             raise LinkError(f"agent {agent} broke the protocol, and is not linked again")
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._awaited else self._timeout
         self._awaited.add(agent)
         if address is not None:
-            link = self._desk.connect(agent, address, timeout=timeout)
+            link = self._opener.connect(agent, address, timeout=timeout)
         else:
-            link = self._desk.wait(agent, timeout=timeout)
+            link = self._opener.wait(agent, timeout=timeout)
         self._awaited.discard(agent)
         return link
 
@@ -564,7 +564,7 @@ class Returns:
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
         for agent in agents:
-            self._desk.reject(agent)
+            self._opener.reject(agent)
 
     def cancel(self, step: int) -> None:
         """Let agents ask again that were to return by a step, and have not."""
@@ -576,7 +576,7 @@ class Returns:
     def stop(self) -> None:
         """Let nobody in any more, and close the connections that nobody took."""
         self.close()
-        self._desk.close()
+        self._opener.close()
 
     def close(self) -> None:
         """Let nobody in any more."""

@@ -1,13 +1,13 @@
 """Rendezvous before the first step: agents join a store and publish signed entries to each other.
 
-Every word is signed by its agent for one session, which is a hash of fresh random numbers from all
-agents. So the host of the store can neither change or invent a word, nor replay one of another run,
-nor show agents different words of the same agent. It can only withhold words; agents then
+Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
+agents. So the host of the store can neither change or invent an entry, nor replay one of another
+run, nor show agents different entries of the same agent. It can only withhold entries; agents then
 time out. Once training has begun no agent needs the store, unless others join later.
 
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
-agent and repeats its old random number too. The effect is the same as if it withheld words.
+agent and repeats its old random number too. The effect is the same as if it withheld entries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from corn.transport import (
     Address,
     Channel,
     Credentials,
-    LinkDesk,
+    LinkOpener,
     Listener,
     MemoryStore,
     Purpose,
@@ -108,8 +108,8 @@ def naming_agent(agent: int) -> Iterator[None]:
         raise CornError(f"agent {agent}: {what}") from error
 
 
-class ForgedWordError(PublicError):
-    """A word at the store that its agent did not sign for this run: ``agent``, under ``topic``."""
+class ForgedEntryError(PublicError):
+    """An entry that its agent did not sign for this run: ``agent``, under ``topic``."""
 
     def __init__(self, topic: str, agent: int) -> None:
         self.topic, self.agent = topic, agent
@@ -120,47 +120,47 @@ class ForgedWordError(PublicError):
         )
 
 
-class Word(NamedTuple):
-    """A word at the store: what an agent published, and its signature."""
+class SignedEntry(NamedTuple):
+    """An entry at the store: what an agent published, and its signature."""
 
     message: bytes
     signature: bytes
 
     def encode(self) -> bytes:
-        """Return the word as bytes."""
+        """Return the entry as bytes."""
         return encode_fields(self.message, self.signature)
 
 
 @final
-class SignedWords:
-    """The words of a run, as one agent writes and reads them."""
+class SignedEntries:
+    """The entries of a run, as one agent writes and reads them."""
 
     def __init__(self, store: Store, credentials: Credentials) -> None:
         self._store, self._credentials = store, credentials
 
     def put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
-        """Publish a message under a key, signed; raise if the key has another word of this agent.
+        """Publish a message under a key, signed; raise if the key has another entry of this agent.
 
-        With ``is_first=False`` a word that is there already stays, and is no error.
+        With ``is_first=False`` an entry that is there already stays, and is no error.
         """
         signature = self._credentials.identity.sign(signed_text(key, message, session))
-        word = Word(message, signature).encode()
-        # Signatures are deterministic: another word under this agent's key is another process's.
-        if self._store.set(key, word) != word and is_first:
-            raise ForgedWordError(key.partition("/")[0], self._credentials.agent)
+        entry = SignedEntry(message, signature).encode()
+        # Signatures are deterministic: another entry under this agent's key is another process's.
+        if self._store.set(key, entry) != entry and is_first:
+            raise ForgedEntryError(key.partition("/")[0], self._credentials.agent)
 
-    def read(self, word: bytes, key: str, agent: int, session: bytes) -> bytes:
-        """Return the message of a word that its agent signed for this session."""
+    def read(self, entry: bytes, key: str, agent: int, session: bytes) -> bytes:
+        """Return the message of an entry that its agent signed for this session."""
         topic = key.partition("/")[0]
         if not 0 <= agent < self._credentials.roster.num_agents:
-            raise ForgedWordError(topic, agent)
+            raise ForgedEntryError(topic, agent)
         try:
-            message, signature = split_word(word)
+            message, signature = split_entry(entry)
         except InvalidArgumentError:
-            raise ForgedWordError(topic, agent) from None
+            raise ForgedEntryError(topic, agent) from None
         text = signed_text(key, message, session)
         if not self._credentials.roster.verify(agent, signature, text):
-            raise ForgedWordError(topic, agent)
+            raise ForgedEntryError(topic, agent)
         return message
 
 
@@ -171,12 +171,12 @@ def signed_text(key: str, message: bytes, session: bytes) -> bytes:
     return encode_fields("corn word", session, key, message)
 
 
-def split_word(word: bytes) -> Word:
+def split_entry(entry: bytes) -> SignedEntry:
     """Return message and signature, neither of them checked."""
-    fields = decode_fields(word)
+    fields = decode_fields(entry)
     if fields is None or len(fields) != 2:
         raise InvalidArgumentError("not a signed message of CorN")
-    return Word(*fields)
+    return SignedEntry(*fields)
 
 
 @dataclass(frozen=True)
@@ -184,17 +184,12 @@ class Meeting:
     """The agents that take part in a run, and how to reach them.
 
     Attributes:
-        session: stands for this run alone; all words and links are bound to it.
-        addresses: of each member's listener.
+        session: stands for this run alone; all entries and links are bound to it.
+        addresses: of each agent's listener.
     """
 
     session: bytes
     addresses: dict[int, Address]
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The agents that take part from the start."""
-        return tuple(sorted(self.addresses))
 
 
 @final
@@ -227,7 +222,7 @@ class Rendezvous:
         interruption: Interruption | None = None,
     ) -> None:
         self.store, self.credentials = store, credentials
-        self._words = SignedWords(store, credentials)
+        self._entries = SignedEntries(store, credentials)
         self.agent, self.num_agents = credentials.agent, credentials.roster.num_agents
         self.listener, self.address, self.timeout = listener, address, timeout
         self.bound = bound or address
@@ -262,15 +257,15 @@ class Rendezvous:
             )
         self._topics.add(topic)
         # Signed with the session and the key of the place, so it is valid nowhere else.
-        self._words.put(f"{topic}/{self.agent}", message, session)
+        self._entries.put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
-        """Return every member's message under a topic; raise ``AbsentError`` after the time-out."""
-        members, session = self.meeting.members, self.meeting.session
-        words = self._wait([f"{topic}/{agent}" for agent in members], topic, members)
+        """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
+        agents, session = range(self.num_agents), self.meeting.session
+        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
         return {
-            agent: self._words.read(word, f"{topic}/{agent}", agent, session)
-            for agent, word in zip(members, words, strict=True)
+            agent: self._entries.read(entry, f"{topic}/{agent}", agent, session)
+            for agent, entry in zip(agents, entries, strict=True)
         }
 
     def barrier(self, topic: str) -> None:
@@ -280,18 +275,18 @@ class Rendezvous:
 
     def send(self, topic: str, receiver: int, package: bytes) -> None:
         """Leave a package for one agent."""
-        self._words.put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
+        self._entries.put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
         key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
-        (word,) = self._wait([key], topic, [sender])
-        return self._words.read(word, key, sender, session)
+        (entry,) = self._wait([key], topic, [sender])
+        return self._entries.read(entry, key, sender, session)
 
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
         """Return the agents that have published under none of the topics after so many seconds."""
         deadline = time.monotonic() + seconds
-        agents = range(self.num_agents) if self._meeting is None else self._meeting.members
+        agents = range(self.num_agents)
         while True:
             found = {
                 topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
@@ -311,41 +306,41 @@ class Rendezvous:
         # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([reason, session]).encode()
-        # Others check the refusal by the fresh random number in this word.
-        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+        # Others check the refusal by the fresh random number in this entry.
+        self._entries.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
         key = f"{_REFUSAL}/{self.agent}"
-        self._words.put(key, message, _bind_refusal(self._introduction), is_first=False)
+        self._entries.put(key, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start.
 
         Raises:
-            ForgedWordError: the refusal is of another run.
+            ForgedEntryError: the refusal is of another run.
         """
         keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
-        for agent, word in enumerate(self.store.get(keys)):
+        for agent, entry in enumerate(self.store.get(keys)):
             # The own refusal is no news: this agent has an error of its own to report.
-            if word is not None and agent != self.agent:
-                self._check_refusal(agent, keys[agent], word)
+            if entry is not None and agent != self.agent:
+                self._check_refusal(agent, keys[agent], entry)
 
-    def _check_refusal(self, agent: int, key: str, word: bytes) -> None:
+    def _check_refusal(self, agent: int, key: str, entry: bytes) -> None:
         try:
-            message = split_word(word).message
+            message = split_entry(entry).message
             reason, session = build(tuple[str, str], parse_json(message), "the refusal")
         except InvalidArgumentError as error:
             raise RefusalError(agent, f"a message that cannot be read: {error}") from error
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
-        self._words.read(word, key, agent, _bind_refusal(self._introduction_of(agent)))
+        self._entries.read(entry, key, agent, _bind_refusal(self._introduction_of(agent)))
         if session and self.meeting.session.hex() != session:
-            raise ForgedWordError("refusal", agent)
+            raise ForgedEntryError("refusal", agent)
         raise RefusalError(agent, reason)
 
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
-            self._words.put(f"parted/{self.agent}", b"", NO_SESSION)
+            self._entries.put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
                 # A person who pressed Ctrl-C should not wait so long for that.
@@ -353,9 +348,9 @@ class Rendezvous:
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
                 self.find_absent("parted", seconds=min(self.timeout, patience))
 
-    def open_desk(self, purpose: Purpose, *, max_bytes: int) -> LinkDesk:
+    def make_link_opener(self, purpose: Purpose, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
-        return LinkDesk(
+        return LinkOpener(
             self.listener,
             self.credentials,
             purpose,
@@ -386,7 +381,7 @@ class Rendezvous:
         """
         # Under a topic of its own: a run that has not begun yet must not count on this agent.
         with suppress(StoreLostError):
-            self._words.put(
+            self._entries.put(
                 f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False
             )
 
@@ -399,52 +394,52 @@ class Rendezvous:
         found: dict[int, Address] = {}
         for topic in (_JOIN, _RETURN):  # of the two addresses the later one
             keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
-            for agent, word in enumerate(self.store.get(keys)):
-                if word is not None and agent != self.agent:
-                    message = self._words.read(word, keys[agent], agent, NO_SESSION)
+            for agent, entry in enumerate(self.store.get(keys)):
+                if entry is not None and agent != self.agent:
+                    message = self._entries.read(entry, keys[agent], agent, NO_SESSION)
                     found[agent] = _read_address(message, agent)
         return found
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
-        self._words.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        members = range(self.num_agents)
-        words = self._wait([f"{_JOIN}/{agent}" for agent in members], _JOIN, members)
+        self._entries.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
+        agents = range(self.num_agents)
+        entries = self._wait([f"{_JOIN}/{agent}" for agent in agents], _JOIN, agents)
         joined = {
-            agent: self._words.read(word, f"{_JOIN}/{agent}", agent, NO_SESSION)
-            for agent, word in zip(members, words, strict=True)
+            agent: self._entries.read(entry, f"{_JOIN}/{agent}", agent, NO_SESSION)
+            for agent, entry in zip(agents, entries, strict=True)
         }
-        # The own random number makes the session new. If it is not in there, the words are of
+        # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined.get(self.agent) != self._introduction:
-            raise ForgedWordError(_JOIN, self.agent)
+            raise ForgedEntryError(_JOIN, self.agent)
         self._introductions = joined
-        # Members are part of the hash, so agents that were shown different members have different
-        # sessions, and their links do not open.
-        parts = [part for agent in members for part in (agent, joined[agent])]
+        # Agents that were shown different entries have different sessions, and their links do not
+        # open.
+        parts = [part for agent in agents for part in (agent, joined[agent])]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in members})
+        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in agents})
 
     def _introduction_of(self, agent: int) -> bytes:
-        """Return the word with an agent's random number: that of the meeting, or at the store."""
+        """Return the entry with an agent's random number: that of the meeting, or at the store."""
         if agent in self._introductions:
             return self._introductions[agent]
         key = f"{_JOIN}/{agent}"
-        (word,) = self.store.get([key])
-        return self._words.read(word or b"", key, agent, NO_SESSION)
+        (entry,) = self.store.get([key])
+        return self._entries.read(entry or b"", key, agent, NO_SESSION)
 
     def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout
         while True:
             found = self.store.get(keys, _LONGEST_WAIT)
-            words = [word for word in found if word is not None]
-            if len(words) == len(keys):
-                return words
-            # Only while words are missing. A refusal that comes after the last one is read by
+            entries = [entry for entry in found if entry is not None]
+            if len(entries) == len(keys):
+                return entries
+            # Only while entries are missing. A refusal that comes after the last one is read by
             # ``confirm``.
             self.check()
             if time.monotonic() > deadline:
-                absent = [a for a, word in zip(agents, found, strict=True) if word is None]
+                absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
                 raise AbsentError(topic, absent, self.timeout)
 
 
@@ -526,7 +521,7 @@ def join(
         hosted = host_store(store, credentials) if is_host and needs_store else None
         entries: Store
         if hosted is not None:
-            entries = hosted.words
+            entries = hosted.entries
         elif needs_store:
             entries = join_store(store, credentials, timeout=timeout, interruption=interruption)
         else:

@@ -233,8 +233,6 @@ class AgentConfig:
         neighbours: this agent's neighbours, all that it knows of the graph.
         keys: the folder of keys; None in a rehearsal.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        default_batch_size: the batch size where neither settings nor budget name one; None takes
-            an agent's whole data.
         requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
@@ -253,7 +251,6 @@ class AgentConfig:
     neighbours: tuple[int, ...] = ()
     keys: Path | None = None
     opens_store: bool | None = None
-    default_batch_size: int | None = None
     requirements: Requirements | None = None
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require_length
 from corn.errors import InvalidArgumentError
-from corn.noise.choices import COIN_BITS
+from corn.noise import Secret
+from corn.noise.choices import COIN_BITS, SecretChoices
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.privacy.budget import MOST_SAMPLES
 from corn.privacy.rounding import write_exactly
@@ -344,13 +345,14 @@ class BatchSampler:
         cls,
         query: ClippedQuery,
         data: AgentData,
-        choices: Sequence[Choices],
+        choices: Sequence[Choices] | None = None,
         *,
         batch_size: int | None = None,
     ) -> BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
-        Agents, secure simulations and audits all take their batches from here.
+        Agents, secure simulations and audits all take their batches from here. By default choices
+        follow from new secrets.
 
         Where samples are clipped one by one, all batches have one public shape, and samples are at
         secret random positions in them. The rest of the batch then does not move when one sample is
@@ -358,6 +360,8 @@ class BatchSampler:
         another position or in another shape, and one bit can turn a gradient (docs/floats.md). The
         shape also keeps the time of a step from telling how many samples were drawn.
         """
+        if choices is None:
+            choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
         return cls(data, (query,), batch_size=batch_size, choices=choices, fixed_shape=True)
 
     def draw(self, number: int) -> Batch:

@@ -354,14 +354,14 @@ class Result:
     """The outcome of all runs of a sweep. An interrupted one is valid up to its last step.
 
     Attributes:
-        trials: methods with step-size schedules.
+        trials: mechanisms with step-size schedules.
         seeds: each trial was run once per seed.
         parameters: the final models, shape (runs, agents, parameters): run s·len(trials) + v is
             seed s with trial v. NaN for runs that broke down.
         rows: the measurements, in order of steps.
         num_steps: the number of completed steps.
         status: ``complete``, or ``interrupted`` by the user.
-        stopped: runs that broke down, by (method, step size, seed).
+        stopped: runs that broke down, by (mechanism, step size, seed).
         notes: facts that a reader must know, such as a data set that stands in for another.
         simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
         private_notes: facts that depend on the data without noise, for its owner alone.
@@ -419,14 +419,14 @@ class Result:
         return tuple(latest.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
-        """Return the mean over seeds of a column's last value, by (method, step size).
+        """Return the mean over seeds of a column's last value, by (mechanism, step size).
 
         If a run broke down, the mean is infinite for a loss and NaN for any other column.
         """
         return {key: sum(found) / len(found) for key, found in self._last_values(column).items()}
 
     def interval(self, column: str) -> dict[tuple[str, str], float]:
-        """Return half the width of the 95 % interval of ``average``, by (method, step size).
+        """Return half the width of the 95 % interval of ``average``, by (mechanism, step size).
 
         It is Student's interval over seeds. It covers the randomness of batches, noise and initial
         models, but not that of the data, which all runs share. NaN for one seed, and if a run broke
@@ -435,7 +435,7 @@ class Result:
         return {key: _half_width(found) for key, found in self._last_values(column).items()}
 
     def _last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
-        """Return the last value of a column for each seed, by (method, step size)."""
+        """Return the last value of a column for each seed, by (mechanism, step size)."""
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
@@ -450,24 +450,24 @@ class Result:
         return values
 
     def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
-        """Return the step size with the least value of a column, for each method."""
+        """Return the step size with the least value of a column, for each mechanism."""
         chosen: dict[str, tuple[float, str]] = {}
-        for (method, step_size), value in self.average(column).items():
-            # Strictly less than infinity: a method whose every run broke down gets no step size.
-            if value < chosen.get(method, (math.inf, ""))[0]:
-                chosen[method] = value, step_size
-        return {method: step_size for method, (_, step_size) in chosen.items()}
+        for (mechanism, step_size), value in self.average(column).items():
+            # Strictly less than infinity: a mechanism whose every run broke down gets no step size.
+            if value < chosen.get(mechanism, (math.inf, ""))[0]:
+                chosen[mechanism] = value, step_size
+        return {mechanism: step_size for mechanism, (_, step_size) in chosen.items()}
 
     def to_pandas(self) -> Any:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
         return make_frame(self.rows)
 
-    def select(self, method: str, step_size: str | None = None) -> list[Row]:
-        """Return the rows of a method, with one step size or all."""
+    def select(self, mechanism: str, step_size: str | None = None) -> list[Row]:
+        """Return the rows of a mechanism, with one step size or all."""
         return [
             row
             for row in self.rows
-            if row["mechanism"] == method and step_size in (None, row["step_size"])
+            if row["mechanism"] == mechanism and step_size in (None, row["step_size"])
         ]
 
 

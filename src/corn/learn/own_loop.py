@@ -42,13 +42,10 @@ from corn.learn.batches import (
 )
 from corn.learn.method import Method
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import Mixer, average_integers, compute_gradients, release, release_integers
+from corn.learn.step import Mixer, StepReleases, compute_gradients
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
-from corn.noise import Secret
-from corn.noise.choices import SecretChoices
 from corn.plan import Plan
-from corn.privacy import ClippedQuery
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
@@ -646,38 +643,50 @@ class SimulatedTurns:
         # Longer models than the proof for floats covers are refused (docs/floats.md).
         plan.check_parameters(model.num_parameters)
         require_fitting_samples(plan.budget, sizes)
-        self._plan, self.is_simulated = plan, not secure
+        self._plan = plan
+        self.is_simulated = not secure
         dtype = getattr(torch, plan.dtype)
         self._is_sum = plan.network.mixing == "sum"
         # One row per agent, or one for all: they start from the user's model.
         num_models = 1 if self._is_sum else plan.num_agents
         self._models = model.read().to(dtype).repeat(num_models, 1)
         self._mixer = Mixer(plan.network, dtype=dtype)
-        self._noise = KeyedNoise(
-            [plan.decomposition],
-            seeds=(seed,),
-            num_parameters=model.num_parameters,
-            is_secret=secure,
+        self._releases = StepReleases(
+            KeyedNoise(
+                [plan.decomposition],
+                seeds=(seed,),
+                num_parameters=model.num_parameters,
+                is_secret=secure,
+            ),
+            method_of=torch.zeros(1, dtype=torch.long),
+            grid=torch.tensor([[plan.grid]], dtype=torch.float64),
+            # One seed and one trial.
+            models=self._models[None, :, None],
+            num_agents=plan.num_agents,
+            is_sum=self._is_sum,
         )
         queries = plan.budget.queries
         # One query for each agent. All of them have one clipping norm and may differ in sampling.
         self._queries = queries * plan.num_agents if len(queries) == 1 else queries
         self._samplers = [
-            _make_sampler(query, size, batch_size=batch_size, seed=None if secure else own)
+            BatchSampler.of_agent(query, number_rows(size), batch_size=batch_size)
+            if secure
+            else BatchSampler(
+                number_rows(size), (query,), batch_size=batch_size, choices=[SeededChoices(own)]
+            )
             # A seed for each agent: agents of one size would draw the same samples from one.
             for own, (query, size) in enumerate(
                 zip(self._queries, sizes, strict=True), start=seed << 20
             )
         ]
-        # Clipping and rounding in float64, as the proof for floats assumes (docs/floats.md).
+        # Clipping in float64, as the proof for floats assumes (docs/floats.md).
         self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
-        self._grid = torch.tensor([plan.grid], dtype=torch.float64)
         self._turn: Turn | None = None
-        self._task = LoopTask(model, self._hand_over)
         self._gradients: Callable[[Tensor | None], Gradients] | None = None
-        self._agent, self._step, self._shares = 0, 0, torch.empty(0)
-        # With exact sums: the sum of a step's releases so far, in units of the grid; its offset.
-        self._total, self._offset = torch.empty(0), torch.zeros(1, dtype=torch.float64)
+        # ``compute_gradients`` asks the task, and the task hands over what the user's loop found:
+        # clipping is then done by the same function as in an agent.
+        self._task = LoopTask(model, self._hand_over)
+        self._agent, self._step = 0, 0
 
     @cached_property
     def _precisions(self) -> list[float]:
@@ -699,14 +708,9 @@ class SimulatedTurns:
         """See ``Turns``."""
         if self._step == self._plan.budget.num_steps:
             return None
-        # One draw has the shares of all agents. Of (seeds, agents, methods, d) there is one seed
-        # and one method, so that (n, d) remains.
+        # One draw has the shares of all agents.
         if self._agent == 0:
-            self._shares = self._noise.draw(self._step)[0, :, 0]
-            offset = self._noise.draw_offset(self._step)
-            # Noise without masks needs none: every single release keeps the promise.
-            self._offset = self._offset if offset is None else offset[0, 0]
-            self._total = torch.zeros_like(self._models[0], dtype=torch.int64)
+            self._releases.begin(self._step)
         batch = self._samplers[self._agent].draw(self._step)
         model = self._models[0 if self._is_sum else self._agent]
         self._turn = Turn(self._agent, self._step, model, batch)
@@ -720,8 +724,6 @@ class SimulatedTurns:
         """See ``Turns``: as an agent does it, by the same functions."""
         if self._turn is None:
             raise CornError("a release must follow a batch")
-        # ``compute_gradients`` asks the task, and the task hands over what the user's loop found:
-        # clipping is then done by the same function as in an agent.
         self._gradients = gradients
         found = compute_gradients(
             self._task,
@@ -730,17 +732,16 @@ class SimulatedTurns:
             self._clip,
             clips_samples=self._queries[self._agent].unit == "sample",
         )
-        gradient, factor = found.values.view(-1), found.factors.view(-1)
-        noise = self._shares[self._agent]
         # The turn ends here: a second release in it would reuse the same noise, and raises instead.
         self._turn = None
+        self._releases.release(slice(self._agent, self._agent + 1), found)
         if not self._is_sum:
-            return release(gradient, factor, noise, self._grid)
-        self._total += release_integers(gradient, factor, noise, self._grid, self._offset)
+            # A copy, as the next step overwrites it.
+            return self._releases.values[0, self._agent, 0].clone()
         self._agent += 1
         if self._agent < self._plan.num_agents:
             return None
-        return average_integers(self._total, self._agent, self._grid, self._offset)
+        return self._releases.finish()[0, 0, 0].clone()
 
     @torch.no_grad()
     def end(self, parameters: Tensor) -> Tensor | None:
@@ -767,14 +768,3 @@ class SimulatedTurns:
         if self._gradients is None:
             raise CornError("a release must follow a batch")
         return self._gradients(sample_clip)
-
-
-def _make_sampler(
-    query: ClippedQuery, size: int, *, batch_size: int | None, seed: int | None
-) -> BatchSampler:
-    """Return the sampler of one agent, with secret choices unless there is a seed."""
-    rows = number_rows(size)
-    if seed is None:
-        choices = SecretChoices(coins=Secret.random(), orders=Secret.random())
-        return BatchSampler.of_agent(query, rows, [choices], batch_size=batch_size)
-    return BatchSampler(rows, (query,), batch_size=batch_size, choices=[SeededChoices(seed)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -24,7 +25,6 @@ from corn.checks import FloatArray
 from corn.covariance.coalitions import scale_streams
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
-from corn.learn.step import to_sparse_tensor
 from corn.noise import (
     Owner,
     Secret,
@@ -373,3 +373,17 @@ def numpy_type(dtype: torch.dtype) -> Any:
 def simulation_nonce(seed: int) -> bytes:
     """Return a run's nonce in a simulation, derived from its seed so that runs can be repeated."""
     return hashlib.blake2b(f"corn simulation {seed}".encode(), digest_size=32).digest()
+
+
+def to_sparse_tensor(matrix: SparseMatrix) -> Tensor:
+    """Return a sparse matrix as torch's, in float64."""
+    with warnings.catch_warnings():
+        # Torch warns that sparse rows are new. Products with them are all that is needed here.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(matrix.indptr.astype(np.int64)),
+            torch.from_numpy(matrix.indices.astype(np.int64)),
+            torch.from_numpy(np.array(matrix.data, dtype=np.float64)),
+            size=matrix.shape,
+            check_invariants=False,
+        )

@@ -42,18 +42,14 @@ from corn.learn.step import (
     ClippedGradients,
     Mixer,
     RunOptimizers,
+    StepReleases,
     StepStatistics,
-    average_integers,
     compute_gradients,
     join_gradients,
-    release,
-    release_integers,
     require_exact_sums,
     smooth,
 )
 from corn.learn.tasks import Task
-from corn.noise import Secret
-from corn.noise.choices import SecretChoices
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
 from corn.privacy.budget import describe_queries
@@ -106,14 +102,10 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.method.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.method.is_central]
-        self._noise, self._noise_of = self._make_noise()
-        self._is_regular = _is_regular(self._noise_of.tolist())
+        noise, self._method_of = self._make_noise()
         grids = [trial.method.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
-        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
-        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
-        has_grid = bool((self._grid > 0).all())
-        self._sums_integers = self._is_sum and isinstance(self._noise, KeyedNoise) and has_grid
+        grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
@@ -126,8 +118,14 @@ class Simulation:
         if settings.optimizer is not None:
             require_exact_sums(network)
             self._optimizers = RunOptimizers(settings.optimizer, self.parameters)
-        # What is released in a step, then the half step: in memory that every step overwrites.
-        self._released = torch.empty_like(self.parameters)
+        self._releases = StepReleases(
+            noise,
+            method_of=self._method_of,
+            grid=grid,
+            models=self.parameters,
+            num_agents=self._num_agents,
+            is_sum=self._is_sum,
+        )
         self._cells_at_once = self._choose_cells()
 
     @property
@@ -169,19 +167,20 @@ class Simulation:
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
-        noise, norms, fraction = self._release_all()
+        self._releases.begin(self.step)
+        norms, fraction = self._release_all()
+        released = self._releases.finish()
         if self.on_release is not None:
-            self.on_release(self.parameters, self._released)
-        self.parameters, self.step = self._update(), self.step + 1
+            self.on_release(self.parameters, released)
+        self.parameters, self.step = self._update(released), self.step + 1
         if not observe:
             return None
-        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(noise, norms))
+        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(norms))
 
-    def _update(self) -> Tensor:
-        """Return the models after a step along what was released; it overwrites the latter."""
+    def _update(self, g: Tensor) -> Tensor:
+        """Return the models after a step along what was released, which it overwrites."""
         total, shape = self._settings.num_steps, self.parameters.shape
         step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
-        g = self._released
         if self._optimizers is not None:
             return self._optimizers.step(self.parameters, g, step_sizes, self._alive)
         # Zero for runs that were stopped, shape (seeds, 1, trials).
@@ -198,56 +197,27 @@ class Simulation:
             mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
         return mixed
 
-    def _release_all(self) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Write all released gradients; return their noise, norms and fractions clipped.
+    def _release_all(self) -> tuple[Tensor, Tensor]:
+        """Release all gradients; return their norms and fractions clipped.
 
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
-        count, trials = self._cells_at_once, len(self._trials)
-        noise = None if self._noise is None else self._noise.draw(self.step)
-        # The noise of an average is drawn as one, and added at the end.
-        is_averaged = isinstance(self._noise, AverageNoise)
-        pieces = self._draw_batches()
-        noises: Sequence[Tensor | None] = [None] * len(pieces)
-        if noise is not None and not is_averaged:
-            noises = torch.split(noise.flatten(0, 1), count)
-        offset = self._noise.draw_offset(self.step) if isinstance(self._noise, KeyedNoise) else None
-        models, released = self.parameters.flatten(0, 1), self._released.flatten(0, 1)
-        total = torch.zeros_like(released, dtype=torch.int64) if self._sums_integers else released
-        if self._is_sum:
-            total.zero_()
-        statistics = []
-        for number, (batches, v) in enumerate(zip(pieces, noises, strict=True)):
-            # Cells are run-major (seed, then agent), as the sampler's are.
-            size = sum(len(batch.inputs) for batch in batches)
-            own = slice(number * count, number * count + size)
-            if self._is_sum:
-                # One model for all agents of a seed.
-                seed_of = torch.arange(own.start, own.stop) // self._num_agents
-                found = self._compute(models[seed_of], batches)
-                values = (
-                    self._release_integers(found, v, None if offset is None else offset[seed_of])
-                    if self._sums_integers and v is not None
-                    else self._release(found, v)
-                )
-                total.index_add_(0, seed_of, values.to(total))
-            else:
-                found = self._compute(models[own], batches)
-                released[own].copy_(self._release(found, v))
+        models, statistics, start = self.parameters.flatten(0, 1), [], 0
+        for batches in self._draw_batches():
+            cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
+            start = cells.stop
+            # With exact sums there is one model for all agents of a seed.
+            own = models[self._releases.seeds_of(cells) if self._is_sum else cells]
+            found = self._compute(own, batches)
+            self._releases.release(cells, found)
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
-        if self._sums_integers:
-            released.copy_(average_integers(total, self._num_agents, self._grid, offset))
-        elif self._is_sum:
-            released.div_(self._num_agents)
-        if noise is not None and is_averaged:
-            self._released.add_(noise.index_select(2, self._noise_of))
         norms, fraction, num_broken = (
-            torch.cat(column).view(-1, self._num_agents, trials)
+            torch.cat(column).view(-1, self._num_agents, len(self._trials))
             for column in zip(*statistics, strict=True)
         )
         self._note_broken(norms, num_broken)
-        return noise, norms, fraction
+        return norms, fraction
 
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
@@ -284,36 +254,6 @@ class Simulation:
             flat = self._mixer.mix(flat)
         self.parameters = flat.view(shape)
 
-    def _release(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
-        """Return released gradients of some cells, shape (cells, trials, d).
-
-        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
-        """
-        # Clipping factors are applied together with the noise: product, sum and rounding are one
-        # operation, for an agent and for a simulation alike.
-        gradients, factors = found.values, found.factors.unsqueeze(-1)
-        if noise is None:
-            return gradients * factors
-        if not self._is_regular:
-            own = noise.index_select(1, self._noise_of)
-            return release(gradients, factors, own, self._grid)
-        # The trials of a method are adjacent, so its noise is broadcast, not copied.
-        cells, methods, d = noise.shape
-        released = release(
-            gradients.view(cells, methods, -1, d),
-            factors.view(cells, methods, -1, 1),
-            noise.unsqueeze(2),
-            self._grid.view(methods, -1, 1),
-        )
-        return released.view(gradients.shape)
-
-    def _release_integers(
-        self, found: ClippedGradients, noise: Tensor, offset: Tensor | None
-    ) -> Tensor:
-        """Return the integers of some cells for an exact sum, shape (cells, trials, d)."""
-        factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._noise_of)
-        return release_integers(found.values, factors, own, self._grid, offset)
-
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
         # A run with noise must not stop: whether it does would reveal data that no noise covers.
@@ -326,12 +266,13 @@ class Simulation:
         self._broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
         self.num_broken += count * self._has_noise * self._alive
 
-    def _mean_norm(self, noise: Tensor | None, like: Tensor) -> Tensor:
+    def _mean_norm(self, like: Tensor) -> Tensor:
         """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
+        noise = self._releases.noise
         if noise is None:
             return torch.zeros_like(like[:, 0])
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
-        return norms.index_select(1, self._noise_of).to(like.dtype)
+        return norms.index_select(1, self._method_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
         """Return the noise of all methods, and the index of each trial's method."""
@@ -391,12 +332,6 @@ class Simulation:
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
 
 
-def _is_regular(indices: list[int]) -> bool:
-    """Return whether indices are 0 0 … 1 1 …, each equally often."""
-    times = indices.count(0)
-    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
-
-
 def _make_samplers(
     data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
 ) -> list[BatchSampler]:
@@ -410,12 +345,7 @@ def _make_samplers(
     # of all agents, the number of one agent's samples would change the last bits of other agents'
     # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
     return [
-        BatchSampler.of_agent(
-            query,
-            data.of_agent(agent),
-            [SecretChoices(coins=Secret.random(), orders=Secret.random())],
-            batch_size=size,
-        )
+        BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
         for agent, query in enumerate(each)
     ]
 
@@ -439,7 +369,7 @@ def _check_trials(
     if len(kinds) > 1:
         found = sorted({describe_queries(each) for each in kinds.values()})
         raise InvalidArgumentError(
-            "all methods of a sweep must have the same unit, batch size and sampling, "
+            "all mechanisms of a sweep must have the same unit, batch size and sampling, "
             f"found {'; and '.join(found)}: run one sweep for each"
         )
     queries = next(iter(kinds.values()), ())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
@@ -28,10 +27,10 @@ from torch.optim import Optimizer
 from corn.checks import FloatArray, require
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
+from corn.learn.perturbation import AverageNoise, KeyedNoise, StepNoise, to_sparse_tensor
 from corn.noise import find_compiled
 from corn.noise.masks import SIGNED, MaskWords, mask_release
 from corn.topology import Network
-from corn.topology.mixing import SparseMatrix
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
     from corn.learn.tasks import Task
@@ -362,6 +361,121 @@ def take_half_step(
     return half
 
 
+@final
+class StepReleases:
+    """What all agents of all runs release in a step: ``begin``, ``release``, then ``finish``.
+
+    A cell is an agent in a seed's run; cells are run-major, as the sampler's are. Where releases
+    are summed exactly, ``values`` is their average, and has one row in place of n.
+
+    Args:
+        noise: the noise of all methods; None for none.
+        method_of: the place of each trial's method in the noise, shape (trials,).
+        grid: γ of each trial, shape (trials, 1).
+        models: all models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
+        num_agents: n.
+        is_sum: whether releases are summed exactly.
+    """
+
+    def __init__(
+        self,
+        noise: StepNoise | None,
+        *,
+        method_of: Tensor,
+        grid: Tensor,
+        models: Tensor,
+        num_agents: int,
+        is_sum: bool,
+    ) -> None:
+        self._source = noise
+        self._method_of = method_of
+        self._is_regular = _is_regular(method_of.tolist())
+        self._grid = grid
+        self._num_agents = num_agents
+        self._is_sum = is_sum
+        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
+        has_grid = bool((grid > 0).all())
+        self._sums_integers = is_sum and isinstance(noise, KeyedNoise) and has_grid
+        self._offset: Tensor | None = None
+        self.noise: Tensor | None = None
+        # In memory that every step overwrites.
+        self.values = torch.empty_like(models)
+        self._total = self.values.flatten(0, 1)
+        if self._sums_integers:
+            self._total = torch.zeros_like(self._total, dtype=torch.int64)
+
+    def begin(self, step: int) -> None:
+        """Draw the noise of a step, shape (seeds, agents, methods, d), and its public offset."""
+        self.noise = None if self._source is None else self._source.draw(step)
+        if isinstance(self._source, KeyedNoise):
+            self._offset = self._source.draw_offset(step)
+        if self._is_sum:
+            self._total.zero_()
+
+    def seeds_of(self, cells: slice) -> Tensor:
+        """Return the place of each cell's seed."""
+        cell = torch.arange(cells.start, cells.stop, device=self.values.device)
+        return cell // self._num_agents
+
+    def release(self, cells: slice, found: ClippedGradients) -> None:
+        """Release the gradients of some cells, once in a step: their noise must not be reused."""
+        noise = None
+        # The noise of an average is drawn as one, and added at the end.
+        if self.noise is not None and not isinstance(self._source, AverageNoise):
+            noise = self.noise.flatten(0, 1)[cells]
+        if not self._is_sum:
+            self.values.flatten(0, 1)[cells].copy_(self._add_noise(found, noise))
+            return
+        seed_of = self.seeds_of(cells)
+        if self._sums_integers and noise is not None:
+            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._method_of)
+            offset = None if self._offset is None else self._offset[seed_of]
+            values = release_integers(found.values, factors, own, self._grid, offset)
+        else:
+            values = self._add_noise(found, noise)
+        self._total.index_add_(0, seed_of, values.to(self._total))
+
+    def finish(self) -> Tensor:
+        """Return ``values`` once all cells have released."""
+        if self._sums_integers:
+            average = average_integers(self._total, self._num_agents, self._grid, self._offset)
+            self.values.copy_(average.view(self.values.shape))
+        elif self._is_sum:
+            self.values.div_(self._num_agents)
+        if self.noise is not None and isinstance(self._source, AverageNoise):
+            self.values.add_(self.noise.index_select(2, self._method_of))
+        return self.values
+
+    def _add_noise(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
+        """Return released gradients of some cells, shape (cells, trials, d).
+
+        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
+        """
+        # Clipping factors are applied together with the noise: product, sum and rounding are one
+        # operation, for an agent and for a simulation alike.
+        gradients, factors = found.values, found.factors.unsqueeze(-1)
+        if noise is None:
+            return gradients * factors
+        if not self._is_regular:
+            own = noise.index_select(1, self._method_of)
+            return release(gradients, factors, own, self._grid)
+        # The trials of a method are adjacent, so its noise is broadcast, not copied.
+        cells, methods, d = noise.shape
+        released = release(
+            gradients.view(cells, methods, -1, d),
+            factors.view(cells, methods, -1, 1),
+            noise.unsqueeze(2),
+            self._grid.view(methods, -1, 1),
+        )
+        return released.view(gradients.shape)
+
+
+def _is_regular(indices: list[int]) -> bool:
+    """Return whether indices are 0 0 … 1 1 …, each equally often."""
+    times = indices.count(0)
+    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
+
+
 # An entry of a sparse matrix takes about as long as this many entries of a dense one.
 _SPARSE_COST = 12
 
@@ -417,20 +531,6 @@ class Mixer:
             change = moved if change is None else moved.add_(change, alpha=momentum)
             current = current + change
         return current
-
-
-def to_sparse_tensor(matrix: SparseMatrix) -> Tensor:
-    """Return a sparse matrix as torch's, in float64."""
-    with warnings.catch_warnings():
-        # Torch warns that sparse rows are new. Products with them are all that is needed here.
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(matrix.indptr.astype(np.int64)),
-            torch.from_numpy(matrix.indices.astype(np.int64)),
-            torch.from_numpy(np.array(matrix.data, dtype=np.float64)),
-            size=matrix.shape,
-            check_invariants=False,
-        )
 
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]

@@ -144,7 +144,7 @@ def pin_roster(roster: Roster, key: Path) -> None:
         raise FileFormatError(
             f"{key.parent / 'roster.json'}: has other public keys than the roster that this key "
             f"was used with (fingerprint {pinned}), and no signatures of their owners lead to "
-            "them: somebody exchanged it, or agents made new keys without corn keygen --rotate"
+            "them: somebody exchanged it, or agents made new keys without corn keys rotate"
         )
     record_use(key, roster.fingerprint, "roster")
 

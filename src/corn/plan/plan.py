@@ -227,14 +227,6 @@ class Plan:
         """The largest coordinate of an exact sum of all releases, in grid units."""
         return bound_sum(self.decomposition, self.grid, self.budget)
 
-    def require_gossip(self, what: str) -> None:
-        """Raise where only plans of gossip can be used."""
-        if self.network.mixing != "gossip":
-            raise InvalidArgumentError(
-                f"{what} needs a plan whose agents mix by gossip, found exact sums: plan with "
-                "--mixing gossip"
-            )
-
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if a model has more parameters than the proof covers."""
         require_provable(self.float_loss, self.budget, num_parameters)

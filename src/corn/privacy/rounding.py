@@ -27,19 +27,6 @@ def round_bound_down(value: float, digits: int = 6) -> str:
     return _round(value, digits, ROUND_FLOOR)
 
 
-def round_count_down(count: int, digits: int = 2) -> int:
-    """Return a count with only its first digits: a number that is published in place of it.
-
-    Rounded down, because an agent must have at least the samples that a plan counts on. Fewer
-    samples mean a higher rate and shorter passes, for which a plan has more noise.
-
-    >>> round_count_down(1873), round_count_down(99), round_count_down(5)
-    (1800, 99, 5)
-    """
-    unit: int = 10 ** max(0, len(str(count)) - digits)
-    return count // unit * unit
-
-
 def write_exactly(value: float) -> str:
     """Return the shortest usual text that reads back as this number: for commands to copy.
 

@@ -2,12 +2,12 @@
 
 Nothing here knows of plans, models or noise. From the bottom up: ``key_exchange`` (a handshake),
 ``channel`` (sealed messages over one connection), ``listener`` (one open port per agent), ``links``
-(channels to neighbours, with threads), and ``store`` (words that agents leave for each other).
+(channels to neighbours, with threads), and ``store`` (entries that agents leave for each other).
 """
 
 from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
-from corn.transport.links import Dropout, Link, LinkDesk, LinkError, Traffic, open_links
+from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 from corn.transport.store import (
     HOST,
@@ -27,8 +27,8 @@ __all__ = [
     "Credentials",
     "Dropout",
     "Link",
-    "LinkDesk",
     "LinkError",
+    "LinkOpener",
     "Listener",
     "MemoryStore",
     "Purpose",

@@ -127,13 +127,13 @@ class Channel:
     :meth:`close` is called from any thread.
 
     Args:
-        line: the connection.
+        connection: the connection.
         peer: the agent at the other end.
         keys: to send and to receive with.
     """
 
-    def __init__(self, line: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
-        self._line, self.peer = line, peer
+    def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
+        self._socket, self.peer = connection, peer
         self._sending = AESGCM(keys[0])
         self._receiving = AESGCM(keys[1])
         # Counters are the nonces of AES-GCM. They never go back, and keys live no longer than the
@@ -187,8 +187,8 @@ class Channel:
             # A closed connection is readable and has no bytes. Peeking leaves those of a live one
             # in place. poll, unlike select, has no limit of 1024 descriptors.
             waiting = select.poll()
-            waiting.register(self._line, select.POLLIN)
-            return bool(waiting.poll(0)) and not self._line.recv(1, socket.MSG_PEEK)
+            waiting.register(self._socket, select.POLLIN)
+            return bool(waiting.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):  # a closed connection has no number
             return True
 
@@ -196,19 +196,19 @@ class Channel:
         """Set the seconds after which an incomplete message fails; None waits for ever."""
         self._seconds = seconds
         with suppress(OSError):
-            self._line.settimeout(seconds)
+            self._socket.settimeout(seconds)
 
     def finish(self) -> None:
         """Send no more; the other end reads all that was sent, and then learns of it."""
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection; whatever waits on it raises ``ChannelClosedError``."""
         # A shutdown also wakes threads that are blocked in a read or write of this connection.
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
-        self._line.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     def _send_record(self, data: memoryview) -> int:
         sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
@@ -217,8 +217,8 @@ class Channel:
         try:
             # A receive may have left a shorter time-out on the same socket.
             if self._seconds is not None:
-                self._line.settimeout(self._seconds)
-            self._line.sendall(sealed)
+                self._socket.settimeout(self._seconds)
+            self._socket.sendall(sealed)
         except OSError as error:
             raise ChannelClosedError(f"the connection to agent {self.peer} is closed") from error
         return len(sealed)
@@ -228,7 +228,7 @@ class Channel:
         if self._is_broken:
             raise TamperedError(f"the connection to agent {self.peer} was tampered with")
         sealed = memoryview(self._incoming)[: len(into) + TAG_BYTES]
-        receive_exactly(self._line, sealed, deadline)
+        receive_exactly(self._socket, sealed, deadline)
         try:
             self._receiving.decrypt_into(make_nonce(self._received), sealed, None, into)
         except InvalidTag:
@@ -241,7 +241,7 @@ class Channel:
 
 
 def initiate(
-    line: socket.socket,
+    connection: socket.socket,
     credentials: Credentials,
     peer: int,
     purpose: Purpose,
@@ -262,13 +262,13 @@ def initiate(
         is_initiator=True,
     )
     try:
-        line.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
+        connection.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
     except OSError as error:
         raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
     answer = bytearray(HANDSHAKE_BYTES)
-    receive_exactly(line, memoryview(answer), deadline)
+    receive_exactly(connection, memoryview(answer), deadline)
     handshake.read_second(bytes(answer))
-    channel = Channel(line, peer, handshake.split())
+    channel = Channel(connection, peer, handshake.split())
     # The first message of a handshake could be a copy of an earlier one. The responder trusts the
     # connection once it reads a message under the keys that both ends made just now.
     channel.send(b"")
@@ -276,7 +276,7 @@ def initiate(
 
 
 def respond(
-    line: socket.socket,
+    connection: socket.socket,
     greeting: Greeting,
     first: bytes,
     credentials: Credentials,
@@ -297,10 +297,10 @@ def respond(
     )
     handshake.read_first(first)
     try:
-        line.sendall(handshake.write_second())
+        connection.sendall(handshake.write_second())
     except OSError as error:
         raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
-    channel = Channel(line, peer, handshake.split())
+    channel = Channel(connection, peer, handshake.split())
     if deadline is not None:
         channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
     # The initiator's empty message is the proof of freshness: a replayed first message of an
@@ -309,7 +309,9 @@ def respond(
     return channel
 
 
-def receive_exactly(line: socket.socket, into: memoryview, deadline: float | None = None) -> None:
+def receive_exactly(
+    connection: socket.socket, into: memoryview, deadline: float | None = None
+) -> None:
     """Fill a buffer from a connection before a time of the clock, or raise ``ChannelClosedError``.
 
     Without a deadline the time-out of the connection counts, for each part that arrives.
@@ -320,8 +322,8 @@ def receive_exactly(line: socket.socket, into: memoryview, deadline: float | Non
             # The system's time-out begins anew with every byte. Somebody who sends one at a time
             # could make this end wait for hours.
             if deadline is not None:
-                line.settimeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
-            count = line.recv_into(into[begin:])
+                connection.settimeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
+            count = connection.recv_into(into[begin:])
         except OSError as error:
             raise ChannelClosedError("the connection is closed or silent") from error
         if count == 0:

@@ -233,7 +233,7 @@ class Link:
 
 
 @final
-class LinkDesk:
+class LinkOpener:
     """Opens links to neighbours, or accepts those that neighbours open.
 
     Args:
@@ -337,7 +337,7 @@ class LinkDesk:
             # A neighbour that connects again has given up its first connection.
             if channel.peer in self._waiting:
                 self._waiting.pop(channel.peer).close()
-            # The handshake of a connection may end after the desk was closed.
+            # The handshake of a connection may end after the opener was closed.
             if self._is_closed:
                 channel.close()
                 return
@@ -350,15 +350,15 @@ def _no_connection(peer: int, timeout: float) -> LinkError:
 
 
 def open_links(
-    desk: LinkDesk, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
+    opener: LinkOpener, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
 ) -> dict[int, Link]:
-    """Connect to every neighbour, which must do the same; see :meth:`LinkDesk.open`."""
+    """Connect to every neighbour, which must do the same; see :meth:`LinkOpener.open`."""
     # One connects and the other waits, so the order does not matter: no cycle of waits can arise,
     # as an agent accepts connections in other threads all the time.
     links: dict[int, Link] = {}
     try:
         for peer in sorted(neighbours):
-            links[peer] = desk.open(peer, timeout=timeout, check=check)
+            links[peer] = opener.open(peer, timeout=timeout, check=check)
     except BaseException:
         for link in links.values():
             link.close()

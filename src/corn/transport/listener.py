@@ -108,20 +108,20 @@ class Listener:
         """Listen no more. Channels that were handed over stay open."""
         with self._lock:
             self._is_closed = True
-            for line in self._greeting:
-                _close(line)
+            for connection in self._greeting:
+                _close(connection)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.
         _close(self._socket)
 
     def _accept(self) -> None:
         while True:
-            line = self._accept_one()
+            connection = self._accept_one()
             with self._lock:
                 if self._is_closed:
-                    if line is not None:
-                        _close(line)
+                    if connection is not None:
+                        _close(connection)
                     return
-                if line is None:
+                if connection is None:
                     continue
                 # An agent greets at once. So whoever has waited longest is the one to lose its
                 # place.
@@ -129,37 +129,37 @@ class Listener:
                     oldest = min(self._greeting, key=self._greeting.__getitem__)
                     del self._greeting[oldest]
                     _close(oldest)
-                self._greeting[line] = time.monotonic()
+                self._greeting[connection] = time.monotonic()
             # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
-                threading.Thread(target=self._welcome, args=(line,), daemon=True).start()
+                threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
             except RuntimeError:
                 # The system has no thread left. The port stays open for later.
-                self._forget(line)
-                _close(line)
+                self._forget(connection)
+                _close(connection)
 
     def _accept_one(self) -> socket.socket | None:
         try:
-            line, _ = self._socket.accept()
+            connection, _ = self._socket.accept()
         except OSError:
             # The listener is closed, or this process has too many open files, of which those of
             # strangers close soon.
             time.sleep(_FIRST_PAUSE)
             return None
-        return line
+        return connection
 
-    def _welcome(self, line: socket.socket) -> None:
+    def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
         try:
-            purpose, handler, channel = self._shake_hands(line)
+            purpose, handler, channel = self._shake_hands(connection)
         except (OSError, TamperedError, ChannelClosedError):
             # A stranger, or an agent of another run. Nothing is logged, as a flood of them would
             # fill the disk.
-            _close(line)
+            _close(connection)
             return
         finally:
-            self._forget(line)
+            self._forget(connection)
         # After the place is free: a handler may keep its channel for the whole run.
         self._serve(handler, channel, purpose)
 
@@ -177,13 +177,13 @@ class Listener:
             if channel in served:
                 served.remove(channel)
 
-    def _shake_hands(self, line: socket.socket) -> tuple[Purpose, Handler, Channel]:
+    def _shake_hands(self, connection: socket.socket) -> tuple[Purpose, Handler, Channel]:
         deadline = time.monotonic() + _SECONDS_TO_GREET
-        line.settimeout(_SECONDS_TO_GREET)
+        connection.settimeout(_SECONDS_TO_GREET)
         # A handshake and a step wait for small messages, which Nagle's algorithm would hold back.
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = bytearray(GREETING_BYTES)
-        receive_exactly(line, memoryview(data), deadline)
+        receive_exactly(connection, memoryview(data), deadline)
         greeting = decode_greeting(bytes(data), self._credentials.roster)
         found = self._handlers.get(greeting.purpose)
         if found is None:
@@ -192,13 +192,13 @@ class Listener:
         # another prologue, and its handshake fails.
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
-        channel = respond(line, greeting, first, self._credentials, session, deadline)
+        channel = respond(connection, greeting, first, self._credentials, session, deadline)
         channel.set_timeout(None)
         return greeting.purpose, handler, channel
 
-    def _forget(self, line: socket.socket) -> None:
+    def _forget(self, connection: socket.socket) -> None:
         with self._lock:
-            self._greeting.pop(line, None)
+            self._greeting.pop(connection, None)
         self._threads.release()
 
 
@@ -223,28 +223,28 @@ def dial(
     while True:
         check()
         left = deadline - time.monotonic()
-        line = None
+        connection = None
         try:
             _check_port(address)
-            line = socket.create_connection(
+            connection = socket.create_connection(
                 address, timeout=max(min(left, _SECONDS_TO_CONNECT), 0.1)
             )
             # The system may lend a free port of this machine to the very socket that connects to
             # it.
-            if line.getsockname() == line.getpeername():
+            if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError
             is_listening = True
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             now = time.monotonic()
             seconds = max(min(deadline - now, _SECONDS_TO_GREET), 0.1)
-            line.settimeout(seconds)
-            channel = initiate(line, credentials, peer, purpose, session, now + seconds)
+            connection.settimeout(seconds)
+            channel = initiate(connection, credentials, peer, purpose, session, now + seconds)
             channel.set_timeout(None)
         # UnicodeError is for names with a label that is empty or too long.
         except (OSError, UnicodeError, TamperedError, ChannelClosedError):
             # The other end may not be ready, or somebody disturbed this attempt: try again.
-            if line is not None:
-                _close(line)
+            if connection is not None:
+                _close(connection)
         else:
             return channel
         if time.monotonic() + pause > deadline:
@@ -274,7 +274,7 @@ def _check_port(address: Address) -> None:
         raise OSError(f"ports end at {_MAX_PORT}")
 
 
-def _close(line: socket.socket) -> None:
+def _close(connection: socket.socket) -> None:
     with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
-    line.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,7 +1,7 @@
-"""The store: the place where agents leave words for each other before the first step.
+"""The store: the place where agents leave entries for each other before the first step.
 
 One agent, or its launcher, hosts it. Only agents of the roster reach it, over secure channels. The
-host may read words, and may withhold them. It cannot change or invent any, as agents sign them
+host may read entries, and may withhold them. It cannot change or invent any, as agents sign them
 (:mod:`corn.distributed.rendezvous`).
 """
 
@@ -40,13 +40,13 @@ class StoreLostError(PublicError):
 
 
 class Store(Protocol):
-    """Words by key. A word is written once and never changes."""
+    """Entries by key. An entry is written once and never changes."""
 
-    def set(self, key: str, word: bytes) -> bytes:
-        """Write a word, unless the key has one already; return the word that it has."""
+    def set(self, key: str, entry: bytes) -> bytes:
+        """Write an entry, unless the key has one already; return the entry that it has."""
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
-        """Return the words of keys, None where there is none.
+        """Return the entries of keys, None where there is none.
 
         Wait until all are there, but no longer than so many seconds, and half a second at most.
         """
@@ -57,15 +57,15 @@ class MemoryStore:
     """A store in this process."""
 
     def __init__(self) -> None:
-        self._words: dict[str, bytes] = {}
+        self._entries: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
-    def set(self, key: str, word: bytes) -> bytes:
+    def set(self, key: str, entry: bytes) -> bytes:
         """See ``Store``."""
         with self._changed:
-            # The first word counts. A repeated request, after a cut connection, finds its own word
-            # and succeeds.
-            found = self._words.setdefault(key, word)
+            # The first entry counts. A repeated request, after a cut connection, finds its own
+            # entry and succeeds.
+            found = self._entries.setdefault(key, entry)
             self._changed.notify_all()
             return found
 
@@ -74,11 +74,11 @@ class MemoryStore:
         # Bounded, so that a client notices a signal, and a host the end of a client.
         deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
         with self._changed:
-            while not all(key in self._words for key in keys):
+            while not all(key in self._entries for key in keys):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
-            return [self._words.get(key) for key in keys]
+            return [self._entries.get(key) for key in keys]
 
 
 @final
@@ -90,11 +90,11 @@ class StoreHost:
         credentials: of agent 0, whose key the host proves.
 
     Attributes:
-        words: the store itself.
+        entries: the store itself.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
-        self.words = MemoryStore()
+        self.entries = MemoryStore()
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
         self._listener = Listener(address, credentials)
@@ -129,26 +129,27 @@ class StoreHost:
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
-            # The peer is proved by the handshake, so the host enforces whose word a key holds. A
+            # The peer is proved by the handshake, so the host enforces whose entry a key holds. A
             # refusal closes the connection, as an honest agent never writes under another's number.
             if not self._may_write(peer, key, len(request[2])):
                 return None
-            return self.words.set(key, request[2])
+            return self.entries.set(key, request[2])
         if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
             keys = [field.decode(errors="replace") for field in request[2:]]
             # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
-            found = self.words.get(keys, int(request[1][:9]) / 1000)
-            # A short request could ask for one long word a million times.
-            if sum(len(word or b"") for word in found) > _MAX_ANSWER_BYTES:
+            found = self.entries.get(keys, int(request[1][:9]) / 1000)
+            # A short request could ask for one long entry a million times.
+            if sum(len(entry or b"") for entry in found) > _MAX_ANSWER_BYTES:
                 return None
-            parts = [_MISSING if word is None else _PRESENT + word for word in found]
+            parts = [_MISSING if entry is None else _PRESENT + entry for entry in found]
             return encode_fields(*parts)
         return None
 
     def _may_write(self, peer: int, key: str, size: int) -> bool:
         """Return whether an agent writes under its own number, and not too much."""
-        # Signatures protect readers from false words. This keeps agents from taking others' places.
-        # Counted before the check, so that refused words use up the limit too.
+        # Signatures protect readers from false entries. This keeps agents from taking others'
+        # places.
+        # Counted before the check, so that refused entries use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
         is_own = writer.partition("/")[0] == str(peer)
@@ -160,8 +161,8 @@ class StoreHost:
 class RemoteStore:
     """A store that another process hosts, at the other end of a channel.
 
-    A connection that somebody cuts or disturbs is opened again. Requests may be repeated: a word is
-    written once, and reading changes nothing.
+    A connection that somebody cuts or disturbs is opened again. Requests may be repeated: an entry
+    is written once, and reading changes nothing.
 
     Args:
         connect: opens a channel to the host, within so many seconds.
@@ -172,9 +173,9 @@ class RemoteStore:
         self._connect, self._timeout, self._lock = connect, timeout, threading.Lock()
         self._channel = self._open(timeout)
 
-    def set(self, key: str, word: bytes) -> bytes:
+    def set(self, key: str, entry: bytes) -> bytes:
         """See ``Store``."""
-        return bytes(self._ask(encode_fields("set", key, word)))
+        return bytes(self._ask(encode_fields("set", key, entry)))
 
     def get(self, keys: Sequence[str], seconds: float = 0.0) -> list[bytes | None]:
         """See ``Store``."""

@@ -1,155 +1,170 @@
-// The page: settings in, pictures out. Slow computations run in two workers.
+// The page: settings in, pictures out. Poisson sampling takes a second and runs in a worker.
 corn.page = (() => {
   "use strict";
-  const { designs, promises } = corn;
-  const { byId, graphs, keyOf, known, openGraph, problemOf, read, splitOf, state } = corn.settings;
-  const { render, renderExport, renderGraph, renderVerdict, show } = corn.outputs;
-  const MOST_AGENTS = 40;
-  const core = byId("core").textContent;
-  const designer = new corn.workers.TaskRunner(core);
-  const accountant = new corn.workers.TaskRunner(core);
+  const { drawing, exports, promises, sums } = corn;
+  const { formatEpsilon } = drawing;
+  const byId = (id) => document.getElementById(id);
+  const given = JSON.parse(byId("given").textContent);
+  const MOST_AGENTS = 1000;
+  const FILES = { commandLine: "plan.sh", pythonLines: "design.py" };
+  const state = { round: 0, view: null, worker: null };
 
-  // Computation: each update has a number, and results of older ones are dropped.
+  function read() {
+    const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
+    const kind = byId("graph").value;
+    const agents = kind === "given" ? given.agents : number("agents");
+    return {
+      graph: kind === "given" ? given.source : `${kind}:${agents}`,
+      agents,
+      colluders: number("colluders"),
+      insiders: number("insiders"),
+      falseAlarms: Number(byId("alarms").value),
+      promise: {
+        unit: byId("unit").value,
+        epsilon: number("epsilon"),
+        delta: number("delta"),
+        steps: number("steps"),
+        clip: number("clip"),
+        sampling: byId("sampling").value,
+        batch: number("batch"),
+        samples: number("samples"),
+      },
+    };
+  }
 
-  function update() {
+  function problemOf({ agents, colluders, insiders, promise }) {
+    const isCount = (value, least, most) => Number.isInteger(value) && value >= least && value <= most;
+    if (!isCount(agents, 3, MOST_AGENTS)) return `Agents must be from 3 to ${MOST_AGENTS}.`;
+    if (!isCount(colluders, 0, agents - 2)) return "The design must leave two agents that do not collude.";
+    if (!isCount(insiders, 0, agents - 1)) return "At least one agent must not be an insider.";
+    return promises.problemOf(promise);
+  }
+
+  /** Compute what the page shows; results of older settings are dropped. */
+  async function update() {
     const round = ++state.round;
     const settings = read();
+    byId("agents").disabled = byId("graph").value === "given";
+    if (byId("agents").disabled) byId("agents").value = given.agents;
     byId("sampling-fields").hidden = settings.promise.unit !== "sample";
     byId("samples").disabled = settings.promise.sampling === "every-step";
-    byId("colluders").disabled = settings.mechanism !== "corn";
-    byId("edges-form").hidden = settings.source !== null;
-    if (settings.source === null) byId("graph").value = "drawn";
-    state.problem = problemOf(settings);
-    state.view = { settings, cap: null, epsilons: null, power: null };
-    render();
-    if (state.problem) return designer.stop();
-    watchFor(designAll(settings, round));
-    watchFor(account(settings, round));
-  }
-
-  /** Show why a computation failed, unless a newer one replaced it. */
-  async function watchFor(computation) {
-    try {
-      await computation;
-    } catch (error) {
-      if (error instanceof corn.workers.AbandonedError) return;
-      show(`This could not be computed: ${error.message}`, true);
-    }
-  }
-
-  async function designAll(settings, round) {
-    const wanted = ["outsiders", 1];
-    if (settings.colluders === 2 && settings.mechanism === "corn") wanted.splice(1, 0, 2);
-    for (const what of wanted) {
-      const key = keyOf(settings, what);
-      if (known.has(key) || what >= settings.agents) continue;
-      const name = what === "outsiders" ? what : "insiders";
-      const watch = (evaluations) => {
-        if (round === state.round) state.progress = `designing: ${evaluations} evaluations so far`;
-        if (round === state.round) renderVerdict();
-      };
-      const { agents, links, objective } = settings;
-      const found = await designer.run(name, { agents, links, objective, colluders: what }, watch);
-      known.set(key, found);
+    const problem = problemOf(settings);
+    state.view = { settings, problem, found: null };
+    if (problem) return render();
+    if (promises.isSampled(settings.promise)) {
+      show("computing …", false);
+      const found = await runInWorker(settings, round);
       if (round !== state.round) return;
-      state.progress = "";
-      render();
-      watchFor(account(settings, round));
+      state.view.found = found;
+    } else {
+      state.view.found = sums.account(settings);
     }
-  }
-
-  /** Compute epsilon and attacks: at once for Gaussian DP, in a worker under Poisson sampling. */
-  async function account(settings, round) {
-    const number = ++state.accounts;
-    const isOld = () => round !== state.round || number !== state.accounts;
-    const { promise, insiders } = settings;
-    const falseAlarms = Number(byId("alarms").value);
-    const split = splitOf(settings);
-    const run = promises.isSampled(promise)
-      ? (name, own) => accountant.run(name, { promise, ...own })
-      : async (name, own) => corn.tasks[name]({ promise, ...own });
-    const view = state.view;
-    const cap = await cached(`cap ${JSON.stringify(promise)}`, () => run("cap", {}));
-    if (isOld()) return;
-    view.cap = cap;
-    if (!split) return render();
-    // Designs are for a cap of 1: their precisions scale with the cap.
-    view.precisions = designs
-      .hiddenPrecision(split, [...insiders])
-      .map((entry) => (entry === null ? null : entry * cap));
-    const worst = Math.max(...view.precisions.filter((entry) => entry !== null));
-    const epsilons = await run("epsilons", { precisions: view.precisions });
-    if (isOld()) return;
-    view.epsilons = epsilons;
-    const power = await run("power", { precision: worst, falseAlarms });
-    if (isOld()) return;
-    view.power = power;
     render();
   }
 
-  function cached(key, compute) {
-    if (!known.has(key)) {
-      known.set(
-        key,
-        compute().catch((error) => {
-          known.delete(key);
-          throw error;
-        }),
-      );
+  /** Return the result of a worker made from the page's own scripts; an older one is ended. */
+  function runInWorker(settings, id) {
+    state.worker?.terminate();
+    const script = `globalThis.corn = {};\n${byId("core").textContent}\ncorn.sums.answerMessages();`;
+    const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+    const worker = (state.worker = new Worker(address));
+    URL.revokeObjectURL(address);
+    return new Promise((resolve) => {
+      worker.onerror = (event) => show(`This could not be computed: ${event.message}`, true);
+      worker.onmessage = ({ data }) => resolve(data.result);
+      worker.postMessage({ id, settings });
+    });
+  }
+
+  // Output
+
+  function show(text, isProblem) {
+    byId("verdict").textContent = text;
+    byId("verdict").className = isProblem ? "problem" : "";
+  }
+
+  function render() {
+    const { settings, problem, found } = state.view;
+    for (const part of document.querySelectorAll(".output")) part.hidden = Boolean(problem);
+    if (problem) return show(problem, true);
+    const isBroken = found.epsilon > settings.promise.epsilon * 1.005;
+    drawing.drawAgents(byId("picture"), { ...settings, isBroken });
+    renderVerdict(settings, found.epsilon, isBroken);
+    byId("table").replaceChildren(
+      ...found.rows.map(({ size, epsilon }) => row([size, formatEpsilon(epsilon)])),
+    );
+    renderFacts(settings, found.cap);
+    renderAttack(settings.falseAlarms, found.power);
+    renderCosts(settings);
+    renderExport();
+  }
+
+  function renderVerdict({ promise, insiders, colluders }, epsilon, isBroken) {
+    const whom = insiders
+      ? `an eavesdropper together with ${insiders === 1 ? "1 insider" : `${insiders} insiders`}`
+      : "an eavesdropper who sees every message";
+    const judgement = isBroken
+      ? `The promise of ${promise.epsilon} is broken: this noise was designed against ${colluders}.`
+      : "The promise holds.";
+    show(`Against ${whom}, ε of every other agent is ${formatEpsilon(epsilon)}. ${judgement}`, false);
+  }
+
+  function renderFacts({ agents, colluders, promise }, cap) {
+    const unit = promise.unit === "agent" ? "an agent’s whole data set" : "one sample";
+    const sigma = (variance) => `σ = ${Math.sqrt(variance).toPrecision(4)}`;
+    const facts = [
+      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta} for ${unit}, clipped to ${promise.clip}`],
+      ["private noise of an agent", sigma(1 / ((agents - colluders) * cap))],
+      ["independent noise instead", sigma(1 / cap)],
+      ["in the average", sigma(sums.centralRatio(agents, colluders) / cap / agents ** 2)],
+      ["masks", "uniform, and gone from the sum"],
+    ];
+    const nodes = facts.flatMap(([name, value]) => [element("dt", name), element("dd", value)]);
+    byId("facts").replaceChildren(...nodes);
+  }
+
+  function renderAttack(alarms, power) {
+    const caught = 100 * power;
+    const text = caught < 10 ? Number(caught.toPrecision(2)) : Math.round(caught);
+    byId("attack").textContent =
+      `At 1 false alarm in ${1 / alarms}, the best attack on an agent catches ${text} of 100. ` +
+      `Guessing catches ${100 * alarms} of 100.`;
+    drawing.drawCases(byId("cases"), power);
+  }
+
+  function renderCosts({ agents, colluders }) {
+    const rows = [{ label: "trusted server", remark: "sees all gradients", kind: "server", value: 1 }];
+    for (const size of new Set([0, 1, colluders])) {
+      const remark = size ? `and ${size === 1 ? "1 insider" : `${size} insiders`}` : "against an eavesdropper";
+      rows.push({ label: "CorN", remark, kind: "corn", value: sums.centralRatio(agents, size) });
     }
-    return known.get(key);
+    rows.push({ label: "LDP", remark: "against any insiders", kind: "ldp", value: agents });
+    drawing.drawCosts(byId("costs"), rows, agents);
+    const texts = rows.map(({ label, remark, value }) => `${label}, ${remark}: ${value.toFixed(2)}`);
+    byId("costs").setAttribute("aria-label", `Times a trusted server’s noise. ${texts.join("; ")}`);
   }
 
-  // Actions
-
-  function act(agent) {
-    const tool = document.querySelector("input[name=tool]:checked").value;
-    state.last = agent;
-    if (tool === "mark") toggle(state.insiders, agent);
-    if (tool === "remove") removeAgent(agent);
-    if (tool === "link") linkAgent(agent);
-    update();
+  function renderExport() {
+    const form = document.querySelector("input[name=form]:checked").value;
+    const text = exports[form](state.view.settings);
+    byId("export").textContent = text;
+    byId("download").href = `data:text/plain;charset=utf-8,${encodeURIComponent(text)}`;
+    byId("download").download = FILES[form];
   }
 
-  function toggle(set, item) {
-    if (!set.delete(item)) set.add(item);
+  function element(name, text = "") {
+    const node = document.createElement(name);
+    node.textContent = text;
+    return node;
   }
 
-  function linkAgent(agent) {
-    const other = state.selected;
-    state.selected = other === null ? agent : null;
-    if (other === null || other === agent) return;
-    const pair = [Math.min(agent, other), Math.max(agent, other)];
-    const place = state.links.findIndex(([i, j]) => i === pair[0] && j === pair[1]);
-    if (place < 0) state.links.push(pair);
-    else state.links.splice(place, 1);
-    state.source = null;
+  function row(cells) {
+    const node = element("tr");
+    node.append(...cells.map((cell) => element("td", cell)));
+    return node;
   }
 
-  function removeAgent(agent) {
-    if (state.places.length <= 2) return;
-    const rename = (i) => (i > agent ? i - 1 : i);
-    state.places.splice(agent, 1);
-    state.links = state.links.filter((link) => !link.includes(agent)).map((link) => link.map(rename));
-    state.insiders = new Set([...state.insiders].filter((i) => i !== agent).map(rename));
-    Object.assign(state, { source: null, selected: null, last: 0 });
-  }
-
-  function addAgent() {
-    if (state.places.length >= MOST_AGENTS) return;
-    // Next to the agent that was used last, where there is most room.
-    const [x, y] = state.places[state.last];
-    const room = ([u, v]) => Math.min(...state.places.map(([a, b]) => Math.hypot(a - u, b - v)));
-    const spots = Array.from({ length: 16 }, (_, k) => [
-      Math.min(Math.max(x + 14 * Math.cos((k * Math.PI) / 8), 5), 95),
-      Math.min(Math.max(y + 14 * Math.sin((k * Math.PI) / 8), 5), 93),
-    ]);
-    spots.sort((a, b) => room(b) - room(a));
-    state.links.push([state.last, state.places.length]);
-    state.places.push(spots[0]);
-    state.source = null;
-    update();
-  }
+  // Input
 
   function connect(id, toSlider, fromSlider) {
     const [field, slider] = [byId(id), byId(`${id}-slider`)];
@@ -164,55 +179,39 @@ corn.page = (() => {
   let timer = 0;
   function later() {
     clearTimeout(timer);
-    timer = setTimeout(update, 120);
+    timer = setTimeout(update, 60);
   }
 
   async function copy() {
-    const text = byId("export").textContent;
+    const select = () => getSelection().selectAllChildren(byId("export"));
     // Without a secure context there is no clipboard: the text is selected instead.
-    if (navigator.clipboard) await navigator.clipboard.writeText(text).catch(select);
+    if (navigator.clipboard) await navigator.clipboard.writeText(byId("export").textContent).catch(select);
     else select();
     byId("copy").textContent = "Copied";
     setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
   }
 
-  function select() {
-    getSelection().selectAllChildren(byId("export"));
-  }
-
   function start() {
-    const usual = { epsilon: 1, delta: 1e-5, steps: 1000, clip: 0.1, batch: 64, samples: 2000 };
+    const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: 1e-5, steps: 1000 };
+    Object.assign(usual, { clip: 0.1, batch: 64, samples: 2000, alarms: "0.01" });
     for (const [id, value] of Object.entries(usual)) byId(id).value = value;
-    byId("colluders").value = "1";
-    byId("alarms").value = "0.01";
-    graphs.forEach(({ source, places }, index) => {
-      byId("graph").append(new Option(`${source} (${places.length} agents)`, index));
-    });
-    const drawn = new Option("your drawing", "drawn");
-    drawn.disabled = true;
-    byId("graph").append(drawn);
-    byId("graph").addEventListener("change", (event) => {
-      openGraph(Number(event.target.value));
-      update();
-    });
+    if (given) {
+      byId("graph").prepend(new Option(`${given.source} (${given.agents} agents)`, "given"));
+      byId("graph").value = "given";
+    }
     connect("epsilon", Math.log, (x) => Number(Math.exp(x).toPrecision(2)));
     connect("delta", Math.log10, (x) => 10 ** x);
     connect("steps", Math.log10, (x) => Number((10 ** x).toPrecision(2)));
-    byId("settings").addEventListener("input", (event) => event.target.id !== "graph" && later());
+    byId("settings").addEventListener("input", later);
+    byId("insiders").addEventListener("input", later);
     byId("alarms").addEventListener("change", update);
-    byId("add").addEventListener("click", addAgent);
-    byId("clear").addEventListener("click", () => (state.insiders.clear(), update()));
     byId("copy").addEventListener("click", copy);
     for (const input of document.querySelectorAll("input[name=form]")) {
       input.addEventListener("change", renderExport);
     }
-    for (const input of document.querySelectorAll("input[name=tool]")) {
-      input.addEventListener("change", () => ((state.selected = null), renderGraph()));
-    }
-    openGraph(0);
     update();
   }
 
   start();
-  return { act, state };
+  return { state };
 })();

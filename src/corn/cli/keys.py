@@ -1,0 +1,337 @@
+"""``corn keys``: private keys, the roster of public keys, and the ledgers kept beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from corn.cli.config_file import is_given
+from corn.cli.options import JsonOption
+from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
+from corn.covariance import ThreatModel
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import require_private
+from corn.noise import (
+    HistoryLoss,
+    Roster,
+    compose_history,
+    generate_identity,
+    read_history,
+    rotate_key,
+    save_identity,
+    save_roster,
+)
+from corn.noise.ledger import LedgerRecord, describe_total, find_agents
+from corn.privacy.composition import Expense, TotalLoss
+from corn.privacy.rounding import round_up, write_exactly
+
+EXAMPLE = "corn keys make keys --agent 3"
+# The options of each action; any other would be ignored, and is refused.
+_OPTIONS = {
+    "make": ("agent", "agents"),
+    "rotate": ("agent",),
+    "roster": ("out",),
+    "ledger": ("agent", "delta"),
+}
+
+
+def keys(
+    context: typer.Context,
+    action: Annotated[
+        Literal["make", "rotate", "roster", "ledger"],
+        typer.Argument(
+            help="make: an agent's private key (mode 0600, never printed) and its public key. "
+            "rotate: replace an agent's key by a new one that the old one signs, in roster.json of "
+            "the folder. roster: collect all public keys in one file. ledger: add up the releases "
+            "of each agent under all plans."
+        ),
+    ],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Folder of keys. ledger takes several: agents of the same number in them count as "
+            "one, and must have the same data.",
+        ),
+    ],
+    agent: Annotated[
+        int | None, typer.Option(min=0, help="Number of the agent (not for roster).")
+    ] = None,
+    agents: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of agents N, for keys 0 … N−1 on one machine (for make only)."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the roster (for roster only).")] = None,
+    delta: Annotated[
+        float, typer.Option(help="δ at which every ε is computed (for ledger only).")
+    ] = 1e-5,
+    json: JsonOption = False,
+) -> None:
+    """Make keys and the roster, replace a key, or add up ledgers; exit 1 if a ledger is lost."""
+    for name in ("agent", "agents", "out", "delta"):
+        if is_given(context, name) and name not in _OPTIONS[action]:
+            raise typer.BadParameter(f"does not belong to {action}", param_hint=f"--{name}")
+    if action == "ledger":
+        _add_up(folders, agent, delta, json=json)
+        return
+    if len(folders) > 1:
+        raise typer.BadParameter(f"{action} takes one folder", param_hint="FOLDER")
+    (folder,) = folders
+    if action == "roster":
+        if out is None:
+            raise typer.BadParameter("give a file for the roster", param_hint="--out")
+        _collect_roster(folder, out, json=json)
+    elif action == "rotate":
+        # The old key signs the new one, and only its owner has it.
+        if agent is None:
+            raise typer.BadParameter("each owner replaces its own key", param_hint="--agent")
+        _rotate(folder, agent, json=json)
+    else:
+        if (agent is None) == (agents is None):
+            raise typer.BadParameter("give either --agent or --agents")
+        _make(folder, range(agents) if agents is not None else [agent or 0], json=json)
+
+
+def _make(keys: Path, numbers: Sequence[int], *, json: bool) -> None:
+    # Private keys are in it, so others should not even see their names.
+    keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # mkdir leaves the mode of a folder that exists: one that others can read is refused.
+    require_private(keys)
+    # All names are checked before the first key is written, so that a failure leaves no new keys.
+    for number in numbers:
+        if (keys / f"agent-{number}.key").exists():
+            raise FileFormatError(
+                f"{keys / f'agent-{number}.key'}: exists; keys are never overwritten"
+            )
+    public_keys = {}
+    for number in numbers:
+        identity = generate_identity()
+        save_identity(identity, keys / f"agent-{number}.key")
+        public = keys / f"agent-{number}.pub"
+        # After the private key: a public key without its private one would enter a roster for
+        # nothing.
+        public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
+        public_keys[str(number)] = identity.public_key.hex()
+    # One line for any number of agents.
+    first, last = (keys / f"agent-{number}" for number in (numbers[0], numbers[-1]))
+    if first == last:
+        print_note(f"wrote {first}.key (keep it secret) and {first}.pub (share it)")
+    else:
+        print_note(
+            f"wrote {first}.key to {last}.key (keep them secret) and {first}.pub to {last}.pub "
+            "(share them)"
+        )
+    if json:
+        print_json({"keys": str(keys), "public_keys": public_keys})
+
+
+def _rotate(keys: Path, agent: int, *, json: bool) -> None:
+    roster = rotate_key(keys, agent)
+    print_note(
+        f"replaced {keys / f'agent-{agent}.key'}; the old key is kept with the ending .old, "
+        "copy roster.json to all agents"
+    )
+    _print_fingerprint(roster, "agents that know the old roster accept it")
+    if json:
+        print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
+
+
+def _collect_roster(keys: Path, out: Path, *, json: bool) -> None:
+    # By number: by name, agent-10 would come before agent-2, and agents would get others' keys.
+    found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
+    # All of them, without gaps: a missing key would shift the agents after it.
+    if [_number(path) for path in found] != list(range(len(found))) or not found:
+        names = ", ".join(path.name for path in found) or "none"
+        raise FileFormatError(
+            f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …, found {names}"
+        )
+    made = Roster(tuple(_read_public_key(path) for path in found))
+    save_roster(made, out)
+    print_note(f"wrote {out} with {len(found)} public keys")
+    _print_fingerprint(made, "compare it with the owners of all agents before the first run")
+    if json:
+        print_json(
+            {
+                "roster": str(out),
+                "fingerprint": made.fingerprint.hex(),
+                "public_keys": [key.hex() for key in made.public_keys],
+            }
+        )
+
+
+def _print_fingerprint(made: Roster, advice: str) -> None:
+    """Print the fingerprint of a roster in groups that people can read out to each other."""
+    digits = made.fingerprint.hex()
+    # All 256 bits, as a shortened fingerprint could be matched by a search.
+    groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
+    print_note(f"fingerprint {groups}: {advice}")
+
+
+def _number(path: Path) -> int:
+    number = path.stem.removeprefix("agent-")
+    if not number.isdecimal():
+        raise FileFormatError(f"{path}: a public key's file must be named agent-NUMBER.pub")
+    return int(number)
+
+
+def _read_public_key(path: Path) -> bytes:
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not a public key in hexadecimal") from error
+
+
+def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool) -> None:
+    """Add up the releases of each agent under all plans; exit 1 if a ledger is lost or damaged."""
+    agents = sorted({number for folder in keys for number in find_agents(folder)})
+    if agent is not None and agent not in agents:
+        raise InvalidArgumentError(
+            f"--agent must be one of {', '.join(map(str, agents))} for these keys, found {agent}"
+        )
+    shown = agents if agent is None else [agent]
+    losses = [
+        compose_history(read_history(keys, number), delta)
+        for number in progress(shown, "adding up releases")
+    ]
+    if json:
+        print_json({"delta": delta, "agents": [_history_facts(loss) for loss in losses]})
+    else:
+        _print_ledgers(losses, delta)
+    # After the tables, so that what is known is shown in full and the last lines say what is not.
+    problems = [problem for loss in losses for problem in loss.history.problems]
+    for problem in problems:
+        print_error(problem)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _history_facts(loss: HistoryLoss) -> dict[str, object]:
+    return {
+        "agent": loss.history.agent,
+        "plans": [
+            _plan_facts(record, alone)
+            for record, alone in zip(loss.history.records, loss.alone, strict=True)
+        ],
+        "total": _total_facts(loss.total),
+        "agent_total": _total_facts(loss.agent_total),
+        "is_lower_bound": loss.is_lower_bound,
+        "problems": loss.history.problems,
+    }
+
+
+def _plan_facts(record: LedgerRecord, alone: TotalLoss) -> dict[str, object]:
+    expense = record.content.expense
+    budget = expense.terms.budget
+    return {
+        "plan": record.content.plan,
+        "ledger": record.path,
+        "unit": budget.unit,
+        "protects": _describe_query(expense),
+        "max_colluders": expense.terms.max_colluders,
+        "adversary": _describe_adversary(expense.terms.max_colluders),
+        "releases": expense.num_releases,
+        "planned_steps": budget.num_steps,
+        "precision": expense.precision,
+        "epsilon": alone.epsilon,
+        "promised_epsilon": budget.epsilon,
+        "promised_delta": budget.delta,
+        "is_running": record.is_running,
+        "is_count_known": record.content.is_known,
+    }
+
+
+def _total_facts(total: TotalLoss) -> dict[str, object]:
+    return {
+        "epsilon": total.epsilon,
+        "delta": total.delta,
+        "unit": total.unit,
+        "adjacency": total.adjacency,
+        "relation": total.relation,
+        "max_colluders": total.max_colluders,
+        "statement": describe_total(total),
+    }
+
+
+def _print_ledgers(losses: list[HistoryLoss], delta: float) -> None:
+    plans = [
+        (loss.history.agent, record, alone)
+        for loss in losses
+        for record, alone in zip(loss.history.records, loss.alone, strict=True)
+    ]
+    print_table(
+        f"releases under each plan, and their ε by themselves at δ = {write_exactly(delta)}",
+        ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", ""],
+        [
+            [
+                str(agent),
+                record.content.plan[:16],
+                alone.unit,
+                str(record.content.expense.terms.max_colluders),
+                _describe_count(record.content.expense),
+                round_up(alone.epsilon),
+                round_up(record.content.expense.terms.budget.promise.epsilon),
+                _describe_state(record),
+            ]
+            for agent, record, alone in plans
+        ],
+    )
+    meanings = {
+        record.content.plan[:16]: f"{_describe_query(record.content.expense)}, against "
+        f"{_describe_adversary(record.content.expense.terms.max_colluders)}"
+        for _, record, _ in plans
+    }
+    if meanings:
+        print_facts("what each plan protects", meanings.items())
+    # A total for whole data sets says it already.
+    is_same = all(loss.total.unit == "agent" for loss in losses)
+    whole = "" if is_same else "ε of the agent's whole data"
+    print_table(
+        f"total ε of all plans at δ = {write_exactly(delta)}",
+        ["agent", "total ε", "unit", "insiders", whole],
+        [
+            [
+                str(loss.history.agent),
+                # A lost ledger hides releases, so the sum of the others is no upper bound.
+                ("at least " if loss.is_lower_bound else "") + round_up(loss.total.epsilon),
+                loss.total.unit,
+                "" if loss.total.max_colluders is None else str(loss.total.max_colluders),
+                _describe_agent_total(loss) if whole else "",
+            ]
+            for loss in losses
+        ],
+    )
+    worst = max((loss.total for loss in losses), key=lambda total: total.epsilon)
+    print_note(f"the largest total is {describe_total(worst)}")
+    if any(math.isinf(loss.agent_total.epsilon) for loss in losses):
+        print_note(
+            "a plan for samples promises nothing for an agent's whole data, so no total does"
+        )
+    print_note("releases of the same data under keys in other folders are not counted")
+
+
+def _describe_agent_total(loss: HistoryLoss) -> str:
+    return "none" if math.isinf(loss.agent_total.epsilon) else round_up(loss.agent_total.epsilon)
+
+
+def _describe_count(expense: Expense) -> str:
+    return f"{expense.num_releases} of {expense.terms.budget.num_steps}"
+
+
+def _describe_query(expense: Expense) -> str:
+    return f"{expense.query.protects} ({expense.query.recipe})"
+
+
+def _describe_adversary(max_colluders: int) -> str:
+    return ThreatModel(max_colluders).describe()
+
+
+def _describe_state(record: LedgerRecord) -> str:
+    if not record.content.is_known:
+        return "damaged, counted in full"
+    return "running" if record.is_running else ""
