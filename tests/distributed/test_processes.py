@@ -68,7 +68,8 @@ def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_with_one_survivor_is_partial(tmp_path: Path) -> None:
     plan = small_plan("complete:4", 60, mechanism="decor", threat=ThreatModel())
-    results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(a, 20) for a in (1, 2, 3)])
+    settings = replace(SETTINGS, on_dropout="continue")
+    results = run_processes(plan, tmp_path, settings, faults=[Fault(a, 20) for a in (1, 2, 3)])
     (own,) = finished(results).values()
     assert (own.status, own.num_steps) == (RunStatus.PARTIAL, 60)
     assert "went on alone, without agents 1, 2, 3" in "\n".join(results[0].notes)
