@@ -27,6 +27,8 @@ from corn.learn.datasets import load_dataset
 from corn.learn.method import Method
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
+from corn.report.audits import plot_reconstructions
+from corn.report.style import save_figure
 from corn.topology import Network, load_network
 
 KNOWLEDGE_STEPS = 30
@@ -40,17 +42,13 @@ def make_scenes(network: Network, budget: PrivacyBudget) -> list[tuple[Method, V
     broken = find_smallest_break(outside)
     # A plan that no coalition breaks still gets a row; any agent will do as the insider.
     insider = View((network.num_agents - 1,)) if broken is None else broken.view
-    names = "LDP", "CorN", "CorN, one seed for all"
-    methods = [
-        Method.from_plan(plan, name=name)
-        for plan, name in zip((ldp, inside, outside), names, strict=True)
-    ]
+    shared = Method.from_plan(outside, name="CorN, one seed for all")
     return [
         (Method.non_private(*budget.queries), View(), "anybody"),
-        (methods[0], View(), "anybody"),
+        (Method.from_plan(ldp, name="LDP"), View(), "anybody"),
         # The strongest attacker that the plan promises to withstand.
-        (methods[1], list_worst_views(inside)[0], "an insider, as planned"),
-        (methods[2], insider, "an insider it was not designed for"),
+        (Method.from_plan(inside, name="CorN"), list_worst_views(inside)[0], "an insider"),
+        (shared, insider, "an insider it was not designed for"),
     ]
 
 
@@ -109,9 +107,6 @@ def main() -> None:
             f"{len(labels)}"
         )
     if options.plot is not None:
-        from corn.report.audits import plot_reconstructions
-        from corn.report.style import save_figure
-
         truth = data.inputs.numpy()[victims].astype(np.float64)
         title = f"Images that an attacker reconstructs from releases; {budget.describe()}"
         shape = dataset.image_shape or (1, data.inputs.shape[1])

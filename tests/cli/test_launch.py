@@ -80,7 +80,7 @@ def test_nothing_private_is_shared_or_printed(
     ((columns, samples),) = drawn
     assert columns <= set(SHARED_COLUMNS)
     assert samples is None
-    assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
+    assert_not_shared(out, secrets)
     # Whoever adds a file must decide whether it shows times, and so how much data an agent has.
     names = {path.name for path in out.glob("shared/**/*") if path.is_file()}
     names = {name for name in names if not name.startswith("step-")}
@@ -111,7 +111,7 @@ def test_the_owner_of_all_data_may_see_private_numbers(
     outcome = corn(*arguments, *(["--json"] if is_json else []))
     assert outcome.exit_code == 0, outcome.stderr
     secrets = read_private_values(out)
-    assert find_in_shared(out, secrets | set(PRIVATE_NAMES)) == {}
+    assert_not_shared(out, secrets)
     require_private(out / "private")
     with (out / "private/metrics.csv").open(encoding="utf-8") as stream:
         assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
@@ -150,15 +150,13 @@ def read_private_values(out: Path) -> set[str]:
     return {f"{value:.10f}"[:11] for value in found.difference(common)}
 
 
-def find_in_shared(out: Path, texts: set[str]) -> dict[str, str]:
-    """Return the files in the shared folder that contain any of the texts."""
-    return {
-        str(path): text
-        for path in (out / "shared").rglob("*")
-        if path.is_file()
-        for text in texts
-        if text.encode() in path.read_bytes()
-    }
+def assert_not_shared(out: Path, secrets: set[str]) -> None:
+    """Fail if the shared folder names a private column, or has private numbers."""
+    content = b"".join(path.read_bytes() for path in (out / "shared").rglob("*") if path.is_file())
+    assert [name for name in PRIVATE_NAMES if name.encode() in content] == []
+    # Losses near log 2 have some 10⁵ values in single precision, so that one private loss may agree
+    # with a public one by chance. A leak shows many.
+    assert len([number for number in secrets if number.encode() in content]) <= 1
 
 
 @pytest.mark.slow

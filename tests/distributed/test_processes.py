@@ -303,7 +303,7 @@ def start_one_by_one(folder: Path, agents: Sequence[int]) -> tuple[list[Forked],
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = ["agent", "plan.corn", "--keys", "keys", "--task", "breast-cancer"]
-    command += ["--timeout", "60", "--agents", "2", "--store", f"127.0.0.1:{port}", "--agent"]
+    command += ["--timeout", "60", "--store", f"127.0.0.1:{port}", "--agent"]
     return [Forked(folder, run_corn, *command, str(agent)) for agent in agents], port
 
 

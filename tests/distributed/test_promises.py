@@ -27,9 +27,14 @@ NETWORK = load_network("ring:4", mixing="gossip")
 
 @pytest.mark.slow
 def test_every_process_reports_its_own_promise(tmp_path: Path) -> None:
-    """Each agent's table has the ε that its own noise spends, at its own δ."""
+    """Each agent's table has the ε that its own noise spends, at its own δ.
+
+    Where agents may replan, the ledger counts the largest precision that a new plan may have.
+    """
     made = make_plan(NETWORK, BUDGET)
-    settings = RunSettings(Constant(0.2), timeout=30, evaluate_at=(0, STEPS), batch_size=16)
+    settings = RunSettings(
+        Constant(0.2), timeout=30, evaluate_at=(0, STEPS), batch_size=16, on_dropout="stop"
+    )
     results = finished(run_processes(made, tmp_path, settings))
     guarantees = verify_plan(made).guarantees
     assert sorted(results) == [0, 1, 2, 3]
