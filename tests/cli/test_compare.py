@@ -194,3 +194,11 @@ def test_disagreement_is_printed_for_gossip_and_noted_if_it_is_large(
         assert all("--gossip chebyshev:" in note and "--mixing sum" in note for note in notes)
     facts = json.loads(corn(*commands[1], "--json").stdout)
     assert (facts["disagreement_ratio"] > 0.35) == (mixing == "gossip")
+
+
+def test_seeds_that_hide_nothing_are_named_and_left_out(corn: Runner) -> None:
+    outcome = corn(*COMPARE, "--seeds", "global,pairs", "--colluders", "1", "--json")
+    assert outcome.exit_code == 0
+    assert "corn, seeds global, one insider: seeds must join all agents" in outcome.stderr
+    assert [row["seeds"] for row in json.loads(outcome.stdout)["rows"][:1]] == ["pairs"]
+    assert corn(*COMPARE, "--seeds", "global", "--colluders", "1").exit_code == 1

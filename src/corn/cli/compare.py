@@ -26,6 +26,7 @@ from corn.cli.output import (
     format_kappa,
     print_facts,
     print_json,
+    print_note,
     print_table,
     print_written,
     save_json,
@@ -43,7 +44,7 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.errors import FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
@@ -190,10 +191,19 @@ def _design_all(
     for name, mechanism in mechanisms.items():
         # Other mechanisms have seeds of their own, and name the adversary that they hold against.
         for threat in threats if mechanism == "corn" else [None]:
-            result = design(
-                network, budget, mechanism=mechanism, objective=objective, threat=threat
-            )
+            try:
+                result = design(
+                    network, budget, mechanism=mechanism, objective=objective, threat=threat
+                )
+            except InfeasibleError as error:
+                # Of several ways to share seeds, those that protect nobody are only named.
+                if threat is None or len(threats) == 1:
+                    raise
+                print_note(f"{name}, seeds {threat.seeds}, {threat.describe_colluders()}: {error}")
+                continue
             rows.append(ComparedDesign(name, result))
+    if not rows:
+        raise InfeasibleError("no mechanism holds against these insiders with these seeds")
     # Sorting is stable, so that the order within a group stays, and the first row is the first.
     groups = list(dict.fromkeys(_group_of(row) for row in rows))
     return sorted(rows, key=lambda row: (_group_of(row) == -1, groups.index(_group_of(row))))
