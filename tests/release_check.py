@@ -13,13 +13,13 @@ from pathlib import Path
 CHECKS = (
     "graph ring:6 --json",
     "account --epsilon 1 --unit sample --batch-size 32 --samples-per-agent 500 --json",
-    "design --graph ring:6 --epsilon 5 --json",
+    "compare --graph ring:6 --epsilon 5 --json",
     "plan --graph ring:4 --epsilon 5 --steps 20 --out plan.corn --json",
     "verify plan.corn --json",
     "explore --out page.html --no-open --json",
     "train --plan plan.corn --task breast-cancer --step-size 0.1 --json",
     "launch plan.corn --task breast-cancer --step-size 0.1 --batch-size 16 --out run --json",
-    "ledger plan.keys --json",
+    "keys ledger plan.keys --json",
 )
 
 
