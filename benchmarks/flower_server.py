@@ -19,7 +19,7 @@ from sklearn.datasets import make_classification
 
 from corn.checks import FloatArray
 from corn.distributed import make_keys
-from corn.flower import AgentRelease, average_updates
+from corn.engines import AgentRelease, average_updates
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network

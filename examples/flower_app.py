@@ -15,7 +15,8 @@ from sklearn.datasets import make_classification
 
 import corn
 from corn.distributed import make_keys
-from corn.flower import AgentRelease, CornMod, CornStrategy
+from corn.engines import AgentRelease
+from corn.flower import CornMod, CornStrategy
 from corn.privacy.rounding import round_up
 
 NUM_CLINICS, NUM_ROUNDS, CLIP = 6, 15, 1.0

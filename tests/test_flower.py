@@ -27,6 +27,7 @@ from corn.distributed.keyring import (
     open_ledger,
 )
 from corn.distributed.requirements import RequirementError
+from corn.engines import AgentRelease, MaskedUpdate, average_updates, plan_for
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -35,14 +36,7 @@ from corn.errors import (
     MissingExtraError,
     PublicError,
 )
-from corn.flower import (
-    AgentRelease,
-    CornMod,
-    CornStrategy,
-    MaskedUpdate,
-    average_updates,
-    plan_for,
-)
+from corn.flower import CornMod, CornStrategy
 from corn.noise import BudgetSpentError, load_identity, load_roster
 from corn.noise.masks import draw_offset
 from corn.plan import fingerprint, make_plan, save_plan, verify_plan
@@ -330,7 +324,7 @@ def test_a_crash_after_the_reservation_counts_the_round(
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("corn.flower.draw_share", crash)
+        patch.setattr("corn.engines.draw_share", crash)
         with pytest.raises(OSError, match="killed"):
             agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
     spent = agents[0].get_epsilon()

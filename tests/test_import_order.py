@@ -27,6 +27,7 @@ PACKAGES = [
     "plan",
     "learn",
     "distributed",
+    "engines",
     "flower",
     "audit",
     "report",
