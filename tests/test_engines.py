@@ -82,8 +82,9 @@ def test_all_agents_get_the_same_average_with_the_noise_of_the_plan(
     for averages in sums:
         assert all(np.array_equal(each, averages[0]) for each in averages)
     noise = np.concatenate([averages[0] - 0.1 for averages in sums])
-    # n private shares of variance 1/((n − q) b) = 1/b, so that their average has 1/(n b).
-    expected = np.sqrt(1 / (N * plan.precision_caps[0]))
+    # n private shares of variance θ = 1/((n − q) b) for q insiders: their average has θ/n.
+    theta = 1 / ((N - plan.threat.max_colluders) * plan.precision_caps[0])
+    expected = np.sqrt(theta / N)
     assert noise.std() / expected == pytest.approx(1, abs=0.25)
     assert not np.array_equal(sums[0][0], sums[1][0])
     assert agents[0].introduce()[1] == BUDGET.num_steps - 3
