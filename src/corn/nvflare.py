@@ -260,7 +260,7 @@ def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
         # Anybody may have sent it: other types of numbers are refused as no array at all.
         is_known = words in ("<u2", "<u4", "<u8") and isinstance(data, bytes)
         is_known = is_known and len(data) % np.dtype(cast("str", words)).itemsize == 0
-        found["integers"] = np.frombuffer(data, words) if is_known else None
+        found["integers"] = np.frombuffer(data, words).copy() if is_known else None
     return found
 
 
