@@ -31,10 +31,12 @@ from corn.distributed.keyring import Keyring, load_credentials, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.step import clip_batch_gradients, release_masked
-from corn.noise import ReleaseLedger, agree_on_nonce, draw_share
+from corn.learn.perturbation import NoiseShare
+from corn.learn.step import AgentStepper, read_sum
+from corn.learn.tasks import Gradients
+from corn.noise import ReleaseLedger, agree_on_nonce
 from corn.noise.ledger import LAST_STEP, compose_history, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset, is_possible, read_average
+from corn.noise.masks import WORDS, MaskWords, draw_offset
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
 from corn.threads import one_thread
@@ -155,38 +157,20 @@ class AgentRelease:
             # Before anything is reserved: without keys there is no noise, and no release.
             source = keyring.make_source(plan, self._agent, agents)
             self._check_run(ledger, run, round_number, nonces)
+            # Each agent draws its own offset, at the last moment. An offset that follows from the
+            # nonces would be the choice of a server that tries many of them.
+            offset_seed = secrets.token_bytes(NONCE_BYTES)
+            noise = NoiseShare(
+                plan, place, source, nonce=run, num_parameters=size, offset_seed=offset_seed
+            )
+            stepper = AgentStepper(plan.budget.of_agent(place).query, ledger.reserve)
             # On the disk before noise is drawn: after a crash the round counts as released.
-            ledger.reserve(round_number)
-        noise = draw_share(
-            plan.decomposition, place, source=source, nonce=run, step=round_number, stop=size
-        )
-        mask = draw_mask(
-            plan.decomposition,
-            place,
-            source=source,
-            nonce=run,
-            step=round_number,
-            size=size,
-            bits=plan.mask_bits,
-        )
-        # Each agent draws its own offset, at the last moment. An offset that follows from the
-        # nonces would be the choice of a server that tries many of them.
-        offset_seed = secrets.token_bytes(NONCE_BYTES)
-        # A copy: gradients that are not finite are set to zero in place.
+            stepper.begin(round_number, noise)
+        # A copy: gradients that are not finite are set to zero in place. In float64, as the proof
+        # for floats assumes (docs/floats.md).
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
-        # float64 throughout, as the proof for floats assumes (docs/floats.md).
-        found = clip_batch_gradients(
-            values, torch.tensor([self._plan.budget.clip], dtype=torch.float64)
-        )
-        integers = release_masked(
-            found.values.view(-1),
-            found.factors.view(-1),
-            torch.from_numpy(noise),
-            grid=plan.grid,
-            offset=_expand(offset_seed, size),
-            mask=mask,
-        )
-        return MaskedUpdate(integers, offset_seed)
+        stepper.compute(lambda _: Gradients(values))
+        return MaskedUpdate(stepper.release_masked(observe=False), offset_seed)
 
     def get_epsilon(self, delta: float = 1e-5) -> float:
         """Return the ε of all releases of this agent's data, under all plans of its keys.
@@ -253,11 +237,9 @@ def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray |
     total, offset = np.zeros(size, WORDS[plan.mask_bits]), np.zeros(size)
     for update in updates:
         total += update.integers
-        offset += _expand(update.offset_seed, size)
-    if not is_possible(total, plan.largest_sum):
-        return None
-    n = plan.num_agents
-    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
+        # A seed is of one release, so that there are no other steps to keep apart.
+        offset += draw_offset(update.offset_seed, 0, size)
+    return read_sum(total, plan, offset=offset / plan.num_agents)
 
 
 def require_masks(plan: Plan) -> None:
@@ -273,11 +255,6 @@ def require_masks(plan: Plan) -> None:
             "seeds must be those of pairs, which follow from keys without a message, found a "
             f"group of {largest}: plan with --seeds pairs"
         )
-
-
-def _expand(offset_seed: bytes, size: int) -> FloatArray:
-    # A seed is of one release, so that there are no other steps to keep apart.
-    return draw_offset(offset_seed, 0, size)
 
 
 def require_round(found: object) -> int:
