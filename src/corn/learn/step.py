@@ -470,8 +470,12 @@ class AgentStepper:
         """Clip the gradient of the step; the argument is the norm to clip samples to, if any."""
         is_sample = self._query.unit == "sample"
         found = gradients(self._clip if is_sample else None)
-        self._found = clip_gradients(found, self._clip, clips_samples=is_sample)
-        self.num_broken += int(self._found.num_broken.sum())
+        self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
+
+    def hand_over(self, clipped: ClippedGradients) -> None:
+        """Take the gradient of the step, clipped as the query demands."""
+        self._found = clipped
+        self.num_broken += int(clipped.num_broken.sum())
 
     def differentiate(self, task: Task) -> None:
         """Compute the gradient of a task on the batch."""
