@@ -256,21 +256,25 @@ class AgentRelease:
         )
         return MaskedUpdate(integers, offset_seed)
 
-    def release_update(
-        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
-    ) -> MaskedUpdate:
-        """Clip the difference of two models, shape (d,), and release it: for unit agent.
+    def clip_update(self, update: NDArray[np.float64]) -> ClippedGradients:
+        """Clip the difference of two models, shape (d,), to the plan's C: for unit agent.
 
-        A difference that is not finite counts as zero. See :meth:`release`.
+        A difference that is not finite counts as zero.
         """
         unit = self.plan.budget.unit
         require(unit == "agent", "unit", "agent: an update is one gradient", unit)
         # A copy, as values that are not finite are set to zero in place. In float64 throughout, as
         # the proof for floats assumes (docs/floats.md).
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
-        clip = torch.tensor([self.plan.budget.clip], dtype=torch.float64)
-        clipped = clip_batch_gradients(values, clip)
-        return self.release(clipped, round_number=round_number, nonces=nonces)
+        return clip_batch_gradients(
+            values, torch.tensor([self.plan.budget.clip], dtype=torch.float64)
+        )
+
+    def release_update(
+        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
+    ) -> MaskedUpdate:
+        """Clip the difference of two models and release it: see :meth:`release`."""
+        return self.release(self.clip_update(update), round_number=round_number, nonces=nonces)
 
     def get_epsilon(self, delta: float = 1e-5) -> float:
         """Return the ε of all releases of this agent's data, under all plans of its keys.
