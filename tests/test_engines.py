@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from corn.distributed.keyring import make_keys
-from corn.engines import AgentRelease, SumRounds, sum_releases
+from corn.engines import AgentRelease, GradientSteps, SumRounds, sum_releases
 from corn.errors import CornError, PublicError
 from corn.learn.step import ClippedGradients, clip_gradients
 from corn.learn.tasks import Gradients
+from corn.learn.tasks.module import ModuleTask
 from corn.noise import BudgetSpentError, load_roster
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -222,6 +224,54 @@ def test_an_unreachable_server_is_asked_again_and_then_given_up(
     assert all(np.array_equal(each, averages[0]) for each in averages)
     (error,) = run_all(agents[:1], lambda _: lambda _: None)
     assert "was not reached" in str(error)
+
+
+def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Path) -> None:
+    make_keys(tmp_path, 3)
+    budget = PrivacyBudget(
+        500, 1e-5, num_steps=3, clip=0.05, unit="sample", batch_size=20, samples_per_agent=20
+    )
+    plan = make_plan(load_network("star:3", mixing="sum"), budget)
+    rounds = SumRounds(load_roster(tmp_path / "roster.json"), wait=5.0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(60, 4, generator=generator)
+    targets = torch.randint(0, 2, (60,), generator=generator)
+    steps = [
+        GradientSteps(
+            AgentRelease(plan, k, tmp_path),
+            ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy),
+            (inputs[20 * k : 20 * k + 20], targets[20 * k : 20 * k + 20]),
+            step_size=1.0,
+        )
+        for k in range(3)
+    ]
+
+    def expected(parameters: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(10)
+        for x, y in zip(inputs, targets, strict=True):
+            weight = parameters[:8].view(2, 4).clone().requires_grad_()
+            bias = parameters[8:].clone().requires_grad_()
+            nn.functional.cross_entropy(weight @ x + bias, y).backward()
+            assert weight.grad is not None
+            assert bias.grad is not None
+            own = torch.cat([weight.grad.view(-1), bias.grad])
+            total += own * min(1.0, 0.05 / float(own.norm()))
+        return parameters - total / 60
+
+    models = [torch.zeros(10)] * 3
+    for step in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            calls = [
+                pool.submit(own.take, model, step=step, ask=honest(rounds)(k), wait=5.0)
+                for k, (own, model) in enumerate(zip(steps, models, strict=True))
+            ]
+            moved = [call.result() for call in calls]
+        target = expected(models[0])
+        for each in moved:
+            assert each is not None
+            assert torch.equal(each, moved[0])
+            torch.testing.assert_close(each, target, atol=1e-3, rtol=0)
+        models = moved
 
 
 def test_nothing_is_released_beyond_the_plan(agents: list[AgentRelease], rounds: SumRounds) -> None:
