@@ -29,14 +29,7 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import (
-    AverageNoise,
-    JointNoise,
-    KeyedNoise,
-    StepNoise,
-    StructuredNoise,
-    prefers_shares,
-)
+from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -58,9 +51,6 @@ from corn.topology import Network
 # Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a
 # CPU, and more were slower.
 _MODEL_VALUES_AT_ONCE = 1 << 20
-
-# Agents up to which one product of small dense roots is fastest.
-_MOST_JOINT = 200
 
 
 @final
@@ -291,8 +281,8 @@ class Simulation:
             "num_parameters": self._task.num_parameters,
             "device": settings.device,
         }
-        drawn = [part for part in shares if isinstance(part, Decomposition)]
         if settings.noise_keys != "none":
+            drawn = [part for part in shares if isinstance(part, Decomposition)]
             if len(drawn) < len(shares):
                 raise InvalidArgumentError(
                     "noise of rings and tori of this size is for simulations without keys: use a "
@@ -308,10 +298,7 @@ class Simulation:
             stds = [math.sqrt(total) / self._num_agents for total in totals]
             return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        if self._num_agents > _MOST_JOINT and any(prefers_shares(part) for part in shares):
-            return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
-        covariances = [part.covariance for part in drawn]
-        return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
+        return JointNoise(shares, dtype=settings.torch_dtype, **where), noise_of
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""
