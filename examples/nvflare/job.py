@@ -8,13 +8,14 @@ import argparse
 import shutil
 from pathlib import Path
 
+from model import Net
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+
 import corn
 from corn.distributed.keyring import make_keys
 from corn.noise import load_roster
 from corn.nvflare import make_private
-from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.recipe import SimEnv
-from torch import nn
 
 SITES, ROUNDS = 4, 5
 
@@ -46,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     recipe = FedAvgRecipe(
         name="corn",
-        model=nn.Linear(8, 2),
+        model=Net(),
         min_clients=SITES,
         num_rounds=ROUNDS,
         train_script=str(Path(__file__).with_name("train.py")),
