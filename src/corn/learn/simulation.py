@@ -24,8 +24,8 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
-    BatchSampler,
     SeededChoices,
+    make_sampler,
     require_fitting_samples,
 )
 from corn.learn.method import Method, Trial
@@ -81,7 +81,16 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        self._samplers = _make_samplers(data, queries, settings)
+        size, seeded = settings.batch_size, [SeededChoices(seed) for seed in settings.seeds]
+        if settings.noise_keys == "secret" and queries:
+            each = queries * data.num_agents if len(queries) == 1 else queries
+            self._samplers = [
+                make_sampler(data.of_agent(agent), (query,), batch_size=size)
+                for agent, query in enumerate(each)
+            ]
+        else:
+            options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
+            self._samplers = [make_sampler(data, queries, **options)]
         self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
@@ -317,24 +326,6 @@ class Simulation:
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
-
-
-def _make_samplers(
-    data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
-) -> list[BatchSampler]:
-    """Return one sampler for all runs and agents, or one for each agent whose data is protected."""
-    size = settings.batch_size
-    if settings.noise_keys != "secret" or not queries:
-        seeded = [SeededChoices(seed) for seed in settings.seeds]
-        return [BatchSampler(data, queries, batch_size=size, choices=seeded)]
-    each = queries * data.num_agents if len(queries) == 1 else queries
-    # Amplification by sampling assumes that nobody knows which samples are in a batch. In one batch
-    # of all agents, the number of one agent's samples would change the last bits of other agents'
-    # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
-    return [
-        BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
-        for agent, query in enumerate(each)
-    ]
 
 
 def _check_trials(
