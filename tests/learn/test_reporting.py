@@ -1,7 +1,6 @@
 """Tables and progress of a sweep."""
 
 import csv
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from pyarrow import parquet
 
 from corn.errors import FileFormatError
 from corn.learn import COLUMNS, write_table
-from corn.learn.sweep import summarize_rows
 
 from .sweeps import sweep
 
@@ -49,13 +47,3 @@ def test_the_progress_bar_is_drawn_on_a_terminal_only(
     assert "training" in shown
     sweep("corn", show_progress=False)
     assert capsys.readouterr().err == ""
-
-
-def test_the_progress_line_names_loss_and_epsilon() -> None:
-    rows = sweep("corn", "none").last_rows
-    assert summarize_rows(rows).startswith("best test loss 0.")
-    assert re.search(r", simulated ε \(agent\) [23]\.", summarize_rows(rows))
-    assert summarize_rows([]) == ""
-    exact = max(float(row["simulated_epsilon"]) for row in rows[:1])
-    shown = float(summarize_rows(rows[:1]).rsplit(" ", 1)[1])
-    assert exact <= shown <= exact + 0.01

@@ -83,7 +83,7 @@ def advise(
     is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
-        problem = learn.make_workload(task, n, model=model, stand_in=False)
+        problem = learn.Workload(task, model=model, stand_in=False).build(n)
         parameters = problem.task.num_parameters
         # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)

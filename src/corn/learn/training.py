@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from corn.covariance import (
 from corn.covariance.objective import momentum_of
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial, make_methods
-from corn.learn.metrics import Result, make_frame
-from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, make_problem
+from corn.learn.metrics import Result
+from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.step import OptimizerFactory, read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.module import trained_parameters
-from corn.learn.tuning import Tuning, make_grid, read_tuning, search_step_sizes, summarize_methods
+from corn.learn.tuning import Comparison, tune
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import set_aside
@@ -246,38 +245,6 @@ MECHANISMS_TO_COMPARE = ("corn", "decor", "ldp", "central", "none")
 """CorN, two mechanisms without a server, a trusted server, and no noise."""
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Mechanisms at the same ε, each at its best step size.
-
-    Attributes:
-        problem: what was trained.
-        tuning: the best step size of each mechanism, and the result of all runs.
-    """
-
-    problem: TrainingProblem
-    tuning: Tuning
-
-    @property
-    def result(self) -> Result:
-        """All runs: measurements and models."""
-        return self.tuning.result
-
-    @property
-    def summary(self) -> dict[str, dict[str, object]]:
-        """Scores, ε and adversary of each mechanism, by its name."""
-        return summarize_methods(self.problem, self.tuning)
-
-    def to_pandas(self) -> Any:
-        """Return the summary as a data frame with one row for each mechanism."""
-        rows = [{"mechanism": name, **facts} for name, facts in self.summary.items()]
-        # Columns that would hold a dictionary or an array in each cell of the frame.
-        hidden = ("intervals", "simulated_epsilon_of_each_agent", "epsilon_of_each_agent")
-        return make_frame(
-            [{k: v for k, v in row.items() if k not in hidden} for row in rows]
-        ).set_index("mechanism")
-
-
 def compare(
     network: Network | str | Path | nx.Graph,
     budget: PrivacyBudget,
@@ -353,19 +320,12 @@ def compare(
         momentum=momentum_of(target),
         device=device,
     )
-    # Without validation samples step sizes are chosen by the loss on the agents' own data.
-    column = "train_loss" if validation is None else "validation_loss"
-    if step_sizes:
-        trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-        result = run_sweep(problem, chosen, trials, settings=settings, **options)
-    else:
-        result = search_step_sizes(
-            problem,
-            chosen,
-            methods=methods,
-            schedule=schedule,
-            column=column,
-            settings=settings,
-            **options,
-        )
-    return Comparison(problem, read_tuning(result, column))
+    return tune(
+        problem,
+        chosen,
+        methods,
+        settings=settings,
+        step_sizes=step_sizes,
+        schedule=schedule,
+        **options,
+    )
