@@ -14,7 +14,8 @@ import torch
 from corn.distributed.keyring import make_keys
 from corn.engines import AgentRelease, SumRounds, sum_releases
 from corn.errors import CornError, PublicError
-from corn.learn.step import ClippedGradients, clip_batch_gradients
+from corn.learn.step import ClippedGradients, clip_gradients
+from corn.learn.tasks import Gradients
 from corn.noise import BudgetSpentError, load_roster
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -44,7 +45,8 @@ def rounds(agents: list[AgentRelease], tmp_path: Path) -> SumRounds:
 
 def gradient(value: float) -> ClippedGradients:
     values = torch.full((1, 1, D), value, dtype=torch.float64)
-    return clip_batch_gradients(values, torch.tensor([1.0], dtype=torch.float64))
+    clip = torch.tensor([1.0], dtype=torch.float64)
+    return clip_gradients(Gradients(values), clip, clips_samples=False)
 
 
 Ask = Callable[[dict[str, Any]], Mapping[str, Any] | None]

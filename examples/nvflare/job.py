@@ -8,9 +8,9 @@ import argparse
 import shutil
 from pathlib import Path
 
+from model import Net
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
-from torch import nn
 
 import corn
 from corn.distributed.keyring import make_keys
@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     recipe = FedAvgRecipe(
         name="corn",
-        model=nn.Linear(8, 2),
+        model=Net(),
         min_clients=SITES,
         num_rounds=ROUNDS,
         train_script=str(Path(__file__).with_name("train.py")),

@@ -20,6 +20,7 @@ NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ try:
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
     from nvflare.apis.event_type import EventType
     from nvflare.apis.filter import Filter
+    from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -164,10 +166,8 @@ class CornFilter(Filter):  # type: ignore[misc]
         )
 
 
-class CornSums(Filter):  # type: ignore[misc]
+class CornSums(FLComponent):  # type: ignore[misc]
     """The component of a server that adds up the masked integers of all sites.
-
-    It answers messages of ``CornFilter``. As a filter, which any recipe takes, it changes nothing.
 
     Args:
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
@@ -188,10 +188,6 @@ class CornSums(Filter):  # type: ignore[misc]
         self._rounds = SumRounds(roster, min_agents=min_agents, wait=wait)
         self.register_event_handler(EventType.START_RUN, self._start)
 
-    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
-        """Return what it is given."""
-        return shareable
-
     def _start(self, _event: str, fl_ctx: FLContext) -> None:
         fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
 
@@ -201,6 +197,20 @@ class CornSums(Filter):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         reply.update(_pack(answer))
         return reply
+
+
+def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
+    """Write ``privacy.json`` into the ``local`` folder of a site: no job can go round the filter.
+
+    The site's plan, roster and key belong into ``local/corn``. ``require`` is that of
+    ``CornFilter``.
+    """
+    path = local / "privacy.json"
+    if path.exists():
+        raise CornError(f"{path}: exists; add CornFilter to its scopes by hand (docs/nvflare.md)")
+    own = {"path": "corn.nvflare.CornFilter", "args": {"require": list(require)}}
+    scope = {"name": "corn", "task_data_filters": [own], "task_result_filters": [own]}
+    path.write_text(json.dumps({"scopes": [scope], "default_scope": "corn"}, indent=2) + "\n")
 
 
 def make_private(
@@ -224,7 +234,11 @@ def make_private(
         min_agents: The fewest sites of a sum.
         wait: See ``CornSums``.
     """
-    recipe.add_server_input_filter(CornSums(public_keys, min_agents, wait), tasks=list(tasks))
+    job = recipe._job  # a recipe has no other way to leave a package out of the job
+    # Sites use the CorN that they installed. NVFlare would copy its source, and that of what it
+    # imports, into the job.
+    job.set_app_packages(["corn"])
+    job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
     if folder is not None:
         own = CornFilter(folder, wait=wait)
         recipe.add_client_input_filter(own, tasks=list(tasks))
@@ -260,7 +274,7 @@ def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
         # Anybody may have sent it: other types of numbers are refused as no array at all.
         is_known = words in ("<u2", "<u4", "<u8") and isinstance(data, bytes)
         is_known = is_known and len(data) % np.dtype(cast("str", words)).itemsize == 0
-        found["integers"] = np.frombuffer(data, words) if is_known else None
+        found["integers"] = np.frombuffer(data, words).copy() if is_known else None
     return found
 
 

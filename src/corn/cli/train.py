@@ -34,7 +34,6 @@ from corn.cli.output import (
     collect_sampling,
     describe_outcome,
     describe_reference,
-    designing,
     format_kappa,
     print_facts,
     print_json,
@@ -178,8 +177,6 @@ def train(
         objective = mixing.choose_objective(network.mixing, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = mixing.choose_cooldown(network, budget.steps)
-        # Not with a plan: its cool-down was chosen, and maybe noted, when it was made.
-        mixing.warn_of_disagreement(network, cooldown_steps)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
@@ -210,7 +207,7 @@ def train(
         _note_user_data(learning, problem)
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
-    with designing():
+    with working("designing the noise"):
         methods = learn.make_methods(
             [name.strip() for name in names.split(",") if names],
             network,
@@ -224,13 +221,7 @@ def train(
     _note_exposed(methods)
     for method in methods:
         if method.name == ("corn" if planned is None else "plan"):
-            warn_of_large_disagreement(
-                network,
-                objective,
-                method.disagreement_ratio,
-                mechanism="corn" if planned is None else planned.mechanism,
-                num_steps=promise.num_steps,
-            )
+            warn_of_large_disagreement(method.disagreement_ratio)
     schedule = usual_schedule(learning.task or "")
     # On large data sets, measuring takes longer than training. A table needs the last values only.
     steps = settings.num_steps
@@ -577,7 +568,7 @@ def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:
         print_note(
             f"the noise, and that of the trusted server, counts on {least:,} samples of every "
             f"agent, and half of the agents have {usual:,.0f} or more: a lower rate for all agents "
-            "(--sampling poisson --sampling-rate) needs less noise"
+            "(--sampling poisson) needs less noise"
         )
 
 
