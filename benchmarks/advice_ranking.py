@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     given = parser.parse_args()
     problem = learn.Workload(
-        given.task, model="linear", partition="iid", directory=given.cache, stand_in=False
+        given.task, model="linear", partition="iid", directory=given.cache
     ).build(20)
     scale = TrainingScale(
         num_agents=20,

@@ -80,7 +80,7 @@ class Study:
 
 def make_study(arguments: argparse.Namespace, num_agents: int) -> Study:
     """Return the study of a task: agents on a9a, samples on MNIST."""
-    options = {"directory": arguments.data_dir, "stand_in": False}
+    options = {"directory": arguments.data_dir}
     if arguments.task == "a9a":
         problem = Workload("a9a", seed=1, **options).build(num_agents)
         budget = PrivacyBudget(10, 1e-5, 5000, 0.1)

@@ -265,7 +265,6 @@ def make_problem(model: str, partition: str, directory: str) -> TrainingProblem:
         partition=partition,
         seed=_SPLIT_SEED,
         directory=Path(directory),
-        stand_in=False,
     ).build(_AGENTS)
     if model == "hog":
         made = compute_features(made)

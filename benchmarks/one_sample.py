@@ -90,7 +90,7 @@ class Trials:
         self._objective = default_objective(self._num_steps)
         self._network = load_network(_GRAPH, mixing="gossip")
         self._problem = Workload(
-            "mnist", model=arguments.model, directory=arguments.data_dir, stand_in=False
+            "mnist", model=arguments.model, directory=arguments.data_dir
         ).build(self._network.num_agents)
         self._rows: dict[tuple[Setting, float, int], dict[str, float]] = dict(self._read())
         self._methods: dict[Setting, Method] = {}

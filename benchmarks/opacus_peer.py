@@ -159,7 +159,6 @@ def main() -> None:
         partition="iid",
         l2=0.0,
         directory=arguments.data_dir,
-        stand_in=False,
     ).build(_AGENTS)
     batch_size = round(_RATE * min(problem.data.sizes))
     budget = PrivacyBudget(

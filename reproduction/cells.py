@@ -175,7 +175,6 @@ class TrainingCell:
             partition=self.partition,
             seed=self.data_seed,
             directory=directory,
-            stand_in=False,
         ).build(network.num_agents)
         # Momentum, cool-down and sampling belong to a sweep, so mechanisms that differ in them are
         # trained apart. Their random numbers are the same: a seed decides them.

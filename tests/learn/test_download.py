@@ -59,7 +59,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> DownloadableDataset:
     files = {name: hashlib.sha256(CONTENT[name.removesuffix(".gz")]).hexdigest() for name in SERVED}
-    dataset = DownloadableDataset("toy", files, ("http://unused/",), "digits", "a toy")
+    dataset = DownloadableDataset("toy", files, ("http://unused/",), "a toy")
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", dataset)
     return dataset
 

@@ -4,10 +4,8 @@ import csv
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 
-from corn.errors import FileFormatError
-from corn.learn import COLUMNS, write_table
+from corn.learn import write_table
 
 from .sweeps import sweep
 
@@ -20,19 +18,6 @@ def test_csv_has_every_measurement(tmp_path: Path) -> None:
     assert len(rows) == len(result.rows)
     assert float(rows[-1]["test_loss"]) == result.rows[-1]["test_loss"]
     assert rows[-1]["epsilon"] == ""
-
-
-def test_parquet_has_every_measurement(tmp_path: Path) -> None:
-    rows = sweep("corn").rows
-    write_table(rows, tmp_path / "t.parquet")
-    table = parquet.read_table(tmp_path / "t.parquet")
-    assert table.column_names == list(COLUMNS)
-    assert table.column("test_loss").to_pylist() == [row["test_loss"] for row in rows]
-
-
-def test_other_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"must end in \.csv"):
-        write_table([], tmp_path / "t.txt")
 
 
 def test_the_progress_bar_is_drawn_on_a_terminal_only(

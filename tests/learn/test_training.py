@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from corn import learn
 from corn.checks import IntArray
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
-from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn import Method, Workload, load_parameters, make_methods, train
 from corn.learn.batches import BatchSampler
 from corn.learn.tasks import LinearClassifier
@@ -172,14 +172,11 @@ def test_dsgd_finds_the_optimum_of_logistic_regression() -> None:
     np.testing.assert_allclose(result.parameters[0].numpy(), np.tile(best, (4, 1)), atol=1e-4)
 
 
-def test_workloads_by_name(tmp_path: Path) -> None:
+def test_workloads_by_name() -> None:
     problem = Workload("digits", model="network", partition="shards:2").build(5)
     assert problem.data.num_agents == 5
     assert sum(problem.data.sizes) + sum(len(y) for _, y in problem.parts.values()) == 1797
     assert "64–32–10" in problem.task.describe()
-    with pytest.warns(CornWarning, match="STANDS IN"):
-        stand_in = Workload("mnist", directory=tmp_path).build(5)
-    assert "STANDS IN FOR mnist" in stand_in.notes[0]
     with pytest.raises(InvalidArgumentError, match="quadratic, a9a, mnist"):
         Workload("cifar").build(5)
     with pytest.raises(InvalidArgumentError, match="linear, network, cnn"):

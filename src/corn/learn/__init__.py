@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
-    from corn.learn.metrics import load_agent_results as load_agent_results
     from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
     from corn.learn.partition import partition_dirichlet as partition_dirichlet
@@ -55,10 +54,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "batches": "AgentData",
     "method": "Method Trial make_methods",
-    "metrics": (
-        "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_agent_results "
-        "load_results write_table"
-    ),
+    "metrics": ("COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table"),
     "file_data": "Bounds FileWorkload",
     "partition": "partition_dirichlet partition_iid partition_shards",
     "problem": "SweepSettings TrainingProblem",

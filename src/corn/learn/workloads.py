@@ -152,8 +152,6 @@ class Workload:
         seed: the seed of split and partition.
         l2: the penalty λ of linear models.
         directory: the directory of cached data sets.
-        stand_in: whether an embedded data set may replace an absent one; the problem's notes then
-            name it.
         device: where torch computes gradients and scores, which each process may choose.
 
     >>> Workload("quadratic").build(20).task.describe()
@@ -166,7 +164,6 @@ class Workload:
     seed: int = 0
     l2: float = 1e-4
     directory: Path | None = None
-    stand_in: bool = True
     device: str = "cpu"
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
@@ -179,8 +176,8 @@ class Workload:
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe the choice and partition of the data, for agents to compare."""
-        stand_in = "".join(f"; {note}" for note in problem.notes)
-        return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
+        notes = "".join(f"; {note}" for note in problem.notes)
+        return f"{self.name}, {self.partition}, seed {self.seed}{notes}"
 
     def _make_quadratic(self, num_agents: int) -> TrainingProblem:
         task = Quadratic.from_paper(num_agents)
@@ -189,7 +186,7 @@ class Workload:
         return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
 
     def _make_from_data(self, num_agents: int) -> TrainingProblem:
-        dataset = load_dataset(self.name, directory=self.directory, stand_in=self.stand_in)
+        dataset = load_dataset(self.name, directory=self.directory)
         # The data sets' own test parts are ignored: the paper splits all samples 80/20.
         split = split_samples(len(dataset.targets), seed=self.seed)
         # Partitioned after the split: ``rows`` count rows of the training part.
@@ -209,7 +206,6 @@ class Workload:
             ),
             data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
             parts=parts,
-            notes=() if dataset.stand_in_for is None else (dataset.describe(),),
             # Every agent has the held-out samples, and no agent trains on them.
             public_parts=tuple(parts),
             simulation=_DEALT_OUT,
