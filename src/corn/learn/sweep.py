@@ -173,7 +173,9 @@ def run_sweep(
         with catch_interruption() as interruption, bar:
             while loop.step < settings.num_steps and not interruption.requested:
                 rows = loop.advance()
-                bar.advance(task)
+                # A hidden bar would keep the times of a thousand steps.
+                if not is_hidden:
+                    bar.advance(task)
                 if rows and on_rows:
                     on_rows(rows)
                 if file is not None and loop.step % checkpoint_every == 0:
