@@ -12,6 +12,7 @@ all honest agents in it (docs/flower.md). It could spoil the model.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import threading
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple, TypeGuard, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
@@ -34,9 +36,18 @@ from corn.distributed.keyring import Keyring, load_credentials, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
 from corn.learn.perturbation import NoiseShare
-from corn.learn.step import AgentStepper, ClippedGradients, clip_gradients, read_sum
-from corn.learn.tasks import Gradients
+from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.step import (
+    AgentStepper,
+    ClippedGradients,
+    clip_gradients,
+    compute_gradients,
+    read_sum,
+    smooth,
+)
+from corn.learn.tasks import Gradients, Task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
 from corn.noise.ledger import LAST_STEP, compose_history, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset
@@ -95,6 +106,10 @@ def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
 @lru_cache(maxsize=64)
 def _find_precision(plan: Plan, agent: int) -> float:
     return check_guarantee(plan, agent).precision
+
+
+class TooFewAgentsError(CornError):
+    """Fewer agents are left than a sum must have: stop, and keep the model."""
 
 
 class Hello(NamedTuple):
@@ -514,7 +529,8 @@ def sum_releases(
         wait: The seconds after which an unreachable server is given up.
 
     Raises:
-        CornError: The server cannot be reached, or too few agents are ready.
+        TooFewAgentsError: Fewer agents are ready than a sum must have.
+        CornError: The server cannot be reached.
         PublicError: Under what the server says nothing may be released.
         BudgetSpentError: Nothing of the budget is left.
     """
@@ -542,6 +558,81 @@ def sum_releases(
     return average
 
 
+@final
+class GradientSteps:
+    """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
+
+    Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
+    protocol have the same model after every step.
+
+    Args:
+        own: This agent's releases.
+        task: The model and its training loss.
+        dataset: This agent's samples.
+        step_size: The step size, or learning rate.
+        batch_size: The samples of a mini-batch, unless the plan has their number; None for all.
+    """
+
+    def __init__(
+        self,
+        own: AgentRelease,
+        task: Task,
+        dataset: DataSource,
+        *,
+        step_size: float,
+        batch_size: int | None = None,
+    ) -> None:
+        budget = own.plan.budget.of_agent(own.agent)
+        query = budget.query
+        passes = query.steps_per_pass
+        # The order of a pass lasts as long as its run, and a run here is one sum.
+        require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
+        problem = TrainingProblem(task, AgentData.from_parts([read_samples(dataset)]))
+        require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
+        size = query.batch_size or batch_size
+        settings = SweepSettings(1, size, dtype=own.plan.dtype)
+        data, _ = problem.place(settings)
+        self._own = own
+        self._task = task
+        self._step_size = step_size
+        self._is_sample = query.unit == "sample"
+        self._batches = BatchSampler.of_agent(query, data, batch_size=size)
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._dtype = settings.torch_dtype
+        self._memory: Tensor | None = None
+        self._num_drawn = 0
+
+    def take(
+        self,
+        parameters: Tensor,
+        *,
+        step: int,
+        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        wait: float = 600.0,
+    ) -> Tensor | None:
+        """Return the model after a step, shape (d,), or None where the sum is void.
+
+        ``step`` is its number from 0; see ``sum_releases`` for the others.
+        """
+        model = parameters.to(self._dtype)
+        batch = self._batches.draw(self._num_drawn).take(0)
+        self._num_drawn += 1
+        with torch.no_grad():
+            clipped = compute_gradients(
+                self._task, model.view(1, 1, -1), batch, self._clip, clips_samples=self._is_sample
+            )
+        state = hashlib.sha256(encode_fields("step", step))
+        state.update(model.numpy().data)
+        average = sum_releases(self._own, clipped, model=state.digest(), ask=ask, wait=wait)
+        if average is None:
+            return None
+        released = torch.from_numpy(average).to(model)
+        if self._own.plan.momentum:
+            memory = torch.zeros_like(model) if self._memory is None else self._memory
+            released = self._memory = smooth(memory, released, self._own.plan.momentum)
+        return model - released * model.new_full((1,), self._step_size)
+
+
 def _ask_until(
     request: dict[str, Any],
     status: str,
@@ -560,7 +651,7 @@ def _ask_until(
         if found == "refused":
             raise PublicError(f"the server refuses: {answer.get('reason')}")
         if found == "few":
-            raise CornError(f"too few agents are ready: {answer.get('absent')} are absent")
+            raise TooFewAgentsError(f"too few agents are ready, without {answer.get('absent')}")
         if found == "wait":
             # The server has its own limit, after which it answers otherwise.
             deadline, request = time.monotonic() + wait, again or request
