@@ -20,7 +20,7 @@ from corn.learn.simulation import Simulation
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.learn.tasks.quadratic import quadratic_objectives
-from corn.learn.workloads import make_workload
+from corn.learn.workloads import Workload
 from corn.noise import Owner, SecureSource, draw_share, simulated_keys
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -285,7 +285,7 @@ def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> N
     budget = PrivacyBudget(10, 1e-5, num_steps, 0.1)
     noise = design(W, budget.precision_cap, mechanism=mechanism, objective=Horizon(10))
     schedule = InverseSqrt(1e-3)
-    problem = make_workload("quadratic", n)
+    problem = Workload("quadratic").build(n)
     result = run_sweep(
         problem,
         network,

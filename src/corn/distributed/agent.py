@@ -49,7 +49,7 @@ from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
-from corn.learn.tasks import HasFingerprint, MeanLoss, Task
+from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint
@@ -385,7 +385,7 @@ def make_hello(
     """Return the terms that the agent publishes at the handshake; nothing secret."""
     task = work.data.task
     model = f"{task.describe()}; {task.num_parameters} parameters"
-    if isinstance(task, HasFingerprint):  # of layers, loss and frozen parameters
+    if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
         model += f" ({task.fingerprint().hex()[:16]})"
     return Hello(
         plan=fingerprint(plan).hex(),

@@ -103,7 +103,7 @@ class LoopTask:
         return self._model.describe()
 
     def fingerprint(self) -> bytes:
-        """See ``HasFingerprint``."""
+        """See ``Task``."""
         return self._model.fingerprint()
 
 
