@@ -8,13 +8,14 @@ import argparse
 import shutil
 from pathlib import Path
 
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+from torch import nn
+
 import corn
 from corn.distributed.keyring import make_keys
 from corn.noise import load_roster
 from corn.nvflare import make_private
-from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
-from nvflare.recipe import SimEnv
-from torch import nn
 
 SITES, ROUNDS = 4, 5
 

@@ -155,7 +155,7 @@ _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), balls:R, groups:M, communities:SIZE or leave-one-out; auto is "
+        "partners of each agent), balls:R, groups:M or leave-one-out; auto is "
         f"global without insiders, pairs up to {MOST_FOR_PAIRS} agents, and "
         f"sparse:{SPARSE_PARTNERS} above (sparse:{PARTNERS_BESIDE_HUBS} with hubs).",
         rich_help_panel=_THREAT,

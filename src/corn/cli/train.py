@@ -46,8 +46,7 @@ from corn.cli.output import (
     working,
 )
 from corn.cli.records import read_configuration
-from corn.covariance import Objective, ThreatModel
-from corn.covariance.objective import momentum_of
+from corn.covariance import Horizon, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES, usual_schedule
 from corn.learn.step import (
@@ -202,7 +201,7 @@ def train(
         # runs.
         seeds=tuple(range(runs)),
         cooldown_steps=terms.cooldown_steps,
-        momentum=momentum_of(terms.objective) if factory is None else 0.0,
+        momentum=terms.objective.momentum if factory is None else 0.0,
         optimizer=factory,
         dtype=_choose_dtype(terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse),
         device=device,
@@ -480,7 +479,7 @@ class TrainingTerms:
 
     network: Network
     budget: PrivacyBudget
-    objective: Objective
+    objective: Horizon
     threat: ThreatModel | None
     cooldown_steps: int
     plan: Plan | None = None

@@ -21,7 +21,6 @@ from corn.covariance import (
     Design,
     Horizon,
     MechanismName,
-    Objective,
     OwnMechanism,
     ThreatModel,
     design,
@@ -354,7 +353,7 @@ def make_methods(
     network: Network,
     budget: PrivacyBudget,
     *,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None = None,
 ) -> list[Method]:
     """Make methods for the mechanisms named, each designed for the budget under one objective.
@@ -383,7 +382,7 @@ def make_methods(
 
 
 def _make_own_method(
-    mechanism: OwnMechanism, network: Network, budget: PrivacyBudget, objective: Objective
+    mechanism: OwnMechanism, network: Network, budget: PrivacyBudget, objective: Horizon
 ) -> Method:
     require(mechanism.label not in METHOD_NAMES, "mechanism", "a new name", repr(mechanism.label))
     designed = design(network, budget, mechanism=mechanism, objective=objective)
@@ -394,7 +393,7 @@ def _make_method(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method:
     if name == "unclipped":
@@ -422,7 +421,7 @@ def _design_at_scale(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method | None:
     """Make a method without matrices of n × n numbers, if the network is large and it can be."""
