@@ -8,9 +8,9 @@ import argparse
 import shutil
 from pathlib import Path
 
+from model import Net
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
-from torch import nn
 
 import corn
 from corn.distributed.keyring import make_keys
@@ -20,12 +20,14 @@ from corn.nvflare import make_private
 SITES, ROUNDS = 4, 5
 
 
-def make_sites(folder: Path) -> list[str]:
+BUDGET = corn.PrivacyBudget(epsilon=8, delta=1e-5, num_steps=ROUNDS, clip=1.0)
+
+
+def make_sites(folder: Path, budget: corn.PrivacyBudget = BUDGET) -> list[str]:
     """Make one plan, and a folder with a key for each site; return the public keys.
 
     At real sites everybody makes an own key with ``corn keys make``, and only public keys travel.
     """
-    budget = corn.PrivacyBudget(epsilon=8, delta=1e-5, num_steps=ROUNDS, clip=1.0)
     plan = corn.make_plan(corn.load_network(f"star:{SITES}"), budget)
     make_keys(folder / "all", SITES)
     for agent in range(SITES):
@@ -38,16 +40,21 @@ def make_sites(folder: Path) -> list[str]:
     return [key.hex() for key in load_roster(folder / "all" / "roster.json").public_keys]
 
 
-def main() -> None:
-    """Run or export the job."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def read_options(description: str | None) -> argparse.Namespace:
+    """Return what to do with the job."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--export", type=Path)
     parser.add_argument("--sites", type=Path, default=Path("nvflare-sites"))
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run or export the job."""
+    options = read_options(__doc__)
     recipe = FedAvgRecipe(
         name="corn",
-        model=nn.Linear(8, 2),
+        model=Net(),
         min_clients=SITES,
         num_rounds=ROUNDS,
         train_script=str(Path(__file__).with_name("train.py")),

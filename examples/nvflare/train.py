@@ -2,9 +2,10 @@
 
 import nvflare.client as flare
 import torch
+from model import FEATURES, Net
 from torch import nn
 
-ROWS, FEATURES, EPOCHS = 400, 8, 3
+ROWS, EPOCHS = 400, 3
 
 
 def load_site_data(site: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +18,7 @@ def load_site_data(site: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main() -> None:
     """Answer each model of the server with the model after some epochs on the site's own rows."""
-    model = nn.Linear(FEATURES, 2)
+    model = Net()
     flare.init()
     inputs, targets = load_site_data(flare.get_site_name())
     while flare.is_running():

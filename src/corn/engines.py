@@ -12,6 +12,7 @@ all honest agents in it (docs/flower.md). It could spoil the model.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import threading
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple, TypeGuard, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
@@ -34,10 +36,21 @@ from corn.distributed.keyring import Keyring, load_credentials, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.step import ClippedGradients, clip_batch_gradients, release_masked
-from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, draw_share
+from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
+from corn.learn.perturbation import NoiseShare
+from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.step import (
+    AgentStepper,
+    ClippedGradients,
+    clip_gradients,
+    compute_gradients,
+    read_sum,
+    smooth,
+)
+from corn.learn.tasks import Gradients, Task
+from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
 from corn.noise.ledger import LAST_STEP, compose_history, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset, is_possible, read_average
+from corn.noise.masks import WORDS, MaskWords, draw_offset
 from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, make_plan
 from corn.threads import one_thread
@@ -217,8 +230,7 @@ class AgentRelease:
         agents = require_agents(sorted(nonces), self.plan.num_agents, self.agent)
         require_round(round_number)
         plan, place = plan_for(self.plan, agents), agents.index(self.agent)
-        values = clipped.values.view(-1)
-        size = len(values)
+        size = clipped.values.numel()
         plan.check_parameters(size)
         # A hash of all contributions and of the plan, which every client computes for itself. It
         # binds the set: masks of agents that were told of different sets do not cancel.
@@ -229,32 +241,17 @@ class AgentRelease:
             # Before anything is reserved: without keys there is no noise, and no release.
             source = keyring.make_source(plan, self.agent, agents)
             self._check_run(ledger, run, round_number, nonces)
+            # Each agent draws its own offset, at the last moment. An offset that follows from the
+            # nonces would be the choice of a server that tries many of them.
+            offset_seed = secrets.token_bytes(NONCE_BYTES)
+            noise = NoiseShare(
+                plan, place, source, nonce=run, num_parameters=size, offset_seed=offset_seed
+            )
+            stepper = AgentStepper(plan.budget.of_agent(place).query, ledger.reserve)
             # On the disk before noise is drawn: after a crash the round counts as released.
-            ledger.reserve(round_number)
-        noise = draw_share(
-            plan.decomposition, place, source=source, nonce=run, step=round_number, stop=size
-        )
-        mask = draw_mask(
-            plan.decomposition,
-            place,
-            source=source,
-            nonce=run,
-            step=round_number,
-            size=size,
-            bits=plan.mask_bits,
-        )
-        # Each agent draws its own offset, at the last moment. An offset that follows from the
-        # nonces would be the choice of a server that tries many of them.
-        offset_seed = secrets.token_bytes(NONCE_BYTES)
-        integers = release_masked(
-            values,
-            clipped.factors.view(-1),
-            torch.from_numpy(noise),
-            grid=plan.grid,
-            offset=_expand(offset_seed, size),
-            mask=mask,
-        )
-        return MaskedUpdate(integers, offset_seed)
+            stepper.begin(round_number, noise)
+        stepper.hand_over(clipped)
+        return MaskedUpdate(stepper.release_masked(observe=False), offset_seed)
 
     def clip_update(self, update: NDArray[np.float64]) -> ClippedGradients:
         """Clip the difference of two models, shape (d,), to the plan's C: for unit agent.
@@ -266,9 +263,8 @@ class AgentRelease:
         # A copy, as values that are not finite are set to zero in place. In float64 throughout, as
         # the proof for floats assumes (docs/floats.md).
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
-        return clip_batch_gradients(
-            values, torch.tensor([self.plan.budget.clip], dtype=torch.float64)
-        )
+        clip = torch.tensor([self.plan.budget.clip], dtype=torch.float64)
+        return clip_gradients(Gradients(values), clip, clips_samples=False)
 
     def release_update(
         self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
@@ -344,14 +340,12 @@ def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray |
 
 
 def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> FloatArray | None:
-    if not is_possible(total, plan.largest_sum):
-        return None
-    n = plan.num_agents
     # In the order of agents, so that offsets add up to the same bits everywhere.
     offset = np.zeros(len(total))
     for seed in offset_seeds:
-        offset += _expand(seed, len(total))
-    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
+        # A seed is of one release, so that there are no other steps to keep apart.
+        offset += draw_offset(seed, 0, len(total))
+    return read_sum(total, plan, offset=offset / plan.num_agents)
 
 
 def _is_seed(found: object) -> TypeGuard[bytes]:
@@ -559,6 +553,81 @@ def sum_releases(
     return average
 
 
+@final
+class GradientSteps:
+    """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
+
+    Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
+    protocol have the same model after every step.
+
+    Args:
+        own: This agent's releases.
+        task: The model and its training loss.
+        dataset: This agent's samples.
+        step_size: The step size, or learning rate.
+        batch_size: The samples of a mini-batch, unless the plan has their number; None for all.
+    """
+
+    def __init__(
+        self,
+        own: AgentRelease,
+        task: Task,
+        dataset: DataSource,
+        *,
+        step_size: float,
+        batch_size: int | None = None,
+    ) -> None:
+        budget = own.plan.budget.of_agent(own.agent)
+        query = budget.query
+        passes = query.steps_per_pass
+        # The order of a pass lasts as long as its run, and a run here is one sum.
+        require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
+        problem = TrainingProblem(task, AgentData.from_parts([read_samples(dataset)]))
+        require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
+        size = query.batch_size or batch_size
+        settings = SweepSettings(1, size, dtype=own.plan.dtype)
+        data, _ = problem.place(settings)
+        self._own = own
+        self._task = task
+        self._step_size = step_size
+        self._is_sample = query.unit == "sample"
+        self._batches = BatchSampler.of_agent(query, data, batch_size=size)
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._dtype = settings.torch_dtype
+        self._memory: Tensor | None = None
+        self._num_drawn = 0
+
+    def take(
+        self,
+        parameters: Tensor,
+        *,
+        step: int,
+        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        wait: float = 600.0,
+    ) -> Tensor | None:
+        """Return the model after a step, shape (d,), or None where the sum is void.
+
+        ``step`` is its number from 0; see ``sum_releases`` for the others.
+        """
+        model = parameters.to(self._dtype)
+        batch = self._batches.draw(self._num_drawn).take(0)
+        self._num_drawn += 1
+        with torch.no_grad():
+            clipped = compute_gradients(
+                self._task, model.view(1, 1, -1), batch, self._clip, clips_samples=self._is_sample
+            )
+        state = hashlib.sha256(encode_fields("step", step))
+        state.update(model.numpy().data)
+        average = sum_releases(self._own, clipped, model=state.digest(), ask=ask, wait=wait)
+        if average is None:
+            return None
+        released = torch.from_numpy(average).to(model)
+        if self._own.plan.momentum:
+            memory = torch.zeros_like(model) if self._memory is None else self._memory
+            released = self._memory = smooth(memory, released, self._own.plan.momentum)
+        return model - released * model.new_full((1,), self._step_size)
+
+
 def _ask_until(
     request: dict[str, Any],
     status: str,
@@ -600,11 +669,6 @@ def require_masks(plan: Plan) -> None:
             "seeds must be those of pairs, which follow from keys without a message, found a "
             f"group of {largest}: plan with --seeds pairs"
         )
-
-
-def _expand(offset_seed: bytes, size: int) -> FloatArray:
-    # A seed is of one release, so that there are no other steps to keep apart.
-    return draw_offset(offset_seed, 0, size)
 
 
 def require_round(found: object) -> int:

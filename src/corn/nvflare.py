@@ -20,8 +20,11 @@ NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 from __future__ import annotations
 
 import hashlib
+import importlib
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +33,16 @@ import torch
 
 from corn.distributed.handshake import is_public, name_kind
 from corn.distributed.requirements import Requirements
-from corn.engines import AgentRelease, SumRounds, add_to_arrays, flatten, sum_releases
+from corn.engines import (
+    AgentRelease,
+    GradientSteps,
+    SumRounds,
+    add_to_arrays,
+    flatten,
+    sum_releases,
+)
 from corn.errors import CornError, MissingExtraError, PublicError
+from corn.learn.training import make_task
 from corn.noise import Roster
 from corn.noise.ledger import find_agents
 from corn.noise.stream import encode_fields
@@ -40,7 +51,9 @@ from corn.plan import load_plan
 try:
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
     from nvflare.apis.event_type import EventType
+    from nvflare.apis.executor import Executor
     from nvflare.apis.filter import Filter
+    from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -48,7 +61,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("corn.nvflare", extra="nvflare") from error
 
-_TOPIC, _MODEL = "corn.sums", "corn.model"
+_TOPIC, _MODEL, _RELEASED = "corn.sums", "corn.model", "corn.released"
 _LOGGER = logging.getLogger("corn.nvflare")
 # Which round and task a result belongs to; the server has chosen them itself.
 _PUBLIC_HEADERS = (
@@ -91,28 +104,23 @@ class CornFilter(Filter):  # type: ignore[misc]
         self.require = list(require)
         self.wait = wait
         self.timeout = timeout
-        self._required = Requirements.parse(require)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep the model of a task, or answer with the average of all sites' releases."""
-        try:
-            if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
-                # Both filters of a task have its context: NVFlare makes two objects of one class.
-                fl_ctx.set_prop(_MODEL, shareable, private=True, sticky=False)
-                return shareable
+        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+            # Both filters of a task have its context: NVFlare makes two objects of one class.
+            fl_ctx.set_prop(_MODEL, shareable, private=True, sticky=False)
+            return shareable
+        with _naming_no_data():
             return self._release(shareable, fl_ctx)
-        except Exception as error:
-            # NVFlare may send the text to the server, and it may quote data or name private files.
-            if is_public(error):
-                raise
-            _LOGGER.exception("the site failed")
-            raise PublicError(f"the site failed: {name_kind(error)}") from None
 
     def _release(self, result: Shareable, fl_ctx: FLContext) -> Shareable:
         code = result.get_return_code()
         if code != ReturnCode.OK:
             # An error of the site's own code may quote data.
             return _copy_headers(make_reply(code), result)
+        if fl_ctx.get_prop(_RELEASED):
+            return result
         task = fl_ctx.get_prop(_MODEL)
         if task is None:
             raise PublicError(
@@ -128,7 +136,7 @@ class CornFilter(Filter):  # type: ignore[misc]
         if not is_difference:
             # Subtracted in float64, the type in which the update is clipped and released.
             update = update - flatten(start, like=start)
-        own = self._open(fl_ctx)
+        own = _open_release(self.folder, self.require, fl_ctx)
         round_number = int(task.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         average = sum_releases(
             own,
@@ -146,28 +154,106 @@ class CornFilter(Filter):  # type: ignore[misc]
         data = {
             name: _like(array, trained.data[name]) for name, array in zip(names, moved, strict=True)
         }
-        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, AppConstants.CURRENT_ROUND: round_number}
-        reply = DXO(trained.data_kind, data=data, meta=meta).to_shareable()
-        return _copy_headers(reply, result)
+        return _copy_headers(_make_reply(trained.data_kind, data, round_number), result)
 
-    def _open(self, fl_ctx: FLContext) -> AgentRelease:
-        site = fl_ctx.get_identity_name()
-        folder = Path(self.folder.replace("{site}", site))
-        if not self.folder:
-            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            folder = Path(workspace.get_site_config_dir()) / "corn"
-        agents = find_agents(folder)
-        if len(agents) != 1:
-            raise CornError(f"{folder}: must have the key of one agent, found {len(agents)}")
-        return AgentRelease(
-            load_plan(folder / "plan.json"), agents[0], folder, requirements=self._required
+
+class CornExecutor(Executor):  # type: ignore[misc]
+    """An executor of training tasks that takes private gradient steps, one sum for each.
+
+    It fits the unit sample, for which a model after several steps cannot be clipped, and the unit
+    agent. A task begins with the server's model and ends with the common model of all sites after
+    ``steps`` steps, so that a job of several rounds has a model to go on with after each. Any
+    controller that averages models will do, such as ``FedAvg``.
+
+    Args:
+        problem: ``MODULE.FUNCTION`` in the job's own code: (site's name) → module, loss of a batch,
+            data set of the site.
+        step_size: The step size, or learning rate.
+        steps: The steps of one task; 0 for all that the plan has.
+        batch_size: The samples of a mini-batch, unless the plan has their number; 0 for all.
+        folder: See ``CornFilter``, as for the others.
+        require: The owner's requirements.
+        wait: Seconds.
+        timeout: Seconds.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        step_size: float,
+        steps: int = 0,
+        batch_size: int = 0,
+        folder: str = "",
+        require: Sequence[str] = (),
+        wait: float = 600.0,
+        timeout: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self.problem = problem
+        self.step_size = step_size
+        self.steps = steps
+        self.batch_size = batch_size
+        self.folder = folder
+        self.require = list(require)
+        self.wait = wait
+        self.timeout = timeout
+
+    def execute(
+        self,
+        task_name: str,  # noqa: ARG002 - every task is one of training
+        shareable: Shareable,
+        fl_ctx: FLContext,
+        abort_signal: Any,
+    ) -> Shareable:
+        """Take the steps of a task, and return the model after them."""
+        with _naming_no_data():
+            return self._train(shareable, fl_ctx, abort_signal)
+
+    def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
+        given = _read_model(shareable)
+        own = _open_release(self.folder, self.require, fl_ctx)
+        module_name, _, function = self.problem.rpartition(".")
+        make_problem = getattr(importlib.import_module(module_name), function)
+        model, loss, dataset = make_problem(fl_ctx.get_identity_name())
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        if set(trained) - set(given.data):
+            raise PublicError("the server's model must have all parameters of the site's module")
+        with torch.no_grad():
+            for name, each in trained.items():
+                each.copy_(torch.as_tensor(given.data[name]))
+        steps = GradientSteps(
+            own,
+            make_task(model, loss),
+            dataset,
+            step_size=self.step_size,
+            batch_size=self.batch_size or None,
         )
+        num_steps = own.plan.budget.num_steps
+        round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
+        parameters = torch.nn.utils.parameters_to_vector(trained.values()).detach()
+        first = round_number * (self.steps or num_steps)
+        for step in range(first, min(first + (self.steps or num_steps), num_steps)):
+            if abort_signal.triggered:
+                return make_reply(ReturnCode.TASK_ABORTED)
+            moved = steps.take(
+                parameters,
+                step=step,
+                ask=lambda request: _ask(request, fl_ctx, self.timeout),
+                wait=self.wait,
+            )
+            parameters = parameters if moved is None else moved
+        torch.nn.utils.vector_to_parameters(parameters, trained.values())
+        # What is not trained goes back as it came.
+        data = dict(given.data)
+        for name, each in trained.items():
+            data[name] = _like(each.detach().numpy(), given.data[name])
+        # The site's own filter lets a model pass that is a sum of releases already.
+        fl_ctx.set_prop(_RELEASED, True, private=True, sticky=False)
+        return _make_reply(DataKind.WEIGHTS, data, round_number)
 
 
-class CornSums(Filter):  # type: ignore[misc]
+class CornSums(FLComponent):  # type: ignore[misc]
     """The component of a server that adds up the masked integers of all sites.
-
-    It answers messages of ``CornFilter``. As a filter, which any recipe takes, it changes nothing.
 
     Args:
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
@@ -188,10 +274,6 @@ class CornSums(Filter):  # type: ignore[misc]
         self._rounds = SumRounds(roster, min_agents=min_agents, wait=wait)
         self.register_event_handler(EventType.START_RUN, self._start)
 
-    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
-        """Return what it is given."""
-        return shareable
-
     def _start(self, _event: str, fl_ctx: FLContext) -> None:
         fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
 
@@ -201,6 +283,20 @@ class CornSums(Filter):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         reply.update(_pack(answer))
         return reply
+
+
+def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
+    """Write ``privacy.json`` into the ``local`` folder of a site: no job can go round the filter.
+
+    The site's plan, roster and key belong into ``local/corn``. ``require`` is that of
+    ``CornFilter``.
+    """
+    path = local / "privacy.json"
+    if path.exists():
+        raise CornError(f"{path}: exists; add CornFilter to its scopes by hand (docs/nvflare.md)")
+    own = {"path": "corn.nvflare.CornFilter", "args": {"require": list(require)}}
+    scope = {"name": "corn", "task_data_filters": [own], "task_result_filters": [own]}
+    path.write_text(json.dumps({"scopes": [scope], "default_scope": "corn"}, indent=2) + "\n")
 
 
 def make_private(
@@ -224,11 +320,47 @@ def make_private(
         min_agents: The fewest sites of a sum.
         wait: See ``CornSums``.
     """
-    recipe.add_server_input_filter(CornSums(public_keys, min_agents, wait), tasks=list(tasks))
+    job = recipe._job  # a recipe has no other way to leave a package out of the job
+    # Sites use the CorN that they installed. NVFlare would copy its source, and that of what it
+    # imports, into the job.
+    job.set_app_packages(["corn"])
+    job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
     if folder is not None:
         own = CornFilter(folder, wait=wait)
         recipe.add_client_input_filter(own, tasks=list(tasks))
         recipe.add_client_output_filter(own, tasks=list(tasks))
+
+
+def _open_release(folder: str, require: Sequence[str], fl_ctx: FLContext) -> AgentRelease:
+    """Return the releases of the agent whose key is in a site's own folder."""
+    path = Path(folder.replace("{site}", fl_ctx.get_identity_name()))
+    if not folder:
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        path = Path(workspace.get_site_config_dir()) / "corn"
+    agents = find_agents(path)
+    if len(agents) != 1:
+        raise CornError(f"{path}: must have the key of one agent, found {len(agents)}")
+    plan = load_plan(path / "plan.json")
+    return AgentRelease(plan, agents[0], path, requirements=Requirements.parse(require))
+
+
+@contextmanager
+def _naming_no_data() -> Iterator[None]:
+    """Replace errors that may quote data or name private files: NVFlare may send their text."""
+    try:
+        yield
+    except Exception as error:
+        if is_public(error):
+            raise
+        _LOGGER.exception("the site failed")
+        raise PublicError(f"the site failed: {name_kind(error)}") from None
+
+
+def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
+    meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1, AppConstants.CURRENT_ROUND: round_number}
+    reply = DXO(kind, data=data, meta=meta).to_shareable()
+    reply.set_header(AppConstants.CURRENT_ROUND, round_number)
+    return reply
 
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:
