@@ -27,7 +27,7 @@ from corn.audit import DEPLOYED, AuditSettings, View, audit_plan, audit_training
 from corn.audit.observation import MaskedMessages, no_gradients
 from corn.audit.program import NoiseRecord, list_releases
 from corn.covariance import DEFAULT_THREAT
-from corn.learn import make_schedule, make_workload
+from corn.learn import Workload, make_schedule
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
 from tests.audit.recording import ProcessObservation
@@ -162,7 +162,7 @@ def audit_row(setting: Setting, trials: int) -> str:
 def audit_one_run() -> str:
     """Audit one training run of a classifier of digits."""
     began = time.perf_counter()
-    problem = make_workload("digits", 4, partition="iid")
+    problem = Workload("digits", partition="iid").build(4)
     budget = PrivacyBudget(
         EPSILON,
         DELTA,

@@ -148,7 +148,7 @@ def _audit_one_run(
 
     report = audit_training(
         plan,
-        learn.make_workload(training.task, plan.num_agents, partition="iid"),
+        learn.Workload(training.task, partition="iid").build(plan.num_agents),
         schedule=learn.make_schedule(_STEP_SIZE),
         num_canaries=training.canaries,
         view=view,
