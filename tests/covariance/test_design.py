@@ -387,11 +387,6 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
             lambda: design(load_network("ring:6", mixing="gossip"), 1.0),
             "objective must be given with a precision cap",
         ),
-        (lambda: paper_design(np.eye(3), 1.0, None), "mechanism"),  # type: ignore[arg-type]
-        (lambda: paper_design(np.eye(3), 1.0, Corn), "mechanism"),  # type: ignore[arg-type]
-        (lambda: design(np.eye(3), 1.0, objective="one step"), "objective"),  # type: ignore[arg-type]
-        (lambda: design(np.eye(3), 1.0, objective=Horizon), "objective"),  # type: ignore[arg-type]
-        (lambda: design(np.eye(3), 1.0, objective=Horizon(), threat=1), "threat"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, named: str) -> None:

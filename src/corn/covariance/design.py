@@ -298,7 +298,6 @@ def design(
     """
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
-    _require_records(mechanism, objective, threat)
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     # One step is no default: noise designed for it accumulates to several times the optimum.
@@ -468,26 +467,6 @@ def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
         return network.step_matrix, network.graph
     W = as_square_matrix(network, name="network")
     return W, graph_of(W)
-
-
-def _require_records(mechanism: object, objective: object, threat: object) -> None:
-    """Raise for names and numbers in the place of records, before a solver trips over them."""
-    # Any class may be a mechanism, known by its methods. ``Corn`` for ``Corn()`` has them too.
-    require(
-        hasattr(mechanism, "solve") and not isinstance(mechanism, type),
-        "mechanism",
-        f"one of {', '.join(MECHANISMS)}, or a record such as Corn()",
-        repr(mechanism),
-    )
-    is_objective = objective is None or isinstance(objective, Horizon)
-    require(is_objective, "objective", "a Horizon, such as Horizon(100)", repr(objective))
-    require(
-        threat is None or isinstance(threat, ThreatModel),
-        "threat",
-        "a ThreatModel",
-        repr(threat),
-        advice="ThreatModel(1) is one insider, EAVESDROPPER none",
-    )
 
 
 def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:
