@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -253,7 +253,7 @@ def audit_plan(
         problems += checked.problems
     # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
-        chosen = {"seed": settings.seed, "program": program, "alpha": alpha}
+        chosen: dict[str, Any] = {"seed": settings.seed, "program": program, "alpha": alpha}
         problems += check_sampler(query_of(plan, victim), **chosen)
         problems += check_bits(plan, victim, **chosen)
     return AuditReport(
