@@ -703,7 +703,9 @@ class Recovery:
         # One limit for all that is skipped: a neighbour could send old messages for ever.
         deadline = began + self._exchange.patience
         while True:
-            found = self._exchange.receive(peer, check, since=began, deadline=deadline)
+            found = self._exchange.receive(
+                peer, check, in_pieces=True, since=began, deadline=deadline
+            )
             if found.header.attempt > self.attempt:
                 self._membership.merge(found.header.news)
                 self._exchange.put_back(peer, found)
