@@ -580,8 +580,8 @@ class StepReleases:
     are summed exactly, ``values`` is their average, and has one row in place of n.
 
     Args:
-        noise: The noise of all methods; None for none.
-        method_of: The place of each trial's method in the noise, shape (trials,).
+        noise: The noise of all mechanisms; None for none.
+        mechanism_of: The place of each trial's mechanism in the noise, shape (trials,).
         grid: γ of each trial, shape (trials, 1).
         models: All models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
         num_agents: n, the number of agents.
@@ -592,15 +592,15 @@ class StepReleases:
         self,
         noise: StepNoise | None,
         *,
-        method_of: Tensor,
+        mechanism_of: Tensor,
         grid: Tensor,
         models: Tensor,
         num_agents: int,
         is_sum: bool,
     ) -> None:
         self._source = noise
-        self._method_of = method_of
-        self._is_regular = _is_regular(method_of.tolist())
+        self._mechanism_of = mechanism_of
+        self._is_regular = _is_regular(mechanism_of.tolist())
         self._grid = grid
         self._num_agents = num_agents
         self._is_sum = is_sum
@@ -616,7 +616,7 @@ class StepReleases:
             self._total = torch.zeros_like(self._total, dtype=torch.int64)
 
     def begin(self, step: int) -> None:
-        """Draw the noise of a step, shape (seeds, agents, methods, d), and its public offset."""
+        """Draw the noise of a step, shape (seeds, agents, mechanisms, d), and its public offset."""
         self.noise = None if self._source is None else self._source.draw(step)
         if isinstance(self._source, KeyedNoise):
             self._offset = self._source.draw_offset(step)
@@ -639,7 +639,7 @@ class StepReleases:
             return
         seed_of = self.seeds_of(cells)
         if self._sums_integers and noise is not None:
-            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._method_of)
+            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._mechanism_of)
             offset = None if self._offset is None else self._offset[seed_of]
             values = release_integers(found.values, factors, own, self._grid, offset)
         else:
@@ -654,13 +654,13 @@ class StepReleases:
         elif self._is_sum:
             self.values.div_(self._num_agents)
         if self.noise is not None and isinstance(self._source, AverageNoise):
-            self.values.add_(self.noise.index_select(2, self._method_of))
+            self.values.add_(self.noise.index_select(2, self._mechanism_of))
         return self.values
 
     def _add_noise(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
-        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
+        ``noise`` has shape (cells, mechanisms, d): the trials of a mechanism share its noise.
         """
         # Clipping factors are applied together with the noise: product, sum and rounding are one
         # operation, for an agent and for a simulation alike.
@@ -668,15 +668,15 @@ class StepReleases:
         if noise is None:
             return gradients * factors
         if not self._is_regular:
-            own = noise.index_select(1, self._method_of)
+            own = noise.index_select(1, self._mechanism_of)
             return release(gradients, factors, own, self._grid)
-        # The trials of a method are adjacent, so its noise is broadcast, not copied.
-        cells, methods, d = noise.shape
+        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
+        cells, mechanisms, d = noise.shape
         released = release(
-            gradients.view(cells, methods, -1, d),
-            factors.view(cells, methods, -1, 1),
+            gradients.view(cells, mechanisms, -1, d),
+            factors.view(cells, mechanisms, -1, 1),
             noise.unsqueeze(2),
-            self._grid.view(methods, -1, 1),
+            self._grid.view(mechanisms, -1, 1),
         )
         return released.view(gradients.shape)
 
