@@ -43,6 +43,7 @@ from corn.noise.choices import SecretChoices
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
+    Offset,
     choose_bits,
     draw_mask,
     draw_offset,
@@ -164,7 +165,7 @@ class Program:
     make_messages: Callable[..., Tensor] = make_messages
     choose_bits: Callable[..., MaskBits] = choose_bits
     draw_mask: Callable[..., MaskWords] = draw_mask
-    draw_offset: Callable[[bytes, int, int], FloatArray] = draw_offset
+    draw_offset: Callable[[bytes, int, int], Offset] = draw_offset
     make_masked_messages: Callable[..., MaskWords] = make_masked_messages
     read_average: Callable[..., FloatArray] = read_average
 
@@ -220,7 +221,7 @@ class NoiseRecord:
         return self._draw_masks([SecureSource(own) for own in self.keys])
 
     @cached_property
-    def offsets(self) -> FloatArray:
+    def offsets(self) -> Offset:
         """The public offsets of the grid, shape (releases, size); zeros without masks."""
         if not self._plan.decomposition.is_masked:
             return np.zeros((len(self.releases), self.size))
@@ -381,9 +382,17 @@ class _KnownWords:
     def __init__(self, keys: Keys) -> None:
         self._keys, self._source = keys, SecureSource(keys)
 
-    def add_words(self, out: MaskWords, address: StreamAddress, *, subtracts: bool) -> None:
-        if address.owner in self._keys:
-            self._source.add_words(out, address, subtracts=subtracts)
+    def fill_masks(
+        self,
+        out: MaskWords,
+        added: Sequence[StreamAddress],
+        subtracted: Sequence[StreamAddress],
+    ) -> None:
+        known = (
+            [address for address in addresses if address.owner in self._keys]
+            for addresses in (added, subtracted)
+        )
+        self._source.fill_masks(out, *known)
 
 
 def _secret(seed: int, *purpose: str | int) -> Secret:
