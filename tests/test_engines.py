@@ -42,7 +42,13 @@ def agents(plan: Plan, tmp_path: Path) -> list[AgentRelease]:
 @pytest.fixture
 def rounds(agents: list[AgentRelease], tmp_path: Path) -> SumRounds:
     assert agents
-    return SumRounds(load_roster(tmp_path / "roster.json"), wait=1.0)
+    return SumRounds(load_roster(tmp_path / "roster.json"), wait=60.0)
+
+
+@pytest.fixture
+def impatient(agents: list[AgentRelease], tmp_path: Path) -> SumRounds:
+    assert agents
+    return SumRounds(load_roster(tmp_path / "roster.json"), wait=2.0)
 
 
 def gradient(value: float) -> ClippedGradients:
@@ -95,31 +101,31 @@ def test_all_agents_get_the_same_average_with_the_noise_of_the_plan(
 
 
 def test_a_sum_without_an_agent_begins_after_the_wait_and_then_at_once(
-    agents: list[AgentRelease], rounds: SumRounds
+    agents: list[AgentRelease], impatient: SumRounds
 ) -> None:
-    first, second, third = run_all(agents[:3], honest(rounds))
+    first, second, third = run_all(agents[:3], honest(impatient))
     assert first is not None
     assert np.array_equal(first, second)
     assert np.array_equal(first, third)
     # The absent agent is not awaited again. It may come back, and is awaited in the sum after.
     began = time.monotonic()
-    run_all(agents[:3], honest(rounds), at(1))
-    assert time.monotonic() - began < 0.9
-    (late,) = run_all(agents[3:], honest(rounds), at(1))
+    run_all(agents[:3], honest(impatient), at(1))
+    assert time.monotonic() - began < 1.9
+    (late,) = run_all(agents[3:], honest(impatient), at(1))
     assert late is None
     assert agents[3].introduce()[1] == BUDGET.num_steps
-    back = run_all(agents, honest(rounds), at(2))
+    back = run_all(agents, honest(impatient), at(2))
     assert all(np.array_equal(each, back[0]) for each in back)
 
 
 def test_an_agent_that_is_lost_on_the_way_makes_the_sum_void_for_all(
-    agents: list[AgentRelease], rounds: SumRounds
+    agents: list[AgentRelease], impatient: SumRounds
 ) -> None:
     def ask(agent: int) -> Ask:
         def send(request: dict[str, Any]) -> Mapping[str, Any] | None:
             if agent == 3 and "integers" in request:
                 return None
-            return rounds.answer(request, f"site-{agent}")
+            return impatient.answer(request, f"site-{agent}")
 
         return send
 
@@ -127,14 +133,14 @@ def test_an_agent_that_is_lost_on_the_way_makes_the_sum_void_for_all(
     assert others == [None, None, None]
     assert isinstance(lost, CornError)
     # The next sum is of the others, without a wait for the lost agent.
-    averages = run_all(agents[:3], honest(rounds))
+    averages = run_all(agents[:3], honest(impatient))
     assert all(np.array_equal(each, averages[0]) for each in averages)
 
 
 def test_agents_with_different_models_are_never_in_one_sum(
-    agents: list[AgentRelease], rounds: SumRounds
+    agents: list[AgentRelease], impatient: SumRounds
 ) -> None:
-    found = run_all(agents, honest(rounds), {0: b"a" * 32, 1: b"a" * 32, 2: b"b" * 32})
+    found = run_all(agents, honest(impatient), {0: b"a" * 32, 1: b"a" * 32, 2: b"b" * 32})
     assert np.array_equal(found[0], found[1])
     assert isinstance(found[2], CornError)
     assert isinstance(found[3], CornError)
@@ -229,7 +235,7 @@ def test_an_unreachable_server_is_asked_again_and_then_given_up(
 def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Path) -> None:
     make_keys(tmp_path, 3)
     budget = PrivacyBudget(
-        500, 1e-5, num_steps=3, clip=0.05, unit="sample", batch_size=20, samples_per_agent=20
+        50, 1e-5, num_steps=3, clip=0.05, unit="sample", batch_size=20, samples_per_agent=20
     )
     plan = make_plan(load_network("star:3", mixing="sum"), budget)
     rounds = SumRounds(load_roster(tmp_path / "roster.json"), wait=5.0)
@@ -251,7 +257,7 @@ def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Pa
         for x, y in zip(inputs, targets, strict=True):
             weight = parameters[:8].view(2, 4).clone().requires_grad_()
             bias = parameters[8:].clone().requires_grad_()
-            nn.functional.cross_entropy(weight @ x + bias, y).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(weight @ x + bias, y))
             assert weight.grad is not None
             assert bias.grad is not None
             own = torch.cat([weight.grad.view(-1), bias.grad])
@@ -265,12 +271,12 @@ def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Pa
                 pool.submit(own.take, model, step=step, ask=honest(rounds)(k), wait=5.0)
                 for k, (own, model) in enumerate(zip(steps, models, strict=True))
             ]
-            moved = [call.result() for call in calls]
+            moved = [each for call in calls if (each := call.result()) is not None]
+        assert len(moved) == 3
         target = expected(models[0])
         for each in moved:
-            assert each is not None
             assert torch.equal(each, moved[0])
-            torch.testing.assert_close(each, target, atol=1e-3, rtol=0)
+            torch.testing.assert_close(each, target, atol=3e-3, rtol=0)
         models = moved
 
 
