@@ -308,7 +308,7 @@ def run_rank(rank: int, folder: str, plan: Plan) -> None:
 @pytest.mark.slow
 def test_ranks_of_a_cluster_add_up_by_all_reduce(plan: Plan, tmp_path: Path) -> None:
     make_keys(tmp_path, N)
-    mp.spawn(run_rank, (str(tmp_path), plan), nprocs=N)  # type: ignore[no-untyped-call]
+    mp.spawn(run_rank, (str(tmp_path), plan), nprocs=N)  # type: ignore[attr-defined, no-untyped-call]
     first, *others = (np.load(tmp_path / f"average-{rank}.npy") for rank in range(N))
     assert first.shape == (2, D)
     assert all(np.array_equal(first, other) for other in others)
