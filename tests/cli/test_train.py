@@ -357,7 +357,7 @@ def test_weights_that_never_agree_are_noted(corn: Runner, tmp_path: Path) -> Non
     np.save(tmp_path / "W.npy", (np.roll(np.eye(4), 1, 0) + np.roll(np.eye(4), -1, 0)) / 2)
     arguments = ["--graph", tmp_path / "W.npy", "--steps", 10]
     outcome = corn("plan", *arguments, "--out", tmp_path / "p.corn", "--json")
-    assert "κ = inf is above" in outcome.stderr
+    assert "agents never agree with these weights" in outcome.stderr
     assert json.loads(outcome.stdout)["cooldown_steps"] == 0
 
 

@@ -46,7 +46,6 @@ from corn.cli.output import (
 )
 from corn.cli.records import read_configuration
 from corn.covariance import ThreatModel
-from corn.covariance.objective import momentum_of
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES, usual_schedule
 from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
@@ -196,7 +195,7 @@ def train(
         # runs.
         seeds=tuple(range(runs)),
         cooldown_steps=cooldown_steps,
-        momentum=momentum_of(objective) if factory is None else 0.0,
+        momentum=objective.momentum if factory is None else 0.0,
         optimizer=factory,
         dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic, rehearse=rehearse),
         device=device,

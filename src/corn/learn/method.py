@@ -20,7 +20,6 @@ from corn.covariance import (
     Design,
     Horizon,
     MechanismName,
-    Objective,
     ThreatModel,
     design,
     read_mechanism,
@@ -335,7 +334,7 @@ def make_methods(
     network: Network,
     budget: PrivacyBudget,
     *,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None = None,
 ) -> list[Method]:
     """Make methods for the mechanisms named, each designed for the budget under one objective.
@@ -371,7 +370,7 @@ def _make_method(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method:
     if name == "unclipped":
@@ -399,7 +398,7 @@ def _design_at_scale(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method | None:
     """Make a method without matrices of n × n numbers, if the network is large and it can be."""

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from corn.covariance import (
     Decomposition,
     Design,
-    Objective,
+    Horizon,
     ThreatModel,
     default_objective,
     design,
 )
-from corn.covariance.objective import momentum_of
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial, make_methods
 from corn.learn.metrics import Result
@@ -245,7 +244,7 @@ def compare(
     schedule: ScheduleName = "constant",
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
-    objective: Objective | None = None,
+    objective: Horizon | None = None,
     threat: ThreatModel | None = None,
     device: str = "cpu",
     **options: Any,
@@ -303,7 +302,7 @@ def compare(
         # mixing is free”).
         cooldown_steps=choose_cooldown(chosen, budget.num_steps),
         # The momentum that the designs count on: trained with another, they would be suboptimal.
-        momentum=momentum_of(target),
+        momentum=target.momentum,
         device=device,
     )
     return tune(
