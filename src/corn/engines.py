@@ -569,7 +569,7 @@ class GradientSteps:
         own: This agent's releases.
         task: The model and its training loss.
         dataset: This agent's samples.
-        step_size: The step size, or learning rate.
+        step_size: The step size, or learning rate; 0 where somebody else takes the steps.
         batch_size: The samples of a mini-batch, unless the plan has their number; None for all.
     """
 
@@ -579,7 +579,7 @@ class GradientSteps:
         task: Task,
         dataset: DataSource,
         *,
-        step_size: float,
+        step_size: float = 0.0,
         batch_size: int | None = None,
     ) -> None:
         budget = own.plan.budget.of_agent(own.agent)
@@ -602,6 +602,16 @@ class GradientSteps:
         self._memory: Tensor | None = None
         self._num_drawn = 0
 
+    @torch.no_grad()
+    def differentiate(self, parameters: Tensor) -> ClippedGradients:
+        """Return the gradient of a new batch at a model, shape (d,), clipped for the unit."""
+        model = parameters.to(self._dtype).view(1, 1, -1)
+        batch = self._batches.draw(self._num_drawn).take(0)
+        self._num_drawn += 1
+        return compute_gradients(
+            self._task, model, batch, self._clip, clips_samples=self._is_sample
+        )
+
     def take(
         self,
         parameters: Tensor,
@@ -615,12 +625,7 @@ class GradientSteps:
         ``step`` is its number from 0; see ``sum_releases`` for the others.
         """
         model = parameters.to(self._dtype)
-        batch = self._batches.draw(self._num_drawn).take(0)
-        self._num_drawn += 1
-        with torch.no_grad():
-            clipped = compute_gradients(
-                self._task, model.view(1, 1, -1), batch, self._clip, clips_samples=self._is_sample
-            )
+        clipped = self.differentiate(model)
         state = hashlib.sha256(encode_fields("step", step))
         state.update(model.numpy().data)
         average = sum_releases(self._own, clipped, model=state.digest(), ask=ask, wait=wait)
