@@ -57,12 +57,8 @@ _MODEL_VALUES_AT_ONCE = 1 << 20
 class Simulation:
     """Models of all agents in all runs, and the step that updates them.
 
-    Args:
-        task: the model and its loss.
-        data: every agent's samples, prepared for the task, in the settings' type and device.
-        network: the agents and their mixing matrix.
-        trials: methods with step-size schedules; those that clip must agree on unit and batch.
-        settings: steps, batches, seeds, mixing, precision and device.
+    ``data`` is prepared for the task, in the settings' type and device. Trials that clip must agree
+    on unit and batch.
     """
 
     def __init__(
@@ -74,7 +70,9 @@ class Simulation:
         *,
         settings: SweepSettings,
     ) -> None:
-        self._task, self._trials, self._settings = task, tuple(trials), settings
+        self._task = task
+        self._trials = tuple(trials)
+        self._settings = settings
         queries = _check_trials(self._trials, data, network, settings)
         # Everything that a release needs is checked before the first gradient is computed: an error
         # that depended on a gradient would reveal it.
@@ -91,9 +89,12 @@ class Simulation:
         else:
             options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
             self._samplers = [make_sampler(data, queries, **options)]
-        self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
+        # With exact sums there is one model for all agents, and nothing to mix.
+        self._mixer = None
+        if not self._is_sum:
+            self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
@@ -187,6 +188,8 @@ class Simulation:
         eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
+        if self._mixer is None:
+            return torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
         # W acts on agents alone, so trials and parameters are one axis to it.
@@ -245,6 +248,8 @@ class Simulation:
     @torch.no_grad()
     def cool_down(self) -> None:
         """Mix without new gradients, for the settings' number of steps."""
+        if self._mixer is None:
+            return
         shape = self.parameters.shape
         # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
         # leaves them as they are, up to rounding.
