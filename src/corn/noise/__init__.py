@@ -18,7 +18,7 @@ from corn.noise.ledger import (
     read_history,
     read_ledger,
 )
-from corn.noise.normals import find_compiled
+from corn.noise.normals import load_compiled
 from corn.noise.roster import (
     Roster,
     load_roster,
@@ -69,9 +69,9 @@ __all__ = [
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
-    "find_compiled",
     "generate_identity",
     "list_used_plans",
+    "load_compiled",
     "load_identity",
     "load_roster",
     "open_seed",
