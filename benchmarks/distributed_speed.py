@@ -151,8 +151,6 @@ class PlainSumStep(PlainHalfStep):
 class NoReturns:
     """Nobody comes back."""
 
-    to_dial: frozenset[int] = frozenset()
-
     def serve(self, *_: object) -> None:
         """There are no requests."""
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import corn
 from corn.covariance import ThreatModel
-from corn.distributed import RunSettings, recovery
+from corn.distributed import RunSettings, rounds
 from corn.distributed.keyring import find_terms, make_keys
 from corn.distributed.own_loop import AgentTurns, make_private
 from corn.distributed.recovery import replan
@@ -242,7 +242,7 @@ def test_epsilon_after_a_new_plan_for_survivors(
         made[args[1]] = options["steps_left"], again
         return again
 
-    monkeypatch.setattr(recovery, "replan", record)
+    monkeypatch.setattr(rounds, "replan", record)
 
     def run(rendezvous: Rendezvous) -> float:
         model = own_models[rendezvous.agent]

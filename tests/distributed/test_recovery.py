@@ -15,10 +15,10 @@ from torch import Tensor
 
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import NoiseShare, make_keys
-from corn.distributed.messages import Header, StopReason
+from corn.distributed.messages import Header
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.results import AgentResult, RunStatus
+from corn.distributed.results import AgentResult, RunStatus, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, list_checkpoints, read_model
 from corn.distributed.summing import DOWN, UP
@@ -85,13 +85,13 @@ def test_all_stop_at_the_same_step_where_losses_stop_a_run_and_resume_from_there
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(ROOT, 22)])
     left = finished(results)
     assert set(left) == set(range(6)) - {ROOT}
-    # If the root died before anybody had the total of the step before, that step is void too.
+    # If the root died before anybody had the total of the step before, the next one never began.
     last = left[min(left)].num_steps
-    assert last in (21, 22)
+    assert last in (22, 23)
     for own in left.values():
         assert (own.status, own.num_steps) == (RunStatus.INTERRUPTED, last)
         assert (own.stop.agent, own.stop.reason) == (ROOT, StopReason.LOSS)
-        # Nobody applied this step, so a run that resumes begins with it.
+        # A run that resumes goes on after the void step.
         assert last in list_checkpoints(Folders.of_run(tmp_path).of_agent(own.agent).private)
     assert len(read_models(tmp_path, left, last)) == 1
     results = run_processes(PLAN, tmp_path, replace(settings, resume=True))
@@ -286,4 +286,5 @@ def test_wherever_agents_die_survivors_agree(
     for part in nx.connected_components(graph):
         ends = {(o.num_steps, o.parameters.numpy().tobytes()) for o in left if o.agent in part}
         assert len(ends) == 1
-        assert next(iter(ends))[0] == 8
+        # An agent that is alone stops.
+        assert next(iter(ends))[0] == 8 or len(part) == 1

@@ -2,7 +2,8 @@
 
 A step has one message up and one down over each link of the tree. Messages are integers modulo 2^B,
 so that all agents get the same total in whatever order messages arrive. Headers carry news, and a
-digest of the sender's model: all agents hold the same model, and a parent compares.
+digest of the sender's model: all agents hold the same model, and a parent gives up the link to a
+child that has another.
 
 A step needs all agents. Where a neighbour of the tree is lost, or calls for a recovery, the sum is
 given up (``corn.distributed.recovery``).
@@ -23,7 +24,7 @@ from corn.distributed.membership import Membership
 from corn.distributed.messages import PREFIX_BYTES, Header, check_header
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
-from corn.transport import LinkError
+from corn.transport import Dropout, LinkError
 
 UP, DOWN = 0, 1
 """The numbers of a step's two messages, in the place of mixing rounds."""
@@ -35,15 +36,11 @@ class SumOutcome:
 
     Attributes:
         total: the sum of all agents, modulo 2^B; None if it was given up.
-        dropouts: the neighbour that is lost, and how.
-        caller: the neighbour that called for a recovery.
-        others: the children whose model is not this agent's.
+        dropouts: the neighbours that are lost, and how; none if one called for a recovery.
     """
 
     total: Tensor | None = None
     dropouts: Mapping[int, LinkError] = field(default_factory=dict)
-    caller: int | None = None
-    others: tuple[int, ...] = ()
 
 
 class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
@@ -93,15 +90,16 @@ class TreeSum:
         self, total: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
     ) -> Tensor:
         self._exchange.recycle()
-        others = []
+        others = {}
         for child in self._children:
             expected = make_header(UP)
             found = self._receive(child, expected)
             if found.header.model != expected.model:
-                others.append(child)
+                self._exchange.drop(child)
+                others[child] = LinkError(f"agent {child} has another model", Dropout.DIFFERENT)
             total += found.parameters
         if others:
-            raise _Stopped(SumOutcome(others=tuple(others)))
+            raise _Stopped(SumOutcome(dropouts=others))
         if self._parent is not None:
             # With the news of all agents below this one.
             self._exchange.send([self._parent], make_header(UP), total)
@@ -115,8 +113,9 @@ class TreeSum:
 
     def _receive(self, peer: int, expected: Header) -> Received:
         def check(header: Header) -> None:
-            # A call for a recovery is checked there.
-            if not header.attempt:
+            if header.attempt:
+                self._exchange.check_call(header)
+            else:
                 check_header(header, expected)
 
         try:
@@ -127,7 +126,7 @@ class TreeSum:
         self._membership.merge(found.header.news)
         if found.header.attempt:
             self._exchange.put_back(peer, found)
-            raise _Stopped(SumOutcome(caller=peer))
+            raise _Stopped(SumOutcome())
         return found
 
 

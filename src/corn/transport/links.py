@@ -38,6 +38,7 @@ class Dropout(StrEnum):
     STALLED = "stalled"
     TAMPERED = "tampered"
     MISBEHAVED = "misbehaved"
+    DIFFERENT = "different"
 
 
 class LinkError(PublicError):
@@ -88,6 +89,11 @@ class Link:
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
         self._receiver.start()
         threading.Thread(target=self._send_all, daemon=True).start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``receive`` would return or raise at once."""
+        return bool(self._arrived) or self._fault is not None
 
     @property
     def traffic(self) -> Traffic:
@@ -177,9 +183,6 @@ class Link:
 
     def _has_room(self) -> bool:
         return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
-
-    def _is_ready(self) -> bool:
-        return bool(self._arrived) or self._fault is not None
 
     def _receive_all(self) -> None:
         try:
