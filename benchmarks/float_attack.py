@@ -29,6 +29,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +44,7 @@ from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.audit.recording import AgentPool
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
+from corn.distributed.keyring import RehearsalLedger
 from corn.learn.batches import SeededChoices
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
@@ -52,6 +55,7 @@ from corn.threads import limit_threads
 from tests.oracles.deployed_release import (
     NONCE,
     Floats,
+    GivenNoise,
     Observer,
     OwnReleases,
     Release,
@@ -358,15 +362,16 @@ def find_candidates(
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
         own = select_agents(problem, [VICTIM])
-        work = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
-        # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
-        half, _ = work.half_step.take(
-            work.start,
-            torch.zeros(len(work.start)).double(),
-            number=0,
-            step_size=1.0,
-            grid=2.0**-60,
+        keyring: Any = SimpleNamespace(
+            make_choices=lambda _: SeededChoices(0), ledger=RehearsalLedger(1, bytes(32))
         )
+        work = prepare_work(plan, VICTIM, settings, own, keyring)
+        stepper = work.stepper
+        # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
+        silence: Any = GivenNoise(torch.zeros(len(work.start)).double(), 2.0**-60)
+        stepper.begin(0, silence, work.start)
+        stepper.differentiate(own.task)
+        half = stepper.release_half_step(step_size=1.0)
         found.append((work.start - half).double().numpy())
     return (found[0], found[1]), work.start.double().numpy()
 

@@ -39,7 +39,7 @@ from torch.utils.data import TensorDataset
 from corn.covariance import Horizon
 from corn.distributed import Reports, RunSettings, rounds, run_agent
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import DrawnNoise, NoiseShare, find_credentials, make_keys
+from corn.distributed.keyring import find_credentials, make_keys
 from corn.distributed.messages import Header
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
@@ -50,7 +50,9 @@ from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
 from corn.distributed.summing import digest_model
 from corn.learn import Constant
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
+from corn.learn.step import AgentStepper
 from corn.learn.sweep import Interruption
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
@@ -125,17 +127,14 @@ class Record:
 def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[None]:
     """Inject faults, and record every release and every model."""
     send, start = Exchange.send, Exchange.start
-    take, finish, reserve = (
-        NoiseShare.take,
-        TrainingRounds._finish_step,
-        TrainingRounds._reserve,
-    )
+    take, finish = NoiseShare.take, TrainingRounds._finish_step
+    begin = TrainingRounds._begin
 
-    def note_plan(self: TrainingRounds) -> int:
+    def note_plan(self: TrainingRounds) -> Iterator[AgentStepper]:
         with record.lock:
             found = record.plans.setdefault(self.step, {})
             found[_HERE.agent] = self._active.prefix, self._active.members
-        return reserve(self)
+        return begin(self)
 
     def draw(self: NoiseShare, step: int) -> DrawnNoise:
         # A step takes a moment while somebody is to return, so that the run does not end before.
@@ -194,7 +193,7 @@ def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[No
     with (
         mock.patch.object(NoiseShare, "take", draw),
         mock.patch.object(TrainingRounds, "_finish_step", note),
-        mock.patch.object(TrainingRounds, "_reserve", note_plan),
+        mock.patch.object(TrainingRounds, "_begin", note_plan),
         mock.patch.object(rounds, "_SECONDS_TO_GATHER", 0.05),
         mock.patch.object(Exchange, "send", disturb),
         mock.patch.object(Exchange, "start", disturb_gossip),

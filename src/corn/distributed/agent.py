@@ -6,7 +6,8 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from corn.distributed.entry import AgreedRun, Entry, Work, begin_run, return_to_run
-from corn.distributed.half_step import CellBatches, HalfStep, UpdateRule
 from corn.distributed.handshake import Hello, announcing_failure, check_plan
 from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
 from corn.distributed.keyring import Keyring, find_credentials, open_keyring
+from corn.distributed.messages import ProtocolError
 from corn.distributed.planning import find_plan
+from corn.distributed.public_state import LAST_TOTAL
 from corn.distributed.rejoin import load_addresses
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
 from corn.distributed.requirements import ReleaseTotal, Requirements, compose_total
@@ -34,10 +36,10 @@ from corn.distributed.storage import (
     make_folders,
     read_rows,
 )
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     BatchSampler,
-    Choices,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
@@ -45,6 +47,7 @@ from corn.learn.batches import (
 from corn.learn.metrics import Row
 from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
@@ -107,7 +110,7 @@ def run_agent(
             AgentData.from_parts([read_samples(dataset)]),
             {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
-    return run_problem(
+    steps = run_steps(
         plan,
         own,
         rendezvous=rendezvous,
@@ -117,6 +120,7 @@ def run_agent(
         requirements=requirements,
         rejoins=rejoins,
     )
+    return run_to_end(steps, own.task, rendezvous.agent)
 
 
 def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
@@ -136,7 +140,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         # A simulation draws one batch for all agents from one generator. An agent can repeat its
         # part of that only with the data of all.
         cohort = workload.build(num_agents).data if settings.is_rehearsal else None
-    result = run_problem(
+    steps = run_steps(
         plan,
         problem,
         rendezvous=rendezvous,
@@ -148,7 +152,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         data=config.workload.describe(problem),
         rejoins=config.rejoins,
     )
-    return plan, result
+    return plan, run_to_end(steps, problem.task, rendezvous.agent)
 
 
 def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
@@ -174,7 +178,22 @@ def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     )
 
 
-def run_problem(
+def run_to_end(
+    steps: Generator[AgentStepper, None, AgentResult], task: Task, agent: int
+) -> AgentResult:
+    """Compute the gradient of every step; return the agent's result."""
+    with closing(steps):
+        while True:
+            try:
+                stepper = next(steps)
+            except StopIteration as end:
+                result: AgentResult = end.value
+                return result
+            with naming_agent(agent):
+                stepper.differentiate(task)
+
+
+def run_steps(
     plan: Plan,
     problem: TrainingProblem,
     *,
@@ -187,9 +206,10 @@ def run_problem(
     data: str = "",
     rejoins: bool = False,
     update: UpdateRule | None = None,
-) -> AgentResult:
-    """Run one agent of a plan on a problem with its own data.
+) -> Generator[AgentStepper, None, AgentResult]:
+    """Run one agent of a plan on a problem with its own data, and return its result.
 
+    Each step yields the stepper once the step has begun: the caller has it compute the gradient.
     ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
     partitioned, on which all must agree. With ``rejoins`` the agent joins a run under way.
     ``update`` turns a release into the half step, in place of step sizes and momentum. The other
@@ -222,9 +242,8 @@ def run_problem(
             num_releases = plan.budget.num_steps - keyring.ledger.remaining
             if reports.on_ledger is not None:
                 reports.on_ledger(keyring.ledger)
-            choices = keyring.make_choices(digest_data(plan, agent, problem))
             work = prepare_work(
-                plan, agent, settings, problem, choices, cohort=cohort, update=update
+                plan, agent, settings, problem, keyring, cohort=cohort, update=update
             )
             steps: set[int] = set()
             if folders is not None:
@@ -260,7 +279,7 @@ def run_problem(
                 run, entry = begin_run(run, rendezvous, check_total)
             stack.callback(entry.close)
         with naming_agent(agent):
-            return train_agent(run, entry, reports)
+            return (yield from train_agent(run, entry, reports))
 
 
 def _check_total(
@@ -298,15 +317,15 @@ def prepare_work(
     agent: int,
     settings: RunSettings,
     problem: TrainingProblem,
-    choices: Choices,
+    keyring: Keyring,
     *,
     cohort: AgentData | None = None,
     update: UpdateRule | None = None,
 ) -> Work:
     """Prepare an agent's data and initial model.
 
-    ``choices`` are the agent's own. ``cohort`` has the data of all agents, for a rehearsal that
-    draws a simulation's batches. ``update`` is that of :func:`run_problem`.
+    ``cohort`` has the data of all agents, for a rehearsal that draws a simulation's batches.
+    ``update`` is that of :func:`run_steps`.
     """
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
@@ -315,6 +334,7 @@ def prepare_work(
     sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
     data, parts = problem.place(sweep)
     query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
+    choices = keyring.make_choices(digest_data(plan, agent, problem))
     cell = 0
     if not settings.is_rehearsal:
         sampler = BatchSampler.of_agent(query, data, [choices], batch_size=size)
@@ -329,10 +349,12 @@ def prepare_work(
     notes = problem.private_notes + tuple(note for note in found if note is not None)
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
     return Work(
-        half_step=HalfStep(
-            problem.task,
-            CellBatches(sampler, cell),
+        stepper=AgentStepper(
             query,
+            keyring.ledger.reserve,
+            sampler,
+            cell=cell,
+            num_parameters=problem.task.num_parameters,
             # A caller's own rule takes the place of momentum: both would smooth twice.
             momentum=plan.momentum if update is None else 0.0,
             update=update,
@@ -378,7 +400,9 @@ def make_hello(
     )
 
 
-def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
+def train_agent(
+    run: AgreedRun, entry: Entry, reports: Reports
+) -> Generator[AgentStepper, None, AgentResult]:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
     exchange = entry.exchange
@@ -392,7 +416,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         account=ReleaseAccount(plan.budget.of_agent(run.agent), ledger.precision),
         folders=run.folders,
         count_releases=lambda: plan.budget.num_steps - ledger.remaining,
-        read_memory=lambda: run.work.half_step.memory,
+        read_memory=lambda: run.work.stepper.memory,
         count_bytes=exchange.count_bytes,
         reports=reports,
     )
@@ -407,11 +431,10 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         settings,
         agent=run.agent,
         activate=run.activate,
-        half_step=run.work.half_step,
+        stepper=run.work.stepper,
         exchange=exchange,
         returns=entry.returns,
         membership=entry.membership,
-        ledger=ledger,
         journal=journal,
         first_step=run.first_step,
         last_step=run.last_step,
@@ -424,7 +447,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
     # A caller that gave an interruption catches signals itself, and would miss those caught here.
     given = reports.interruption
     with catch_interruption() if given is None else nullcontext(given) as interruption:
-        rounds.run(interruption)
+        yield from rounds.run(interruption)
     missing = rounds.lost.keys() | rounds.cut_links.keys()
     status = judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing)
     journal.record_end(rounds.step, rounds.parameters, status)
@@ -457,14 +480,18 @@ def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
         # An agent that returns begins with its sponsor's model, and keeps its own measurements.
         journal.note(f"took part again from step {step} on, with the model of a neighbour")
         rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        run.work.half_step.restore(run.admission.state)
+        state = {name: own for name, own in run.admission.state.items() if name != LAST_TOTAL}
+        try:
+            run.work.stepper.restore(state)
+        except InvalidArgumentError as error:
+            raise ProtocolError(f"a neighbour sent a state that does not fit: {error}") from error
         return run.admission.parameters.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
         return run.work.start.clone(), []
     checkpoint = checkpoints_of(folders, run.plan, run.agent, run.settings).load(step)
-    run.work.half_step.memory = checkpoint.memory
+    run.work.stepper.memory = checkpoint.memory
     return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
 

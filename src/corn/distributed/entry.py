@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import HalfStep
 from corn.distributed.handshake import (
     Agreement,
     Hello,
@@ -20,7 +19,7 @@ from corn.distributed.handshake import (
     shake_hands,
 )
 from corn.distributed.journal import EvaluationData
-from corn.distributed.keyring import Keyring, NoiseShare, share_group_seeds
+from corn.distributed.keyring import Keyring, share_group_seeds
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
 from corn.distributed.recovery import ActivePlan
@@ -39,6 +38,8 @@ from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.summing import integer_type
 from corn.errors import InvalidArgumentError
+from corn.learn.perturbation import NoiseShare
+from corn.learn.step import AgentStepper
 from corn.plan import Plan
 from corn.transport import (
     Link,
@@ -50,9 +51,9 @@ from corn.transport import (
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """An agent's task: the half step, the data to measure on, and the initial model."""
+    """An agent's task: its steps, the data to measure on, and the initial model."""
 
-    half_step: HalfStep
+    stepper: AgentStepper
     data: EvaluationData
     start: Tensor
 

@@ -39,10 +39,10 @@ from torch import Tensor
 
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.keyring import NoiseShare
 from corn.distributed.membership import Edge, Membership, count_begun
 from corn.distributed.messages import PREFIX_BYTES, Header, Kind, ProtocolError, Subject
 from corn.errors import InfeasibleError
+from corn.learn.perturbation import NoiseShare
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import find_promise, set_aside

@@ -8,18 +8,15 @@ releases, and the same step at all agents. After a loss all survivors recover, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from corn.checks import FloatArray
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange
-from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal
-from corn.distributed.keyring import Ledger
 from corn.distributed.membership import Membership, name_agents
 from corn.distributed.messages import PREFIX_BYTES, Header, is_sane
 from corn.distributed.public_state import LAST_TOTAL
@@ -29,10 +26,10 @@ from corn.distributed.results import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import RunSettings, advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, InfeasibleError, PublicError
-from corn.learn.step import StepStatistics
+from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
-from corn.noise.masks import MaskWords, is_possible, read_average
+from corn.noise.masks import MaskWords
 from corn.plan import Plan, fingerprint
 from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
@@ -56,11 +53,10 @@ class TrainingRounds:
         settings: How to run it.
         agent: This agent's number.
         activate: Returns a plan for some members with this agent's noise under it.
-        half_step: Computes, clips and releases gradients.
+        stepper: It makes the releases, and the steps along them.
         exchange: The links to neighbours.
         returns: The agents that come back.
         membership: What is known of losses at the start.
-        ledger: It reserves a step before anything of it is sent.
         journal: It records what happens.
         first_step: How many steps were done before.
         last_step: The end of the run: T, or earlier where a ledger allows fewer.
@@ -75,11 +71,10 @@ class TrainingRounds:
         *,
         agent: int,
         activate: Callable[[Plan, tuple[int, ...]], ActivePlan],
-        half_step: HalfStep,
+        stepper: AgentStepper,
         exchange: Exchange,
         returns: Returns,
         membership: Membership,
-        ledger: Ledger,
         journal: Journal,
         first_step: int,
         last_step: int,
@@ -90,11 +85,10 @@ class TrainingRounds:
         self._settings = settings
         self._agent = agent
         self._activate = activate
-        self._half_step = half_step
+        self._stepper = stepper
         self._exchange = exchange
         self._returns = returns
         self._membership = membership
-        self._ledger = ledger
         self._journal = journal
         self._num_steps = settings.steps_of(plan)
         self._last_step = last_step
@@ -147,42 +141,50 @@ class TrainingRounds:
             return self._stop
         return StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
 
-    def run(self, interruption: Interruption) -> None:
-        """Run to the last step, or to a stop on which all agents agree."""
+    def run(self, interruption: Interruption) -> Iterator[AgentStepper]:
+        """Run to the last step, or to a stop on which all agents agree.
+
+        Each step yields the stepper once it has begun: the caller has it compute the gradient.
+        """
         self._interruption = interruption
         try:
             while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
                 if self._is_asked_to_leave():
                     self._leave(StopReason.INTERRUPTED)
                 elif self._tree is None:
-                    self._take_gossip_step()
+                    yield from self._take_gossip_step()
                 else:
-                    self._take_sum_step(self._tree)
+                    yield from self._take_sum_step(self._tree)
             if self._tree is not None and not self._is_settled:
                 self._close_sum(self._tree)
             if self.step == self._last_step and not self._is_settled:
                 self._cool_down()
         finally:
-            if self._half_step.num_broken > 1:
+            if self._stepper.num_broken > 1:
                 self._journal.note_privately(
-                    f"{self._half_step.num_broken} gradients in all were not finite and counted as "
+                    f"{self._stepper.num_broken} gradients in all were not finite and counted as "
                     "zero"
                 )
             if self._num_void > 1:
                 self._journal.note(f"the sums of {self._num_void} steps in all were void")
 
-    def _take_gossip_step(self) -> None:
+    def _begin(self) -> Iterator[AgentStepper]:
+        """Begin a release, and wait for its gradient."""
+        had_broken = self._stepper.num_broken > 0
+        self._stepper.begin(self.step, self._active.noise, self.parameters)
+        yield self._stepper
+        if self._stepper.num_broken and not had_broken:
+            self._journal.note_privately(
+                f"gradients were not finite at step {self.step} and counted as zero: check the "
+                "data, or try a smaller step size"
+            )
+
+    def _take_gossip_step(self) -> Iterator[AgentStepper]:
         """Take the half step, and mix it with the neighbours in rounds."""
-        number, had_broken = self._reserve(), self._half_step.num_broken > 0
-        half, statistics = self._half_step.take(
-            self.parameters,
-            self._active.noise.take(self.step).values,
-            number=number,
-            step_size=self._step_size,
-            grid=self._active.plan.grid,
-            observe=self.step + 1 in self._observed_steps,
+        yield from self._begin()
+        half = self._stepper.release_half_step(
+            step_size=self._step_size, observe=self.step + 1 in self._observed_steps
         )
-        self._note_broken(had_broken)
         if not is_sane(half):
             # Neighbours would refuse it. The model before it stays.
             self._note_divergence()
@@ -190,7 +192,7 @@ class TrainingRounds:
             return
         mixed = self._mix(half)
         if mixed is not None:
-            self._finish_step(mixed, statistics)
+            self._finish_step(mixed, self._stepper.statistics)
 
     def _mix(self, values: Tensor, *, cooldown_step: int | None = None) -> Tensor | None:
         """Run the mixing rounds of one step, or of one of the steps that only mix.
@@ -229,29 +231,18 @@ class TrainingRounds:
             self.parameters = mixed
             self._journal.record_mixing(self.step)
 
-    def _take_sum_step(self, tree: TreeSum) -> None:
+    def _take_sum_step(self, tree: TreeSum) -> Iterator[AgentStepper]:
         """Release, sum up, and take the same step as all agents."""
         if self._take_agents_back():
             return
-        plan = self._active.plan
-        number, had_broken = self._reserve(), self._half_step.num_broken > 0
-        drawn = self._active.noise.take(self.step)
-        words, statistics = self._half_step.take_masked(
-            self.parameters,
-            drawn.values,
-            number=number,
-            grid=plan.grid,
-            offset=drawn.offset,
-            mask=drawn.mask,
-            observe=self.step + 1 in self._observed_steps,
-        )
-        self._note_broken(had_broken)
+        yield from self._begin()
+        words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
         total, recovered = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
         if total is not None:
-            sums = total.numpy().view(words.dtype)
-            self._finish_step(self._move(sums, drawn.offset), statistics)
+            moved = self._move(total.numpy().view(words.dtype))
+            self._finish_step(moved, self._stepper.statistics)
         if recovered is not None:
             self._go_on(recovered)
 
@@ -283,22 +274,13 @@ class TrainingRounds:
         self.seconds_waited += time.perf_counter() - began
         return total, recovered
 
-    def _move(self, total: MaskWords, offset: FloatArray) -> Tensor:
+    def _move(self, total: MaskWords) -> Tensor:
         """Return the model after the step along the average of all releases."""
-        plan = self._active.plan
-        if not is_possible(total, plan.largest_sum):
+        moved = self._stepper.finish(total, step_size=self._step_size)
+        if moved is None:
             self._count_void()
             return self.parameters
-        average = read_average(
-            total,
-            num_agents=plan.num_agents,
-            grid=plan.grid,
-            offset=offset,
-            dtype=self.parameters.numpy().dtype,
-        )
-        return self._half_step.move(
-            self.parameters, torch.from_numpy(average), step_size=self._step_size
-        )
+        return moved
 
     def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
@@ -337,7 +319,7 @@ class TrainingRounds:
         if not self._is_returning:
             self._link_returning(called & set(self._membership.planned_neighbours))
         self._is_returning = False
-        state = dict(self._half_step.save())
+        state = dict(self._stepper.save())
         if self._last_total is not None:
             state[LAST_TOTAL] = self._last_total
         header = replace(
@@ -470,7 +452,7 @@ class TrainingRounds:
         )
         self.step = step
         self._last_total = None
-        self._journal.record_step(step, self.parameters, _no_statistics())
+        self._journal.record_step(step, self.parameters, no_statistics())
 
     def _note_losses(self) -> None:
         """Note what a recovery has shown of broken links."""
@@ -529,20 +511,6 @@ class TrainingRounds:
             "size"
         )
 
-    def _note_broken(self, had_broken: bool) -> None:
-        if self._half_step.num_broken and not had_broken:
-            self._journal.note_privately(
-                f"gradients were not finite at step {self.step} and counted as zero: check the "
-                "data, or try a smaller step size"
-            )
-
-    def _reserve(self) -> int:
-        """Return the number of the release of this step."""
-        # No noise is released twice: the step is durably reserved before anything of it is sent, so
-        # a run that crashes from here on can never release it again.
-        self._half_step.begin(self.step)
-        return self._ledger.reserve(self.step)
-
     @property
     def _step_size(self) -> float:
         return self._settings.schedule.at(self.step + 1, self._num_steps)
@@ -586,8 +554,3 @@ def mix_models(
     if momentum:
         mixed.add_(values - before, alpha=momentum)
     return mixed
-
-
-def _no_statistics() -> StepStatistics:
-    nan = torch.full((1, 1), torch.nan)
-    return StepStatistics(nan, nan, nan)
