@@ -249,7 +249,7 @@ def test_an_agent_handles_signals_while_its_neighbour_is_silent(tmp_path: Path) 
         time.sleep(0.5)
         assert "all releases of this data before this run: ε = 0;" in waiting.stderr
         waiting.send_signal(signal.SIGINT)
-        waiting.wait_for("stops with the others")
+        waiting.wait_for("leaves the run")
         time.sleep(1.2)  # signals within a second are one request
         assert waiting.process.is_alive()
         waiting.send_signal(signal.SIGINT)
