@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -38,6 +39,7 @@ from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier
 from corn.plan import Plan, make_plan, verify_plan
+from corn.topology import load_network
 from corn.transport import Link, LinkOpener, open_links
 
 from .harness import require_private, small_plan
@@ -60,6 +62,7 @@ def train(
     seed: int = 0,
     plan: Plan = PLAN,
     step_size: float = 0.5,
+    reports: Reports | None = None,
     **options: Any,
 ) -> AgentResult:
     model = nn.Linear(5, 2)
@@ -76,6 +79,7 @@ def train(
         test=samples_of(7),
         out=folder,
         settings=RunSettings(Constant(step_size), evaluate_at=(0, 6), **{"timeout": 30, **options}),
+        reports=reports,
     )
 
 
@@ -467,6 +471,25 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
         assert "by another objective" not in notes
 
 
+def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> None:
+    """A receiver's call reaches its sender, which reads nothing else from it."""
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (1, 0)])
+    plan = make_plan(
+        load_network(graph, mixing="gossip"),
+        RING.budget,
+        mechanism="ldp",
+        threat=ThreatModel(),
+        objective=GivenObjective(np.eye(4)),
+    )
+    results = lose_one(None, tmp_path, plan)
+    assert len({own.num_steps for own in results if isinstance(own, AgentResult)}) == 1
+    for result in results:
+        assert isinstance(result, AgentResult), result
+        assert set(result.lost) == {2}
+        assert (result.stop.agent, result.stop.reason) == (2, StopReason.LOSS)
+        assert result.num_steps < 8
+
+
 def test_a_note_reports_that_a_new_plan_has_another_objective(tmp_path: Path) -> None:
     """A matrix of all agents defines no objective for fewer, so energies do not compare."""
     given = make_plan(
@@ -483,7 +506,9 @@ def test_a_note_reports_that_a_new_plan_has_another_objective(tmp_path: Path) ->
         assert said[0].endswith(" by another objective, as the one given is of all agents")
 
 
-def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult | BaseException]:
+def lose_one(
+    policy: str | None, tmp_path: Path, plan: Plan = RING
+) -> list[AgentResult | BaseException]:
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 

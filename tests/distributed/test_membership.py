@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.membership import Membership, component_of, find_breaks
+from corn.distributed.membership import Membership, find_breaks
 from corn.distributed.messages import Header, Kind, News, NewsKeys, ProtocolError, Saying, Subject
 
 from .threads import make_credentials
@@ -119,10 +119,11 @@ def test_a_link_is_broken_if_it_broke_after_both_ends_came_back(news: News) -> N
     assert find_breaks(news) == expected
 
 
-def test_components_of_a_network_without_broken_links() -> None:
-    assert component_of(nx.path_graph(5), 4, [(2, 3)]) == (3, 4)
-    assert component_of(nx.cycle_graph(5), 0, [(1, 2)]) == (0, 1, 2, 3, 4)
-    assert component_of(nx.path_graph(5), 0, [], without=[0, 3]) == (0, 1, 2)
+def test_agents_reach_each_other_over_links_and_agents_that_are_left() -> None:
+    own = Membership(nx.path_graph(5), 0)
+    assert own.reach(4) == (0, 1, 2, 3, 4)
+    own.merge({**cut(2, 3, 1), Subject(Kind.LEAVE, 1, 1, 1): Saying(1)})
+    assert [own.reach(agent) for agent in range(5)] == [(0,), (0, 1, 2), (2,), (3, 4), (3, 4)]
 
 
 def signed(agent: int, kind: Kind, step: int, peer: int | None = None) -> News:

@@ -231,8 +231,8 @@ def return_to_run(
     # The nonce below is named by others, who could name that of an old run. The ledger refuses any
     # step that it has ever reserved, so no noise repeats whatever they name.
     ledger.join_run(step)
-    known = {int(who): place for who, place in (welcome.addresses or {}).items()}
-    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses | known))
+    known = addresses | welcome.known_addresses
+    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
     agreement = Agreement(
         nonce=bytes.fromhex(welcome.nonce),
         first_step=step,

@@ -170,8 +170,11 @@ class Membership:
         return self.reach(self._agent)
 
     def reach(self, agent: int) -> tuple[int, ...]:
-        """Return the agents that another still reaches, itself included."""
-        return component_of(self._graph, agent, self.cuts, without=self.leavers)
+        """Return the agents that another still reaches, itself included, in increasing order."""
+        left = nx.Graph(self._graph)
+        left.remove_edges_from(self.cuts)
+        left.remove_nodes_from(self.leavers.keys() - {agent})
+        return tuple(sorted(nx.node_connected_component(left, agent)))
 
     @property
     def lost(self) -> dict[int, int]:
@@ -244,17 +247,3 @@ def count_begun(news: News, *, without: int | None = None) -> int:
         if subject.kind is Kind.BEGUN and subject.author != without
     )
     return max(begun, default=0)
-
-
-def component_of(
-    graph: Graph, agent: int, cuts: Iterable[Edge], *, without: Iterable[int] = ()
-) -> tuple[int, ...]:
-    """Return the agents that ``agent`` can still reach, itself included, in increasing order.
-
-    >>> component_of(nx.path_graph(5), 0, [(1, 2)])
-    (0, 1)
-    """
-    left = nx.Graph(graph)
-    left.remove_edges_from(cuts)
-    left.remove_nodes_from(set(without) - {agent})
-    return tuple(sorted(nx.node_connected_component(left, agent)))

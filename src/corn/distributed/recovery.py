@@ -207,19 +207,6 @@ def _objective_for(objective: Objective, num_agents: int) -> Objective:
     return objective
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """The common knowledge of all survivors.
-
-    Attributes:
-        step: The first step that none of them has begun.
-        total: The sum of this agent's step, which others had; None if it is void, or not needed.
-    """
-
-    step: int
-    total: Tensor | None = None
-
-
 class _Restart(Exception):  # noqa: N818 - a signal, not an error
     """Another attempt has begun."""
 
@@ -275,8 +262,10 @@ class Recovery:
         has_released: bool,
         before: Tensor | None = None,
         payload_bytes: int = 0,
-    ) -> Recovered:
-        """Return what all survivors know in the end.
+    ) -> tuple[int, Tensor | None]:
+        """Return the first step that no survivor has begun, and the sum of the own step.
+
+        There is none if it is void, or not needed.
 
         Args:
             step: The step that this agent is in, or about to begin.
@@ -300,11 +289,11 @@ class Recovery:
                 self.attempt = restart.attempt
         else:
             raise ProtocolError(f"the recovery of step {step} failed {self._max_attempts} times")
-        found = Recovered(count_begun(self._membership.news), total[0] if total else None)
-        self._membership.forget_before(found.step)
+        next_step = count_begun(self._membership.news)
+        self._membership.forget_before(next_step)
         self._is_running = False
         self._has_learnt_steps = False
-        return found
+        return next_step, total[0] if total else None
 
     def check_call(self, header: Header) -> None:
         """Raise ``ProtocolError`` unless a call for a recovery is the next one, with a reason."""

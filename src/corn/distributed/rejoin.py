@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -110,6 +112,11 @@ class Welcome:
             parse_hex(self.session, "session")
         _check_agents(self.addresses or {})
 
+    @property
+    def known_addresses(self) -> dict[int, Address]:
+        """The addresses by agent."""
+        return {int(agent): address for agent, address in (self.addresses or {}).items()}
+
 
 def _check_agents(addresses: Iterable[str]) -> None:
     # int() would accept signs and spaces too, and raises for thousands of digits.
@@ -153,6 +160,7 @@ def request_return(
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
     reasons: dict[int, CornError] = {}
+    ask = partial(_ask, rendezvous, request, frozenset(neighbours), addresses, start, max_bytes)
     # A neighbour may be lost too, or wait for its own return: the others are asked before this
     # agent waits for it.
     for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
@@ -161,16 +169,7 @@ def request_return(
             if not isinstance(reasons.get(sponsor), UnreachableError | None):
                 continue
             try:
-                return _return_by(
-                    rendezvous,
-                    sponsor,
-                    request,
-                    sorted(neighbours),
-                    addresses,
-                    start=start,
-                    max_bytes=max_bytes,
-                    patience=patience,
-                )
+                return ask(sponsor, patience)
             except _FAILURES as error:
                 reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
@@ -178,17 +177,17 @@ def request_return(
     raise RejoinError(f"cannot return to the run: {why}")
 
 
-def _return_by(
+def _ask(
     rendezvous: Rendezvous,
-    sponsor: int,
     request: Request,
-    neighbours: list[int],
+    neighbours: frozenset[int],
     addresses: Mapping[int, Address],
-    *,
     start: Tensor,
     max_bytes: int,
+    sponsor: int,
     patience: float,
 ) -> Admission:
+    """Return to a run with the help of one neighbour."""
     channel = dial(
         addresses[sponsor],
         rendezvous.credentials,
@@ -215,7 +214,13 @@ def _return_by(
         keys = NewsKeys(rendezvous.credentials, bytes.fromhex(welcome.session))
         own = Subject(Kind.CALL, rendezvous.agent, rendezvous.agent, rendezvous.agent)
         channel.send(keys.sign(own, welcome.return_step))
-        links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
+        # The agent that returns connects to all: the others do not know its new address. Those that
+        # moved published their address at the store. Agents that are lost would cost a time-out.
+        known = dict(addresses) | welcome.known_addresses
+        present = neighbours & known.keys() & set(welcome.present)
+        links = _open_links(
+            rendezvous, welcome, {peer: known[peer] for peer in present}, max_bytes=max_bytes
+        )
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
             state = decode_state(channel.receive(max_bytes=state_limit(start)))
@@ -231,47 +236,28 @@ def _return_by(
 
 
 def _open_links(
-    rendezvous: Rendezvous,
-    welcome: Welcome,
-    neighbours: list[int],
-    addresses: Mapping[int, Address],
-    *,
-    max_bytes: int,
+    rendezvous: Rendezvous, welcome: Welcome, addresses: Mapping[int, Address], *, max_bytes: int
 ) -> dict[int, Link]:
     """Connect to all neighbours at the same time; those that are not there are left out."""
-    # The agent that returns connects to all: the others do not know its new address. Those
-    # that moved published their address at the store.
-    known = dict(addresses) | {
-        int(agent): address for agent, address in (welcome.addresses or {}).items()
-    }
-    links: dict[int, Link] = {}
     session = bytes.fromhex(welcome.session)
+    # Short, as the run goes on meanwhile: the links must be there before the step that was named.
+    timeout = min(rendezvous.timeout, 5.0)
 
-    def connect(peer: int) -> None:
+    def connect(peer: int) -> Channel | None:
         with suppress(UnreachableError):
-            channel = dial(
-                known[peer],
+            return dial(
+                addresses[peer],
                 rendezvous.credentials,
                 peer,
                 Purpose.LINK,
                 session=session,
-                # Short, as the run goes on meanwhile: the links must be there before the step that
-                # was announced.
-                timeout=min(rendezvous.timeout, 5.0),
+                timeout=timeout,
             )
-            links[peer] = Link(channel, max_bytes=max_bytes)
+        return None
 
-    threads = [
-        threading.Thread(target=connect, args=(peer,), daemon=True)
-        for peer in neighbours
-        # Others are lost themselves, and would cost a time-out.
-        if peer in known and peer in welcome.present
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return links
+    with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
+        channels = list(pool.map(connect, addresses))
+    return {one.peer: Link(one, max_bytes=max_bytes) for one in channels if one is not None}
 
 
 def _await_model(
@@ -300,8 +286,8 @@ def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
         "own": list(own),
         "others": {str(agent): list(place) for agent, place in meeting.addresses.items()},
     }
-    with writing_whole(folder / _ADDRESSES, is_private=True) as partial:
-        partial.write_text(json.dumps(document), encoding="utf-8")
+    with writing_whole(folder / _ADDRESSES, is_private=True) as file:
+        file.write_text(json.dumps(document), encoding="utf-8")
 
 
 def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:

@@ -8,7 +8,7 @@ releases, and the same step at all agents. After a loss all survivors recover, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import final
 
@@ -20,7 +20,7 @@ from corn.distributed.journal import Journal
 from corn.distributed.membership import Membership, name_agents
 from corn.distributed.messages import PREFIX_BYTES, Header, is_sane
 from corn.distributed.public_state import LAST_TOTAL
-from corn.distributed.recovery import ActivePlan, Recovered, Recovery, replan
+from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.rejoin import Admission, Returns
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
 from corn.distributed.settings import RunSettings, advise_return
@@ -29,7 +29,6 @@ from corn.errors import CornError, InfeasibleError, PublicError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
-from corn.noise.masks import MaskWords
 from corn.plan import Plan, fingerprint
 from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
@@ -38,6 +37,7 @@ from corn.transport import Dropout, LinkError
 _MAX_VOID = 3
 # A person who stops several agents reaches all of them in this time, and they leave together.
 _SECONDS_TO_GATHER = 1.0
+_SECONDS_TO_SEND = 1.0
 
 
 class LostError(PublicError):
@@ -109,6 +109,7 @@ class TrainingRounds:
         self._num_void = 0
         self._void_since_loss = 0
         self._noted_cuts: frozenset[int] = frozenset()
+        self._noted_leavers: frozenset[int] = frozenset()
         # The sum of the step before, which other agents may lack.
         self._last_total: Tensor | None = None
         self._is_returning = admission is not None
@@ -213,7 +214,8 @@ class TrainingRounds:
                 self._membership.merge(outcome.call.news)
             if outcome.dropouts or outcome.call is not None:
                 has_released = cooldown_step is None
-                self._go_on(self._recover(outcome.dropouts, has_released=has_released))
+                step, _ = self._recover(outcome.dropouts, has_released=has_released)
+                self._go_on(step)
                 return None
             received = {peer: one.parameters for peer, one in outcome.received.items()}
             mixed = mix_models(values, received, self._weights, before, gossip_round)
@@ -237,17 +239,20 @@ class TrainingRounds:
             return
         yield from self._begin()
         words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
-        total, recovered = self._add_up(tree, as_integers(words))
+        total, next_step = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
         if total is not None:
-            moved = self._move(total.numpy().view(words.dtype))
-            self._finish_step(moved, self._stepper.statistics)
-        if recovered is not None:
-            self._go_on(recovered)
+            sums = total.numpy().view(words.dtype)
+            moved = self._stepper.finish(sums, step_size=self._step_size)
+            if moved is None:
+                self._count_void()
+            self._finish_step(self.parameters if moved is None else moved, self._stepper.statistics)
+        if next_step is not None:
+            self._go_on(next_step)
 
-    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
-        """Return the sum of all agents' integers; after a loss, what survivors agreed on.
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
+        """Return the sum of all agents' integers; after a loss also the step to go on with.
 
         After a loss the sum is there if any survivor has it.
         """
@@ -262,25 +267,16 @@ class TrainingRounds:
             self.seconds_waited -= time.perf_counter() - began
 
         outcome = tree.add_up(own, make_header, prepare)
-        total, recovered = outcome.total, None
+        total, next_step = outcome.total, None
         if total is None:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
             self._returns.reject(self._called_at(self.step + 1))
-            recovered = self._recover(
+            next_step, total = self._recover(
                 outcome.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-            total = recovered.total
         self.seconds_waited += time.perf_counter() - began
-        return total, recovered
-
-    def _move(self, total: MaskWords) -> Tensor:
-        """Return the model after the step along the average of all releases."""
-        moved = self._stepper.finish(total, step_size=self._step_size)
-        if moved is None:
-            self._count_void()
-            return self.parameters
-        return moved
+        return total, next_step
 
     def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
@@ -301,9 +297,9 @@ class TrainingRounds:
     def _close_sum(self, tree: TreeSum) -> None:
         """Wait until all agents have the last sum, and compare models once more."""
         # Without this, an agent that has it could leave before others get it from nobody else.
-        _, recovered = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
-        if recovered is not None:
-            self._skip_to(recovered.step)
+        _, next_step = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+        if next_step is not None:
+            self._skip_to(next_step)
             self._is_settled = True
 
     def _take_agents_back(self) -> bool:
@@ -317,7 +313,12 @@ class TrainingRounds:
             self._returns.serve(self.step, self._membership)
             return False
         if not self._is_returning:
-            self._link_returning(called & set(self._membership.planned_neighbours))
+            for agent in sorted(called & set(self._membership.planned_neighbours)):
+                try:
+                    self._exchange.add(agent, self._returns.connect(agent))
+                except LinkError as error:
+                    self._journal.note(f"{error} at step {self.step}")
+                    self._membership.note_cut(agent, self.step)
         self._is_returning = False
         state = dict(self._stepper.save())
         if self._last_total is not None:
@@ -326,21 +327,13 @@ class TrainingRounds:
             self._make_header(0, self.parameters.nbytes), attempt=self._recovery.attempt
         )
         self._returns.hand_over(self.step, header, self.parameters, state)
-        self._go_on(self._recover({}, has_released=False))
+        next_step, _ = self._recover({}, has_released=False)
+        self._go_on(next_step)
         return True
 
     def _called_at(self, step: int) -> frozenset[int]:
         calls = self._membership.calls
-        return frozenset(agent for agent, when in calls.items() if when == step) - {self._agent}
-
-    def _link_returning(self, agents: Iterable[int]) -> None:
-        """Link agents whose step has come."""
-        for agent in sorted(agents):
-            try:
-                self._exchange.add(agent, self._returns.connect(agent))
-            except LinkError as error:
-                self._journal.note(f"{error} at step {self.step}")
-                self._membership.note_cut(agent, self.step)
+        return frozenset(agent for agent, when in calls.items() if when == step)
 
     def _is_asked_to_leave(self) -> bool:
         if self._interruption.requested and self._asked_at is None:
@@ -352,12 +345,13 @@ class TrainingRounds:
     def _leave(self, reason: StopReason, *, has_released: bool = False) -> None:
         """Take no more part; the others go on without this agent, unless all leave."""
         self._stop = StopNotice(self.step, self._agent, reason)
-        self._go_on(self._recover({}, has_released=has_released))
+        next_step, _ = self._recover({}, has_released=has_released)
+        self._go_on(next_step)
 
     def _recover(
         self, dropouts: Mapping[int, LinkError], *, has_released: bool, payload_bytes: int = 0
-    ) -> Recovered:
-        """Return what all survivors know once they have agreed."""
+    ) -> tuple[int, Tensor | None]:
+        """Agree with all survivors; see :meth:`Recovery.run`."""
         for peer, error in dropouts.items():
             self._note_dropout(peer, error)
         if self._interruption.requested and self._stop is NO_STOP:
@@ -372,18 +366,22 @@ class TrainingRounds:
             payload_bytes=payload_bytes,
         )
 
-    def _go_on(self, recovered: Recovered) -> None:
+    def _go_on(self, next_step: int) -> None:
         """Go on after a recovery, or stop, with the same knowledge as all other survivors."""
         own, before = self._membership, self._active.members
-        self._skip_to(recovered.step)
+        self._skip_to(next_step)
         self._note_losses()
         if self._stop is not NO_STOP:
             self._stop = replace(self._stop, step=self.step)
             self._is_settled = True
             return
-        # The other end may have given up a link that works here.
-        for peer in set(self._exchange.neighbours) - set(self._list_linked()):
-            self._exchange.drop(peer)
+        # The other end may have given up a link that works here, or leave once it has the last
+        # message of the recovery.
+        linked = set(own.present) - own.cut_links.keys()
+        if unlinked := set(self._exchange.neighbours) - linked:
+            self._exchange.finish_sending(_SECONDS_TO_SEND)
+            for peer in unlinked:
+                self._exchange.drop(peer)
         # Whoever was called has come by now, or must ask again.
         self._returns.cancel(self.step)
         if self.step == self._last_step:
@@ -416,12 +414,6 @@ class TrainingRounds:
             f"{self.step} on: {self._active.describe_noise()}"
             + (" by another objective, as the one given is of all agents" if is_other else "")
         )
-
-    def _list_linked(self) -> list[int]:
-        """Return the neighbours to which this agent is linked, as all survivors know."""
-        own = self._membership
-        present = set(own.present) - own.cut_links.keys()
-        return [peer for peer in own.planned_neighbours if peer in present]
 
     def _follow(self, active: ActivePlan) -> None:
         """Put a plan in force."""
@@ -463,6 +455,10 @@ class TrainingRounds:
                 f"was cut at step {cut_links[peer]}"
             )
         self._noted_cuts = frozenset(cut_links)
+        leavers = self._membership.leavers
+        for agent in leavers.keys() - self._noted_leavers:
+            self._journal.note(f"agent {agent} left the run at step {leavers[agent]}")
+        self._noted_leavers = frozenset(leavers)
         present = self._membership.present
         if set(range(self._plan.num_agents)) - set(present) - self.lost.keys() and len(present) > 1:
             who = ", ".join(map(str, present))
