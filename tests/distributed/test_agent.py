@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.covariance import GivenObjective, ThreatModel
+from corn.covariance import ThreatModel
 from corn.distributed import (
     AgentResult,
     Rendezvous,
@@ -468,7 +468,6 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
             assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
             assert "was left out without agent 2" in notes
         assert ("for 3 agents from step" in notes) == (policy == "replan")
-        assert "by another objective" not in notes
 
 
 def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> None:
@@ -479,7 +478,6 @@ def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> No
         RING.budget,
         mechanism="ldp",
         threat=ThreatModel(),
-        objective=GivenObjective(np.eye(4)),
     )
     results = lose_one(None, tmp_path, plan)
     assert len({own.num_steps for own in results if isinstance(own, AgentResult)}) == 1
@@ -488,22 +486,6 @@ def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> No
         assert set(result.lost) == {2}
         assert (result.stop.agent, result.stop.reason) == (2, StopReason.LOSS)
         assert result.num_steps < 8
-
-
-def test_a_note_reports_that_a_new_plan_has_another_objective(tmp_path: Path) -> None:
-    """A matrix of all agents defines no objective for fewer, so energies do not compare."""
-    given = make_plan(
-        RING.network,
-        RING.budget,
-        mechanism="decor",
-        threat=ThreatModel(),
-        objective=GivenObjective(np.eye(4)),
-    )
-    for result in lose_one("replan", tmp_path, given):
-        assert isinstance(result, AgentResult), result
-        said = [text for text in result.notes if text.startswith("new plan")]
-        assert len(said) == 1
-        assert said[0].endswith(" by another objective, as the one given is of all agents")
 
 
 def lose_one(

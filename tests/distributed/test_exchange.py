@@ -54,7 +54,7 @@ def test_a_header_is_decoded_as_it_was_encoded(step: int, news: News) -> None:
 
 
 def test_headers_are_small_where_nothing_happened() -> None:
-    assert len(replace(HEADER, news={}).encode()) == 64
+    assert len(replace(HEADER, news={}).encode()) == 192
     everything = replace(HEADER, news=dict.fromkeys(SUBJECTS, Saying(5)))
     assert len(everything.encode()) == message_limit(3, 3, 0)
     assert len(HEADER.encode()) <= message_limit(3, 3, 0)
@@ -141,7 +141,7 @@ def test_agents_receive_from_their_neighbours_only() -> None:
         return heard, traffic
 
     # Sealing adds 24 bytes for the length, and 16 for the message.
-    size = 64 + 4 * D + 24 + 16
+    size = 192 + 4 * D + 24 + 16
     for agent, result in enumerate(run_in_threads(3, run)):
         assert isinstance(result, tuple), result
         heard, traffic = result

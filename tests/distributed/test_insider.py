@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.distributed import entry
+from corn.distributed import entry, messages, rounds, summing
+from corn.distributed.exchange import Exchange, Received
 from corn.distributed.keyring import make_keys
+from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
     Kind,
@@ -20,9 +22,12 @@ from corn.distributed.messages import (
     Saying,
     Subject,
     decode_message,
+    encode_piece,
+    is_piece,
 )
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult, StopReason
+from corn.distributed.summing import digest_model
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -80,11 +85,15 @@ def attack_network(
 ) -> dict[int, AgentResult | BaseException]:
     """Run agents in threads, of which one sends other messages, and return the honest results."""
     make_keys(folder / "keys", plan.num_agents)
-    send, memory = Link.send, dict[Any, Any]()
+    send, memory, attacked = Link.send, dict[Any, Any](), set[int]()
 
     def alter(link: Link, message: bytes | memoryview) -> None:
         if getattr(AGENT, "number", None) != insider or not len(message):
             send(link, message)
+            return
+        if is_piece(memoryview(message)):
+            if link.peer not in attacked:  # attacks send pieces of their own
+                send(link, message)
             return
         dtype = AGENT.dtype
         header, values = decode_message(
@@ -93,6 +102,7 @@ def attack_network(
         if header.step < FIRST:
             send(link, message)
             return
+        attacked.add(link.peer)
         for altered in attack(Sent(link.peer, header, values, memory)):
             send(link, altered)
 
@@ -375,14 +385,129 @@ def test_an_agent_that_tells_neighbours_different_totals_loses_its_links(
 
     results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 1, change_one_total)
     assert PLANS["sum"].network.tree.root == 1
-    models = set()
+    require_left_behind(results, 4, insider=1)
+
+
+def require_left_behind(
+    results: dict[int, AgentResult | BaseException], victim: int, *, insider: int
+) -> None:
+    """Fail unless all others end with one model, and lose no other agent.
+
+    The victim has another model than the others, and nobody can know who is to blame.
+    """
+    models, notes = set(), ""
     for agent, own in results.items():
         assert isinstance(own, AgentResult), (agent, own)
-        # Agent 4 has another model than all others, who cannot know why.
-        if agent != 4:
+        notes += "\n".join(own.notes)
+        if agent != victim:
             assert own.num_steps == STEPS, (agent, own.notes)
-            assert set(own.lost) <= {1, 4}
+            assert set(own.lost) | set(own.cut_links) <= {insider, victim}, (agent, own.notes)
             models.add(own.parameters.numpy().tobytes())
     assert len(models) == 1
-    said = [note for own in results.values() for note in own.notes]  # type: ignore[union-attr]
-    assert any("agent 4 is no longer linked, as it has another model" in note for note in said)
+    assert "is no longer linked, as it has another model" in notes
+
+
+def hide_the_model_of(
+    victim: int, insider: int, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Header, int], Header]:
+    """Let the insider take the victim's digest for its own, and return what it tells the victim.
+
+    The digest that the victim expects, signed by the insider, who may be the root.
+    """
+    receive, sign = Exchange.receive, Membership.sign_model
+    memory: dict[str, Any] = {}
+
+    def read(self: Exchange, peer: int, check: Any, **options: Any) -> Received:
+        found = receive(self, peer, check, **options)
+        if AGENT.number == insider and peer == victim and not found.header.attempt:
+            memory["model"] = found.header.model
+            return replace(found, header=replace(found.header, model=AGENT.model))
+        return found
+
+    def note(parameters: Tensor) -> bytes:
+        digest = AGENT.model = digest_model(parameters)
+        return digest
+
+    def sign_own(self: Membership, header: Header) -> Header:
+        if AGENT.number == insider:
+            memory["membership"] = self
+        return sign(self, header)
+
+    def tell(header: Header, peer: int) -> Header:
+        if peer != victim or header.attempt or "model" not in memory:
+            return header
+        told = replace(header, model=memory["model"])
+        return sign(memory["membership"], told) if "membership" in memory else told
+
+    monkeypatch.setattr(Exchange, "receive", read)
+    monkeypatch.setattr(Membership, "sign_model", sign_own)
+    monkeypatch.setattr(rounds, "digest_model", note)
+    return tell
+
+
+@pytest.mark.parametrize("tells_truth", [False, True], ids=["false digest", "root's digest"])
+def test_an_insider_cannot_hide_that_models_below_it_differ(
+    tells_truth: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes the total for its child, and tells each side the digest that it expects."""
+    tree, insider, victim = PLANS["sum"].network.tree, 2, 5
+    assert tree.parents[victim] == insider
+    assert tree.parents[insider] == tree.root
+    tell = hide_the_model_of(victim, insider, monkeypatch)
+
+    def split_models(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == victim and len(values) and not sent.header.attempt:
+            values[0] += sent.header.step == FIRST
+        header = sent.header if tells_truth else tell(sent.header, sent.peer)
+        yield header.encode() + values.numpy().tobytes()
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], insider, split_models)
+    require_left_behind(results, victim, insider=insider)
+
+
+def test_a_root_that_signs_two_models_is_found_out_over_other_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, victim = PLANS["sum"].network.tree, 4
+    assert tree.parents[victim] == tree.root
+    assert not tree.children[victim]
+    tell = hide_the_model_of(victim, tree.root, monkeypatch)
+
+    def split_models(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == victim and len(values) and not sent.header.attempt:
+            values[0] += sent.header.step == FIRST
+        yield tell(sent.header, sent.peer).encode() + values.numpy().tobytes()
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], tree.root, split_models)
+    require_left_behind(results, victim, insider=tree.root)
+
+
+def send_pieces_in_another_order(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield encode_piece(2) + bytes(4)
+
+
+def send_one_piece_alone(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield sent.encode()
+
+
+def send_short_pieces(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield encode_piece(1) + bytes(2)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [send_pieces_in_another_order, send_one_piece_alone, send_short_pieces],
+    ids=lambda one: one.__name__,
+)
+def test_wrong_pieces_cost_the_links_of_their_sender(
+    attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (messages, summing):
+        monkeypatch.setattr(module, "PIECE_BYTES", 4)
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 2, attack)
+    require_unharmed(results, 2, is_sum=True)

@@ -1,10 +1,10 @@
 """Random histories of losses and returns, and what must hold in each of them.
 
 Agents run in threads of one process, or in processes. A history draws a graph and some faults:
-agents that die at one of their messages, which some neighbours still get; the root among them; two
-at the same step; agents that stand still for less or for more than the time-out; links that are
-cut; agents that are asked to stop. With exact sums, agents that were lost return, and may be lost
-again. In every history
+agents that die at a piece of one of their messages, which some neighbours still get; the root among
+them; two at the same step; agents that stand still for less or for more than the time-out; links
+that are cut; agents that are asked to stop. With exact sums, agents that were lost return, and may
+be lost again. In every history
 
 - nobody hangs;
 - with exact sums, agents under one plan have the same model after every step that they apply, to
@@ -37,10 +37,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
-from corn.distributed import Reports, RunSettings, rounds, run_agent
+from corn.distributed import Reports, RunSettings, messages, rounds, run_agent, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import find_credentials, make_keys
-from corn.distributed.messages import Header
+from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.rendezvous import host_store
@@ -124,9 +124,11 @@ class Record:
 
 
 @contextmanager
-def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[None]:
+def watching(
+    record: Record, faults: list[Fault], down: set[int], piece_bytes: int
+) -> Iterator[None]:
     """Inject faults, and record every release and every model."""
-    send, start = Exchange.send, Exchange.start
+    send, start = Exchange.send_piece, Exchange.start
     take, finish = NoiseShare.take, TrainingRounds._finish_step
     begin = TrainingRounds._begin
 
@@ -152,39 +154,34 @@ def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[No
             found.setdefault(digest_model(parameters), []).append(_HERE.agent)
         finish(self, parameters, statistics)
 
-    def disturb(self: Exchange, peers: Iterable[int], header: Header, values: Tensor) -> None:
-        fault = _find_fault(faults, header)
-        if fault is None:
-            send(self, peers, header, values)
-            return
-        inject(self, fault, peers, header, values)
+    def disturb(
+        self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
+    ) -> None:
+        inject(self, peers, header, values, number)
+        send(self, peers, header, values, number)
 
     def disturb_gossip(self: Exchange, header: Header, values: Tensor) -> None:
-        fault = _find_fault(faults, header)
-        if fault is not None:
-            inject(self, fault, (), header, values)
+        inject(self, self.neighbours, header, values, 0)
         start(self, header, values)
 
     def inject(
-        self: Exchange, fault: Fault, peers: Iterable[int], header: Header, values: Tensor
+        self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
     ) -> None:
+        fault = _find_fault(faults, header)
+        if fault is None:
+            return
         with record.lock:
             record.events[fault.kind] += 1
         if fault.kind == "leave":
             _HERE.interruption.requested = True
-            send(self, peers, header, values)
-            return
-        if "pause" in fault.kind:
+        elif "pause" in fault.kind:
             with self._lock:  # as in a process that is suspended, there are no heartbeats
                 time.sleep(TIMEOUT * (1.6 if fault.kind == "long pause" else 0.2))
-            send(self, peers, header, values)
         elif fault.kind == "cut link":
             for peer in set(fault.receivers[:1]) & set(self.neighbours):
                 self.link(peer).close()
-            send(self, peers, header, values)
         else:
-            receivers = set(peers or self.neighbours) & set(fault.receivers)
-            send(self, receivers, header, values)
+            send(self, set(peers) & set(fault.receivers), header, values, number)
             for link in self._links.values():
                 with suppress(LinkError):  # the other end may die at the same time
                     link.wait_sent(1)
@@ -195,8 +192,10 @@ def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[No
         mock.patch.object(TrainingRounds, "_finish_step", note),
         mock.patch.object(TrainingRounds, "_begin", note_plan),
         mock.patch.object(rounds, "_SECONDS_TO_GATHER", 0.05),
-        mock.patch.object(Exchange, "send", disturb),
+        mock.patch.object(Exchange, "send_piece", disturb),
         mock.patch.object(Exchange, "start", disturb_gossip),
+        mock.patch.object(messages, "PIECE_BYTES", piece_bytes),
+        mock.patch.object(summing, "PIECE_BYTES", piece_bytes),
     ):
         yield
 
@@ -260,7 +259,8 @@ def run_history(seed: int, folder: Path, mixing: Mixing = "sum") -> Record:
                 time.sleep(delays[agent])
 
     threads = [threading.Thread(target=run, args=(agent,), daemon=True) for agent in range(n)]
-    with watching(record, faults, down):
+    # A model has 16 bytes. Some histories send it in four pieces.
+    with watching(record, faults, down, piece_bytes=dice.choice([4, PIECE_BYTES])):
         for thread in threads:
             thread.start()
         end = time.monotonic() + SECONDS_UNTIL_HANG
@@ -360,7 +360,7 @@ class DisturbedTask(Workload):
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem; disturb and record this process from now on."""
-        take, finish, send = NoiseShare.take, TrainingRounds._finish_step, Exchange.send
+        take, finish, send = NoiseShare.take, TrainingRounds._finish_step, Exchange.send_piece
         folder, faults, passed = Path(self.record), list(self.faults), Counter[Fault]()
 
         def draw(share: NoiseShare, step: int) -> DrawnNoise:
@@ -377,7 +377,7 @@ class DisturbedTask(Workload):
             finish(rounds, parameters, statistics)
 
         def disturb(
-            exchange: Exchange, peers: Iterable[int], header: Header, values: Tensor
+            exchange: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
         ) -> None:
             for fault in list(faults):
                 if fault.agent != header.sender or header.step < fault.step:
@@ -400,12 +400,12 @@ class DisturbedTask(Workload):
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
                     os.kill(os.getpid(), signal.SIGKILL)
-            send(exchange, peers, header, values)
+            send(exchange, peers, header, values, number)
 
         for owner, name, function in (
             (NoiseShare, "take", draw),
             (TrainingRounds, "_finish_step", note),
-            (Exchange, "send", disturb),
+            (Exchange, "send_piece", disturb),
         ):
             setattr(owner, name, function)
         return super().build(num_agents, agents)

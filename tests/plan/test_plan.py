@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
 from corn.covariance import (
     DEFAULT_THREAT,
+    ONE_STEP,
     Auto,
     Corn,
     Decomposition,
     DesignProblem,
-    FiniteRun,
-    GivenObjective,
-    Objective,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
@@ -77,16 +75,13 @@ def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     assert found.gap <= 1.2e-3
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [Horizon(7.5, 0.3), FiniteRun([0.1, 0.05]), GivenObjective(np.diag(range(1, 7)))],
-)
+@pytest.mark.parametrize("objective", [Horizon(7.5, 0.3), ONE_STEP])
 @pytest.mark.parametrize(
     "threat",
     [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs", "common")],
 )
 def test_plans_round_trip_through_their_file(
-    tmp_path: Path, objective: Objective, threat: ThreatModel
+    tmp_path: Path, objective: Horizon, threat: ThreatModel
 ) -> None:
     made = make_plan(
         NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(Auto(0.05))
@@ -174,7 +169,7 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
         (lambda c: c["decomposition"]["factors"].pop(), "each seed group needs a factor"),
         (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [1, 0]), "increasing order"),
         (lambda c: c.update(mechanism_version=2), "unknown entry"),
-        (lambda c: c["objective"].update(kind="magic"), "unknown kind of objective"),
+        (lambda c: c["objective"].update(kind="magic"), "the objective must be a horizon"),
         (lambda c: c["threat"].update(max_colluders=-1), "max_colluders"),
         (lambda c: c.update(dtype="float16"), "dtype"),
         (lambda c: c.update(grid=0.1), "grid must be a power of two"),
@@ -285,19 +280,6 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
         A, plan.decomposition, DEFAULT_THREAT, groups, plan.certificate.multipliers
     )
     assert honest == pytest.approx(optimum, rel=2e-3)
-
-
-def test_a_plan_draws_fewer_streams_for_two_per_cent_of_noise() -> None:
-    network = load_network("ring:8", mixing="gossip")
-    target = Horizon(1000, 0.1)
-    lean, full = (
-        make_plan(network, BUDGET, mechanism=each, objective=target) for each in ("corn", Corn())
-    )
-    assert sum(lean.decomposition.count_streams()) <= 0.7 * sum(full.decomposition.count_streams())
-    assert lean.certificate.value <= 1.02 * full.certificate.value * (1 + 1e-9)
-    found = verify_plan(lean)
-    assert found.passed
-    assert found.gap <= 2e-3
 
 
 def test_the_bound_covers_all_allowed_seeds_not_only_those_used() -> None:
@@ -457,3 +439,12 @@ def test_epsilon_against_more_insiders_than_planned_is_proved(plan: Plan) -> Non
     beyond = guarantees_against(plan, [0, 1, 2])
     assert all(own.epsilon > plan.budget.promise.epsilon for own in beyond)
     assert any(own.epsilon < np.inf for own in beyond)
+
+
+def test_whole_numbers_and_floats_are_one_promise() -> None:
+    """Agents whose plans differ in the type of a number would have different keys."""
+    whole, floats = (
+        make_plan("ring:4", PrivacyBudget(epsilon, 1e-5, num_steps=10, clip=clip))
+        for epsilon, clip in ((5, 1), (5.0, 1.0))
+    )
+    assert fingerprint(whole) == fingerprint(floats)

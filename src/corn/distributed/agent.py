@@ -39,7 +39,7 @@ from corn.distributed.storage import (
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
-    BatchSampler,
+    make_sampler,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
@@ -49,10 +49,11 @@ from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
-from corn.learn.tasks import HasFingerprint, MeanLoss, Task
+from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint
+from corn.privacy import ClippedQuery
 
 _SECONDS_TO_SEND = 1.0
 
@@ -335,16 +336,16 @@ def prepare_work(
     data, parts = problem.place(sweep)
     query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
     choices = keyring.make_choices(digest_data(plan, agent, problem))
+    queries: tuple[ClippedQuery, ...] = (query,)
     cell = 0
-    if not settings.is_rehearsal:
-        sampler = BatchSampler.of_agent(query, data, [choices], batch_size=size)
-    elif cohort is None:
-        sampler = BatchSampler(data, (query,), batch_size=size, choices=[choices])
-    else:
+    if cohort is not None:
         # A rehearsal's batches are those of all agents, as a simulation draws them.
         data, _ = replace(problem, data=cohort).place(sweep)
+        queries = plan.budget.queries
         cell = agent
-        sampler = BatchSampler(data, plan.budget.queries, batch_size=size, choices=[choices])
+    sampler = make_sampler(
+        data, queries, batch_size=size, choices=[choices], is_public=settings.is_rehearsal
+    )
     found = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
     notes = problem.private_notes + tuple(note for note in found if note is not None)
     # All agents start from the same model: its seed is public, and the handshake compares a hash.
@@ -384,7 +385,7 @@ def make_hello(
     """Return the terms that the agent publishes at the handshake; nothing secret."""
     task = work.data.task
     model = f"{task.describe()}; {task.num_parameters} parameters"
-    if isinstance(task, HasFingerprint):  # of layers, loss and frozen parameters
+    if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
         model += f" ({task.fingerprint().hex()[:16]})"
     return Hello(
         plan=fingerprint(plan).hex(),

@@ -15,6 +15,7 @@ the last step counts, so news is bounded, whatever an agent hears.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import final
 
 import networkx as nx
@@ -142,6 +143,25 @@ class Membership:
         # whole.
         call = header.news.get(subject._replace(kind=Kind.CALL))
         return call is not None and call.step == step and subject.author not in self.present
+
+    def sign_model(self, header: Header) -> Header:
+        """Return a header with this agent's signature of the digest of its model."""
+        if self._keys is None:
+            return header
+        return replace(header, signature=self._keys.sign_model(header.step, header.model))
+
+    def check_model(self, header: Header, root: int) -> None:
+        """Raise ``ProtocolError`` unless the root signed the digest of a model in a header.
+
+        The digest must be that of this agent's model, so all agents agree with the root.
+        """
+        if self._keys is not None and not self._keys.verify_model(
+            root, header.signature, header.step, header.model
+        ):
+            raise ProtocolError(
+                f"agent {header.sender} passed on a digest of the model that agent {root}, the "
+                "root, did not sign"
+            )
 
     @property
     def breaks(self) -> frozenset[Subject]:

@@ -19,11 +19,16 @@ from corn.noise.stream import encode_fields
 from corn.transport import Credentials, Dropout, LinkError
 
 PREFIX_BYTES = 8
+DIGEST_BYTES = 32
+PIECE_BYTES = 1 << 18
+"""The most bytes of a sum that one message has; the rest follows in pieces of this size."""
 LARGEST_NUMBER = 1e9
 """The largest size of a number in a model; a model with a larger one has diverged."""
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8sIIIIQI")
+_FIXED = struct.Struct("<8s8s32s64sIIIIQI")
+_PIECE = struct.Struct("<8sI52x")
+_PIECE_MAGIC = b"corn/prt"
 # Subject, step and signature of one piece of news.
 _NEWS = struct.Struct("<IIIII64s")
 # A cache line, so that the parameters behind a header are aligned for vector code.
@@ -97,6 +102,17 @@ class NewsKeys:
         text = self._encode(subject, saying.step)
         return self._credentials.roster.verify(subject.author, saying.signature, text)
 
+    def sign_model(self, step: int, model: bytes) -> bytes:
+        """Return this agent's signature of the digest of its model before a step."""
+        return self._credentials.identity.sign(self._encode_model(step, model))
+
+    def verify_model(self, agent: int, signature: bytes, step: int, model: bytes) -> bool:
+        """Return whether an agent signed the digest of its model before a step."""
+        return self._credentials.roster.verify(agent, signature, self._encode_model(step, model))
+
+    def _encode_model(self, step: int, model: bytes) -> bytes:
+        return encode_fields("corn model", self._session, step, model)
+
     def _encode(self, subject: Subject, step: int) -> bytes:
         return encode_fields("corn news", self._session, subject.kind.name, *subject[1:], step)
 
@@ -113,6 +129,7 @@ class Header:
         payload_bytes: The size of the parameters.
         news: All that the sender knows of lost and returning agents.
         model: A digest of the sender's model before the step; zeros where models differ anyway.
+        signature: On the way down, the root's signature of this digest.
         attempt: The number of a recovery; zero outside of any.
     """
 
@@ -122,7 +139,8 @@ class Header:
     mixing_round: int
     payload_bytes: int
     news: News = field(default_factory=dict)
-    model: bytes = bytes(PREFIX_BYTES)
+    model: bytes = bytes(DIGEST_BYTES)
+    signature: bytes = bytes(64)
     attempt: int = 0
 
     def encode(self) -> bytes:
@@ -131,6 +149,7 @@ class Header:
             _MAGIC,
             self.plan,
             self.model,
+            self.signature,
             self.sender,
             self.step,
             self.mixing_round,
@@ -163,16 +182,16 @@ def decode_message(
 ) -> tuple[Header, Tensor]:
     """Read a message that came from ``sender``; raise ``ProtocolError`` for anything else.
 
-    Signatures in it are not checked: see :meth:`Membership.check`.
+    Of a sum in pieces, it is the first. Signatures are not checked: see :meth:`Membership.check`.
     """
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
-    _, plan, model, found, *rest = _FIXED.unpack_from(data)
+    _, plan, model, model_signature, found, *rest = _FIXED.unpack_from(data)
     step, mixing_round, attempt, size, num_news = rest
     begin = _header_bytes(num_news)
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
-    if len(data) != begin + size:
+    if len(data) - begin not in (size, min(size, PIECE_BYTES)):
         raise ProtocolError(f"agent {sender} sent a message that was cut short or is damaged")
     news: dict[Subject, Saying] = {}
     end = _FIXED.size + _NEWS.size * num_news
@@ -190,12 +209,30 @@ def decode_message(
         payload_bytes=size,
         news=news,
         model=model,
+        signature=model_signature,
         attempt=attempt,
     )
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:
         return header, torch.empty(0, dtype=dtype)
     return header, torch.frombuffer(data[begin:], dtype=dtype)
+
+
+def encode_piece(number: int) -> bytes:
+    """Return what comes before the numbers of a piece of a sum, other than the first."""
+    return _PIECE.pack(_PIECE_MAGIC, number)
+
+
+def is_piece(data: memoryview) -> bool:
+    """Return whether bytes are a piece of a sum, other than the first."""
+    return len(data) >= _PIECE.size and data[: len(_PIECE_MAGIC)] == _PIECE_MAGIC
+
+
+def decode_piece(data: memoryview, number: int, like: Tensor, *, sender: int) -> Tensor:
+    """Read a piece that must have this number, and as many numbers as ``like``."""
+    if data[: _PIECE.size] != encode_piece(number) or len(data) != _PIECE.size + like.nbytes:
+        raise ProtocolError(f"agent {sender} sent another piece of a sum than piece {number}")
+    return torch.frombuffer(data[_PIECE.size :], dtype=like.dtype)
 
 
 def is_sane(model: Tensor) -> bool:

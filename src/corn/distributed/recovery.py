@@ -33,11 +33,10 @@ from functools import cached_property
 from typing import Any, final
 
 import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor
 
-from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
+from corn.covariance import ThreatModel
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.membership import Edge, Membership, count_begun
 from corn.distributed.messages import PREFIX_BYTES, Header, Kind, ProtocolError, Subject
@@ -108,7 +107,7 @@ def replan(
             _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan, survivors),
-            objective=_objective_for(plan.objective, len(survivors)),
+            objective=plan.objective,
             mechanism=plan.mechanism,
             cooldown_steps=plan.cooldown_steps,
             dtype=plan.dtype,
@@ -198,13 +197,6 @@ def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
     # At least one agent must be left to protect, or the threat model has no meaning.
     colluders = min(threat.max_colluders, len(survivors) - 1)
     return replace(threat, seeds=seeds, max_colluders=colluders)
-
-
-def _objective_for(objective: Objective, num_agents: int) -> Objective:
-    """Return the same objective, unless it is a matrix of all agents."""
-    if isinstance(objective, GivenObjective) and np.shape(objective.given)[0] != num_agents:
-        return Horizon()
-    return objective
 
 
 class _Restart(Exception):  # noqa: N818 - a signal, not an error
@@ -382,7 +374,9 @@ class Recovery:
         # and must not lose patience first.
         deadline = began + self._exchange.patience + number * self._exchange.timeout
         while True:
-            found = self._exchange.receive(peer, check, since=began, deadline=deadline)
+            found = self._exchange.receive(
+                peer, check, in_pieces=True, since=began, deadline=deadline
+            )
             if found.header.attempt > self.attempt:
                 self._membership.merge(found.header.news)
                 self._exchange.put_back(peer, found)

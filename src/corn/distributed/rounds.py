@@ -18,7 +18,7 @@ from torch import Tensor
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange
 from corn.distributed.journal import Journal
 from corn.distributed.membership import Membership, name_agents
-from corn.distributed.messages import PREFIX_BYTES, Header, is_sane
+from corn.distributed.messages import DIGEST_BYTES, Header, is_sane
 from corn.distributed.public_state import LAST_TOTAL
 from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.rejoin import Admission, Returns
@@ -240,8 +240,8 @@ class TrainingRounds:
         yield from self._begin()
         words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
         total, next_step = self._add_up(tree, as_integers(words))
-        # A copy, for agents that may lack it: messages are overwritten.
-        self._last_total = None if total is None else total.clone()
+        # For agents that may lack it.
+        self._last_total = total
         if total is not None:
             sums = total.numpy().view(words.dtype)
             moved = self._stepper.finish(sums, step_size=self._step_size)
@@ -408,11 +408,9 @@ class TrainingRounds:
         self._follow(self._activate(plan, own.present))
         if came := set(own.present) - set(before):
             self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
-        is_other = type(plan.objective) is not type(self._plan.objective)
         self._journal.note(
             f"new plan {fingerprint(plan).hex()[:16]} for {plan.num_agents} agents from step "
             f"{self.step} on: {self._active.describe_noise()}"
-            + (" by another objective, as the one given is of all agents" if is_other else "")
         )
 
     def _follow(self, active: ActivePlan) -> None:
@@ -518,7 +516,7 @@ class TrainingRounds:
             self._active.noise.prepare(self.step + 1)
 
     def _make_header(
-        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(PREFIX_BYTES)
+        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(DIGEST_BYTES)
     ) -> Header:
         return Header(
             plan=self._active.prefix,

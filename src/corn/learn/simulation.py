@@ -24,19 +24,12 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
-    BatchSampler,
     SeededChoices,
+    make_sampler,
     require_fitting_samples,
 )
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import (
-    AverageNoise,
-    JointNoise,
-    KeyedNoise,
-    StepNoise,
-    StructuredNoise,
-    prefers_shares,
-)
+from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -59,20 +52,13 @@ from corn.topology import Network
 # CPU, and more were slower.
 _MODEL_VALUES_AT_ONCE = 1 << 20
 
-# Agents up to which one product of small dense roots is fastest.
-_MOST_JOINT = 200
-
 
 @final
 class Simulation:
     """Models of all agents in all runs, and the step that updates them.
 
-    Args:
-        task: the model and its loss.
-        data: every agent's samples, prepared for the task, in the settings' type and device.
-        network: the agents and their mixing matrix.
-        trials: methods with step-size schedules; those that clip must agree on unit and batch.
-        settings: steps, batches, seeds, mixing, precision and device.
+    ``data`` is prepared for the task, in the settings' type and device. Trials that clip must agree
+    on unit and batch.
     """
 
     def __init__(
@@ -84,17 +70,31 @@ class Simulation:
         *,
         settings: SweepSettings,
     ) -> None:
-        self._task, self._trials, self._settings = task, tuple(trials), settings
+        self._task = task
+        self._trials = tuple(trials)
+        self._settings = settings
         queries = _check_trials(self._trials, data, network, settings)
         # Everything that a release needs is checked before the first gradient is computed: an error
         # that depended on a gradient would reveal it.
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        self._samplers = _make_samplers(data, queries, settings)
-        self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
+        size, seeded = settings.batch_size, [SeededChoices(seed) for seed in settings.seeds]
+        if settings.noise_keys == "secret" and queries:
+            each = queries * data.num_agents if len(queries) == 1 else queries
+            self._samplers = [
+                make_sampler(data.of_agent(agent), (query,), batch_size=size)
+                for agent, query in enumerate(each)
+            ]
+        else:
+            options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
+            self._samplers = [make_sampler(data, queries, **options)]
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
+        # With exact sums there is one model for all agents, and nothing to mix.
+        self._mixer = None
+        if not self._is_sum:
+            self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.method.clip for trial in trials]
@@ -188,6 +188,8 @@ class Simulation:
         eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
+        if self._mixer is None:
+            return torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
         # W acts on agents alone, so trials and parameters are one axis to it.
@@ -246,6 +248,8 @@ class Simulation:
     @torch.no_grad()
     def cool_down(self) -> None:
         """Mix without new gradients, for the settings' number of steps."""
+        if self._mixer is None:
+            return
         shape = self.parameters.shape
         # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
         # leaves them as they are, up to rounding.
@@ -291,8 +295,8 @@ class Simulation:
             "num_parameters": self._task.num_parameters,
             "device": settings.device,
         }
-        drawn = [part for part in shares if isinstance(part, Decomposition)]
         if settings.noise_keys != "none":
+            drawn = [part for part in shares if isinstance(part, Decomposition)]
             if len(drawn) < len(shares):
                 raise InvalidArgumentError(
                     "noise of rings and tori of this size is for simulations without keys: use a "
@@ -308,10 +312,7 @@ class Simulation:
             stds = [math.sqrt(total) / self._num_agents for total in totals]
             return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        if self._num_agents > _MOST_JOINT and any(prefers_shares(part) for part in shares):
-            return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
-        covariances = [part.covariance for part in drawn]
-        return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
+        return JointNoise(shares, dtype=settings.torch_dtype, **where), noise_of
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""
@@ -330,24 +331,6 @@ class Simulation:
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
-
-
-def _make_samplers(
-    data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
-) -> list[BatchSampler]:
-    """Return one sampler for all runs and agents, or one for each agent whose data is protected."""
-    size = settings.batch_size
-    if settings.noise_keys != "secret" or not queries:
-        seeded = [SeededChoices(seed) for seed in settings.seeds]
-        return [BatchSampler(data, queries, batch_size=size, choices=seeded)]
-    each = queries * data.num_agents if len(queries) == 1 else queries
-    # Amplification by sampling assumes that nobody knows which samples are in a batch. In one batch
-    # of all agents, the number of one agent's samples would change the last bits of other agents'
-    # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
-    return [
-        BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
-        for agent, query in enumerate(each)
-    ]
 
 
 def _check_trials(

@@ -45,7 +45,6 @@ from corn.noise.shares import (
     draw_share,
     factor_covariance,
     owners,
-    pool_groups,
     simulated_keys,
 )
 from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, Terms
@@ -85,7 +84,6 @@ __all__ = [
     "owners",
     "pair_key",
     "pin_roster",
-    "pool_groups",
     "read_history",
     "read_ledger",
     "record_use",

@@ -19,9 +19,9 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Decomposition,
+    Horizon,
     Mechanism,
     MechanismName,
-    Objective,
     ThreatModel,
     default_objective,
 )
@@ -32,7 +32,6 @@ from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
-from corn.covariance.objective import energy_of_average, momentum_of
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -62,7 +61,6 @@ _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 # A margin that grows fourfold from 10⁻¹⁴ is far beyond rounding long before the last attempt.
 _MAX_SCALINGS = 30
 _MOST_COOLDOWN_STEPS = 10**6
-_DROP_COST = 0.02  # relative rise of the noise energy for which weak seeds are left out
 _SCALING_MARGIN = 1e-14
 
 
@@ -107,7 +105,7 @@ class Plan:
     network: Network
     budget: PrivacyBudget
     threat: ThreatModel
-    objective: Objective
+    objective: Horizon
     mechanism: MechanismName
     decomposition: Decomposition
     certificate: Certificate
@@ -205,7 +203,7 @@ class Plan:
     @property
     def momentum(self) -> float:
         """β of the steps, for which the noise was designed."""
-        return momentum_of(self.objective)
+        return self.objective.momentum
 
     @property
     def num_messages(self) -> int:
@@ -235,8 +233,8 @@ class Plan:
     def noise_energy(self) -> float:
         """Tr(A R): the noise that the design minimises."""
         if self.network.mixing == "sum":
-            energy = energy_of_average(self.objective, self.num_agents)
-            return energy / self.num_agents * self.decomposition.total_variance
+            energy = self.objective.sum_energy / self.num_agents
+            return energy * self.decomposition.total_variance
         A = self.objective.matrix(self.network.step_matrix)
         return float((A * self.decomposition.covariance).sum())
 
@@ -247,7 +245,7 @@ class Plan:
             least = least_variance(
                 self.num_agents, float(self.precision_caps.min()), self.threat.max_colluders
             )
-            return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
+            return self.objective.sum_energy / self.num_agents * least
         A = self.objective.matrix(self.network.step_matrix)
         # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
         # caps.
@@ -272,7 +270,7 @@ def make_plan(
     budget: PrivacyBudget,
     *,
     threat: ThreatModel | None = None,
-    objective: Objective | None = None,
+    objective: Horizon | None = None,
     mechanism: Mechanism | MechanismName = "corn",
     cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
@@ -282,11 +280,9 @@ def make_plan(
     ``network`` is a network, a spec or file, or a graph, as for `corn.design`.
     The default threat is one curious insider, with seeds of pairs; for DECOR, zero-sum noise and a
     covariance of one's own it is an eavesdropper, as they hold against no insider. The default
-    objective is `default_objective`, the default cool-down one mixing time. Where every pair has a
-    seed, ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each
-    takes an agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
-    floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
-    every coalition passes, so the promise holds for the bits that are released.
+    objective is `default_objective`, the default cool-down one mixing time. A part of ε and δ is
+    set aside for floating point (``corn.privacy.floats``), and noise weights are scaled up until
+    the check of every coalition passes, so the promise holds for the bits that are released.
 
     >>> from corn.topology import load_network
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
@@ -313,8 +309,6 @@ def make_plan(
         shares = design_masks(caps, groups, threat.max_colluders)
         certificate = Certificate("optimal", "formula", 0.0, 0.0)
     else:
-        if mechanism == "corn" and threat.seeds == "pairs":
-            mechanism = Corn(drop_cost=_DROP_COST)
         result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
         # Factors first: they change what is drawn, and the caps must hold for exactly that.
         shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
@@ -443,7 +437,7 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
     """Replace seeds that are chosen by the groups found: another version might find others."""
     threat = threat.resolve(network.graph, mixing)
     # Partners follow from SHA-256 alone, and a plan of exact sums lists the groups that it uses.
-    chosen = ("communities", "sparse", *(() if mixing == "sum" else ("partners",)))
+    chosen = ("sparse", *(() if mixing == "sum" else ("partners",)))
     if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat

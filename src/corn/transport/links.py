@@ -91,11 +91,6 @@ class Link:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     @property
-    def is_ready(self) -> bool:
-        """Whether ``receive`` would return or raise at once."""
-        return bool(self._arrived) or self._fault is not None
-
-    @property
     def traffic(self) -> Traffic:
         """Messages and bytes so far."""
         return Traffic(
@@ -183,6 +178,11 @@ class Link:
 
     def _has_room(self) -> bool:
         return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether ``receive`` would return or raise at once."""
+        return bool(self._arrived) or self._fault is not None
 
     def _receive_all(self) -> None:
         try:
