@@ -37,7 +37,7 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
+from corn.noise.masks import WORDS, MaskWords, Offset, draw_mask, draw_offset
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.topology.mixing import SparseMatrix
@@ -311,7 +311,7 @@ class DrawnNoise:
     """
 
     values: Tensor = field(repr=False)
-    offset: FloatArray
+    offset: Offset
     mask: MaskWords = field(repr=False)
 
 
@@ -348,7 +348,9 @@ class NoiseShare:
         self._share = torch.empty(num_parameters, dtype=torch.float64)
         is_sum = plan.network.mixing == "sum"
         size = num_parameters if is_sum else 0
-        self._offset, self._other_offset = np.zeros((2, size))
+        # Offsets are exact in float32.
+        self._offset: Offset = np.zeros(size, np.float32)
+        self._other_offset: Offset = np.zeros(size, np.float32)
         self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
         self._prepared: int | None = None
 

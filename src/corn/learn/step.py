@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from corn.checks import FloatArray, require
+from corn.checks import require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import (
@@ -36,8 +36,8 @@ from corn.learn.perturbation import (
     StepNoise,
     to_sparse_tensor,
 )
-from corn.noise import find_compiled
-from corn.noise.masks import SIGNED, MaskWords, is_possible, mask_release, read_average
+from corn.noise import load_compiled
+from corn.noise.masks import SIGNED, MaskWords, Offset, is_possible, mask_release, read_average
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 from corn.topology import Network
@@ -52,9 +52,6 @@ _MARGIN = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 # Adding up many more squares than this one by one loses more than the margin.
 _BLOCK = 1 << 12
-
-# Pieces of this many values stay in a core's cache.
-_VALUES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,18 +326,17 @@ def release_masked(
     noise: Tensor,
     *,
     grid: float,
-    offset: FloatArray,
+    offset: Offset,
     mask: MaskWords,
 ) -> MaskWords:
     """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    compiled = find_compiled()
-    if compiled is None or gradient.dim() > 1:
+    if gradient.dim() > 1:
         noisy = torch.mul(gradient, factor).add_(noise)
         return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
     # The same bits, in one pass.
     words, signed = np.empty_like(mask), SIGNED[8 * mask.itemsize]
     arrays = (gradient.numpy(), noise.numpy(), offset, mask.view(signed))
-    compiled.write_masked(words.view(signed), *arrays, float(factor), grid)
+    load_compiled().write_masked(words.view(signed), *arrays, float(factor), grid)
     return words
 
 
@@ -365,21 +361,13 @@ def take_half_step(
 ) -> Tensor:
     """Return one agent's message X − η·release, shape (d,), in the type of the model.
 
-    Compiled code does this where it is available and gives the same bits; otherwise torch does it
-    in pieces that stay in a core's cache.
+    The bits are those of :func:`release`, in one pass.
     """
     # The gradient's memory is reused if it has the type of the model: allocating new memory would
     # take longer than the step.
     half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
-    compiled = find_compiled()
-    if compiled is not None:
-        arrays = (each.numpy() for each in (half, parameters, gradient, noise))
-        compiled.write_half_step(*arrays, float(factor), grid, step_size)
-        return half
-    grids = torch.full((1,), grid, dtype=noise.dtype)
-    pieces = (torch.split(each, _VALUES_AT_ONCE) for each in (half, parameters, gradient, noise))
-    for out, x, g, v in zip(*pieces, strict=True):
-        torch.sub(x, release(g, factor, v, grids).to(x.dtype), alpha=step_size, out=out)
+    arrays = (each.numpy() for each in (half, parameters, gradient, noise))
+    load_compiled().write_half_step(*arrays, float(factor), grid, step_size)
     return half
 
 
@@ -563,7 +551,7 @@ class AgentStepper:
 
 
 def read_sum(
-    total: MaskWords, plan: Plan, *, offset: FloatArray, dtype: DTypeLike = np.float64
+    total: MaskWords, plan: Plan, *, offset: Offset, dtype: DTypeLike = np.float64
 ) -> NDArray[Any] | None:
     """Return the average release from the sum of all messages; None where masks did not cancel."""
     if not is_possible(total, plan.largest_sum):
