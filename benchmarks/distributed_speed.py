@@ -33,9 +33,6 @@ from corn.distributed.half_step import CellBatches, HalfStep
 from corn.distributed.keyring import (
     DrawnNoise,
     NoiseShare,
-    RehearsalLedger,
-    make_rehearsal_credentials,
-    make_rehearsal_source,
 )
 from corn.distributed.membership import Membership
 from corn.distributed.messages import message_limit
@@ -54,6 +51,11 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
 from corn.transport import Address, Purpose, open_links
+from tests.distributed.rehearsal import (
+    CountingLedger,
+    make_public_credentials,
+    make_public_source,
+)
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
 NO_SUM_NOISE = "none, exact sums"
@@ -228,7 +230,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
             loop.run(Interruption())
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
-    rendezvous.barrier("over")
+    rendezvous.agree("over", "")
     exchange.close()
     results.put((found, len(start)))
 
@@ -243,7 +245,7 @@ def meet(
 ) -> Rendezvous:
     """Return an agent at the store; keys are public, which changes no time."""
     return join(
-        make_rehearsal_credentials(0, agent, num_agents),
+        make_public_credentials(0, agent, num_agents),
         store=("127.0.0.1", port),
         timeout=120,
         opens_store=False,
@@ -274,7 +276,7 @@ def make_loop(
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise: Any = Silence(len(start))
         if name not in ("none", NO_SUM_NOISE):
-            source = make_rehearsal_source(plan.decomposition, agent, seed=0)
+            source = make_public_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
 
@@ -290,7 +292,7 @@ def make_loop(
         exchange=exchange,
         returns=returns,
         membership=Membership(plan.network.graph, agent),
-        ledger=RehearsalLedger(job.steps, bytes(32)),
+        ledger=CountingLedger(job.steps, bytes(32)),  # type: ignore[arg-type]
         journal=nobody,
         first_step=0,
         last_step=job.steps,
@@ -315,7 +317,7 @@ def measure_steps(
             plan = make_plan(mixed, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
             save_plan(plan, Path(name) / kind)
             streams[kind] = plan.decomposition.count_streams()[0]
-        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
+        store = host_store(("127.0.0.1", 0), make_public_credentials(0, 0, NUM_AGENTS))
         job = Job(Path(name), tuple(streams), num_parameters, batch, steps, turns, store.port)
         results = context.Queue()
         crew = [
@@ -356,7 +358,11 @@ def measure_start() -> dict[str, float]:
         save_plan(plan, folder / "plan.corn")
         settings = RunSettings(Constant(0.1), batch_size=32)
         launched = launch(
-            folder / "plan.corn", Workload("breast-cancer"), out=folder, settings=settings
+            folder / "plan.corn",
+            Workload("breast-cancer"),
+            out=folder,
+            settings=settings,
+            keys=folder / "keys",
         )
     return {"seconds": launched.seconds_to_start}
 

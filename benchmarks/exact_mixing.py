@@ -39,9 +39,6 @@ from corn.distributed.exchange import Exchange
 from corn.distributed.half_step import HalfStep
 from corn.distributed.keyring import (
     NoiseShare,
-    RehearsalLedger,
-    make_rehearsal_credentials,
-    make_rehearsal_source,
 )
 from corn.distributed.membership import Membership
 from corn.distributed.recovery import ActivePlan
@@ -57,6 +54,11 @@ from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from corn.transport import Address
 from distributed_speed import Nobody, NoReturns, connect, meet
+from tests.distributed.rehearsal import (
+    CountingLedger,
+    make_public_credentials,
+    make_public_source,
+)
 
 GRAPHS = {8: "er:n=8,p=0.5,seed=1", 20: "er:n=20,p=0.2,seed=1"}
 GLOO = "gloo all_reduce, float32, not private"
@@ -127,7 +129,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     for _ in range(job.turns):
         order.rotate()
         for kind in order:
-            rendezvous.barrier(f"turn-{kind}-{len(found[kind])}")
+            rendezvous.agree(f"turn-{kind}-{len(found[kind])}", "")
             before = count_traffic(exchange)
             began, worked = time.perf_counter(), time.process_time()
             if kind == GLOO:
@@ -138,7 +140,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
             wall, work = time.perf_counter() - began, time.process_time() - worked
             traffic = count_traffic(exchange) - before
             found[kind].append((wall / job.steps, work / job.steps, *(traffic / job.steps)))
-    rendezvous.barrier("over")
+    rendezvous.agree("over", "")
     exchange.close()
     if GLOO in kinds:
         gloo.destroy_process_group()
@@ -157,7 +159,7 @@ def make_rounds(
     """Return one agent's steps under a plan."""
     exchange.dtype = integer_type(plan.mask_bits) if plan.network.mixing == "sum" else torch.float32
     task: Any = GivenGradient(job.num_parameters, agent)
-    source = make_rehearsal_source(plan.decomposition, agent, seed=0)
+    source = make_public_source(plan.decomposition, agent, seed=0)
 
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
@@ -174,7 +176,7 @@ def make_rounds(
         exchange=exchange,
         returns=returns,
         membership=Membership(plan.network.graph, agent),
-        ledger=RehearsalLedger(job.steps, bytes(32)),
+        ledger=CountingLedger(job.steps, bytes(32)),  # type: ignore[arg-type]
         journal=nobody,
         first_step=0,
         last_step=job.steps,
@@ -243,7 +245,7 @@ def measure(
         for mixing in MIXINGS:
             network = load_network(GRAPHS[num_agents], mixing=mixing)
             save_plan(make_plan(network, budget, cooldown_steps=0), Path(name) / mixing)
-        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, num_agents))
+        store = host_store(("127.0.0.1", 0), make_public_credentials(0, 0, num_agents))
         gloo_port, *rest = find_ports(1 + (2 * num_agents if delay else 0))
         pairs = tuple(zip(rest[::2], rest[1::2], strict=True))
         job = Job(Path(name), num_parameters, steps, turns, store.port, gloo_port, pairs)

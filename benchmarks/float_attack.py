@@ -358,17 +358,18 @@ def find_candidates(
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
         own = select_agents(problem, [VICTIM])
-        work = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
+        half_step, _, _ = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
+        start = own.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
-        half, _ = work.half_step.take(
-            work.start,
-            torch.zeros(len(work.start)).double(),
+        half, _ = half_step.take(
+            start,
+            torch.zeros(len(start)).double(),
             number=0,
             step_size=1.0,
             grid=2.0**-60,
         )
-        found.append((work.start - half).double().numpy())
-    return (found[0], found[1]), work.start.double().numpy()
+        found.append((start - half).double().numpy())
+    return (found[0], found[1]), start.double().numpy()
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
 from corn.distributed.handshake import check_guarantee
-from corn.distributed.keyring import Keyring, load_credentials, open_ledger
+from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import FileFormatError, InvalidArgumentError, PublicError
@@ -112,7 +112,7 @@ class AgentRelease:
         require_masks(plan)
         self._plan, self._agent, self._keys = plan, agent, keys
         self._required = requirements or Requirements()
-        self._required.check(plan, agent, is_rehearsal=False)
+        self._required.check(plan, agent)
 
     def introduce(self) -> tuple[bytes, int]:
         """Begin a run; return this agent's contribution to its nonce, and the releases left."""
@@ -151,9 +151,8 @@ class AgentRelease:
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
         own = load_credentials(self._keys, self._agent, self._plan.num_agents)
         with self._open(_find_precision(plan, place), continues=True) as ledger:
-            keyring = Keyring(ledger, own.identity, own.roster)
             # Before anything is reserved: without keys there is no noise, and no release.
-            source = keyring.make_source(plan, self._agent, agents)
+            source = make_source(own, plan, agents)
             self._check_run(ledger, run, round_number, nonces)
             # On the disk before noise is drawn: after a crash the round counts as released.
             ledger.reserve(round_number)

@@ -19,7 +19,9 @@ from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
+from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint, save_plan
+from corn.privacy import PrivacyBudget
 from tests.distributed.harness import small_plan
 
 from .commands import Runner
@@ -35,8 +37,9 @@ def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> No
             p.annotation for p in inspect.signature(command, eval_str=True).parameters.values()
         }
         assert {LearningOptions, RunOptions} <= types
-    settings = RunOptions().make_settings(LearningOptions("breast-cancer"), batch_size=None)
-    usual = RunSettings(settings.schedule)
+    budget = PrivacyBudget(1, 1e-5, num_steps=5, clip=1)
+    settings = RunOptions().make_settings(LearningOptions("breast-cancer"), budget)
+    usual = RunSettings(settings.schedule, batch_size=USUAL_BATCH_SIZE)
     assert settings == usual
 
 

@@ -17,8 +17,8 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
 from corn.distributed.agent import digest_data, run_problem
-from corn.distributed.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.distributed.keyring import make_keys, open_ledger
+from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width
 from corn.learn.own_loop import LoopTask, number_rows
@@ -248,17 +248,6 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
     assert isinstance(refused, FileFormatError), refused
     assert "releases, but the ledger beside the key counts 0" in str(refused)
     assert "an older copy of it, which must not be used" in str(refused)
-
-
-def test_only_a_rehearsal_has_public_orders(tmp_path: Path) -> None:
-    plan = sample_plan("passes")
-    make_keys(tmp_path, 3)
-    with open_ledger(tmp_path, 0, plan, precision=1.0) as ledger:
-        assert isinstance(Keyring(ledger).make_choices(None), SecretChoices)
-    with pytest.raises(
-        InvalidArgumentError, match="must be a release ledger unless in a rehearsal"
-    ):
-        Keyring(RehearsalLedger(12, bytes(32))).make_choices(None)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.agent import run_workload
-from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.rendezvous import AbsentError, HandshakeError, RefusalError, Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.errors import FileFormatError
@@ -64,7 +63,7 @@ def run_files(
         )
         return run_workload(config, Reports())[1]
 
-    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent])
+    monkeypatch.setattr("corn.distributed.agent._join_run", lambda config, _: met[config.agent])
     return run_in_threads(N, run)
 
 

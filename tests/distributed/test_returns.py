@@ -16,7 +16,6 @@ import torch
 from corn.distributed.entry import (
     AgreedRun,
     Entry,
-    Work,
     make_exchange,
     make_membership,
     make_returns,
@@ -36,6 +35,7 @@ from corn.distributed.rejoin import (
     request_return,
 )
 from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.requirements import Requirements
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError
@@ -56,7 +56,7 @@ from .test_rounds import Silence
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
 N, LAST_STEP, NOTICE = 4, 100, 6
-HELLO = Hello("ab" * 32, "model", "start", "roster", {}, "cd" * 32, remaining=LAST_STEP)
+HELLO = Hello("ab" * 32, {"the model": "linear"}, "cd" * 32, remaining=LAST_STEP)
 WELCOME = Welcome("ef" * 32, "cd" * 32, return_step=0, last_step=LAST_STEP, addresses={})
 
 
@@ -299,13 +299,16 @@ def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
         reserve=lambda step: step,
     )
     return AgreedRun(
-        PLAN,
-        RunSettings(Constant(0.1), timeout=TIMEOUT, on_dropout="continue"),
-        agent,
-        HELLO,
-        SimpleNamespace(ledger=ledger),  # type: ignore[arg-type]
-        Work(StandStill(), Silence(), torch.zeros(3)),  # type: ignore[arg-type]
+        plan=PLAN,
+        settings=RunSettings(Constant(0.1), timeout=TIMEOUT, on_dropout="continue"),
+        agent=agent,
+        hello=HELLO,
+        credentials=make_credentials(agent, N),
+        ledger=ledger,  # type: ignore[arg-type]
+        half_step=StandStill(),  # type: ignore[arg-type]
+        start=torch.zeros(3),
         folders=None,
+        requirements=Requirements(),
         agreement=Agreement(bytes(32), 0, LAST_STEP, scarce=0),
     )
 
@@ -345,15 +348,15 @@ def train(run: AgreedRun, entry: Entry) -> TrainingRounds:
         run.settings,
         agent=run.agent,
         activate=activate,
-        half_step=run.work.half_step,
+        half_step=run.half_step,
         exchange=entry.exchange,
         returns=entry.returns,
         membership=entry.membership,
-        ledger=run.keyring.ledger,
+        ledger=run.ledger,
         journal=Silence(),  # type: ignore[arg-type]
         first_step=run.first_step,
         last_step=LAST_STEP,
-        parameters=run.work.start,
+        parameters=run.start,
     )
     rounds.run(Interruption())
     entry.close()
@@ -361,8 +364,12 @@ def train(run: AgreedRun, entry: Entry) -> TrainingRounds:
 
 
 @pytest.mark.parametrize("return_steps", [{1: 40, 2: 40}, {1: 40, 2: 43}, {1: 43, 2: 40}])
-def test_neighbours_that_return_together_are_linked_again(return_steps: dict[int, int]) -> None:
+def test_neighbours_that_return_together_are_linked_again(
+    return_steps: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Agents 1 and 2 ask before either is back, each another sponsor."""
+    monkeypatch.setattr(AgreedRun, "check_total", lambda *_: None)
+    monkeypatch.setattr(Rendezvous, "key_folder", Path())
 
     def take_part(rendezvous: Rendezvous) -> tuple[int, dict[int, int], dict[int, int]]:
         agent = rendezvous.agent
@@ -370,7 +377,7 @@ def test_neighbours_that_return_together_are_linked_again(return_steps: dict[int
         if agent in return_steps:
             while not {0, 3} <= rendezvous.read_addresses().keys():
                 time.sleep(0.01)
-            run, entry = return_to_run(run, rendezvous, lambda _: None)
+            run, entry = return_to_run(run, rendezvous)
             assert run.first_step == return_steps[agent]
         else:
             entry = begin_as_sponsor(run, rendezvous, [3 - agent])

@@ -127,7 +127,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         exchange=SimpleNamespace(neighbours=(), start=lambda *_: None, finish=lambda: Outcome({})),  # type: ignore[arg-type]
         returns=Silence(),  # type: ignore[arg-type]
         membership=Membership(plan.network.graph, 0),
-        ledger=Silence(),
+        ledger=Silence(),  # type: ignore[arg-type]
         journal=SimpleNamespace(record_mixing=news.append, note=lambda _: None),  # type: ignore[arg-type]
         first_step=0,
         last_step=0,

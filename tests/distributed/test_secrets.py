@@ -73,7 +73,7 @@ def options() -> list[str]:
         port = free.getsockname()[1]
     options = ["agent", "plan.corn", "--task", "breast-cancer"]
     options += ["--store", f"127.0.0.1:{port}", "--timeout", "60"]
-    return [*options, "--json", "--log-level", "debug", "--agent"]
+    return [*options, "--json", "--agent"]
 
 
 ENVIRONMENT = {**os.environ, "CORN_KEYS": "keys"}

@@ -14,11 +14,12 @@ from corn.cli.config_file import ConfigOption, is_given, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
-from corn.distributed.logs import LogFormat, LogLevel, LogSettings, log_event
+from corn.distributed.logs import LogFormat, log_event
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.noise import load_roster
 from corn.plan import Plan, fingerprint, load_plan
+from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up
 from corn.threads import limit_threads
 
@@ -33,14 +34,6 @@ class MonitoringOptions:
         LogFormat,
         typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
     ] = "text"
-    log_level: Annotated[
-        LogLevel,
-        typer.Option(
-            help="Least important level to log: info has a line per checkpoint, warning has "
-            "losses and other notes only.",
-            rich_help_panel=_MONITORING,
-        ),
-    ] = "info"
     status: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +56,7 @@ class MonitoringOptions:
     def make(self) -> distributed.Monitoring:
         """Return the settings."""
         return distributed.Monitoring(
-            log=LogSettings(self.log_format, self.log_level),
+            log_format=self.log_format,
             status=None if self.status is None else distributed.parse_address(self.status),
             shows_private=self.status_private,
         )
@@ -150,21 +143,16 @@ class RunOptions:
         return distributed.Requirements.parse(self.require or (), other_keys=self.other_keys or ())
 
     def make_settings(
-        self,
-        learning: LearningOptions,
-        *,
-        batch_size: int | None,
-        rehearsal_seed: int | None = None,
+        self, learning: LearningOptions, budget: PrivacyBudget
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
         return distributed.RunSettings(
             learning.make_schedule(self.step_size),
-            batch_size=batch_size,
+            batch_size=budget.batch_size or learning.batch_size,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
-            rehearsal_seed=rehearsal_seed,
         )
 
 
@@ -270,9 +258,7 @@ def agent(
     refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning),
-        settings=run.make_settings(
-            learning, batch_size=source.budget.batch_size or learning.batch_size
-        ),
+        settings=run.make_settings(learning, source.budget),
         out=out,
         plan=plan if isinstance(source, Plan) else None,
         request=None if isinstance(source, Plan) else source,
@@ -292,12 +278,8 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    reports = distributed.Reports(
-        # Here, in the main thread: Python allows signal handlers nowhere else.
-        interruption=distributed.listen_for_signals(),
-        # Private: the total shows what else the data was used for.
-        on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
-    )
+    # Here, in the main thread: Python allows signal handlers nowhere else.
+    reports = distributed.Reports(distributed.listen_for_signals())
     with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from corn.distributed.keyring import load_credentials as load_credentials
     from corn.distributed.keyring import make_keys as make_keys
     from corn.distributed.launcher import LaunchResult as LaunchResult
-    from corn.distributed.launcher import Placement as Placement
     from corn.distributed.launcher import launch as launch
     from corn.distributed.messages import StopReason as StopReason
     from corn.distributed.monitor import monitor_agent as monitor_agent
@@ -55,7 +54,6 @@ _MODULES = {
     "RequirementError": "requirements",
     "ReleaseTotal": "requirements",
     "Monitoring": "settings",
-    "Placement": "launcher",
     "PlanningRequest": "planning",
     "Rendezvous": "rendezvous",
     "Reports": "journal",
@@ -63,7 +61,7 @@ _MODULES = {
     "RunStatus": "results",
     "StopReason": "messages",
     "describe_stop": "results",
-    "join": "joining",
+    "join": "rendezvous",
     "launch": "launcher",
     "listen_for_signals": "processes",
     "load_credentials": "keyring",

@@ -6,34 +6,37 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from corn.distributed.entry import AgreedRun, Entry, Work, begin_run, return_to_run
+from corn.distributed.entry import AgreedRun, Entry, begin_run, return_to_run
 from corn.distributed.half_step import CellBatches, HalfStep, UpdateRule
-from corn.distributed.handshake import Hello, announcing_failure, check_plan
-from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
-from corn.distributed.keyring import Keyring, find_credentials, open_keyring
-from corn.distributed.planning import find_plan
+from corn.distributed.handshake import Hello, announcing_failure, check_guarantee
+from corn.distributed.journal import Journal, Reports
+from corn.distributed.keyring import load_credentials, open_ledger
+from corn.distributed.planning import plan_together
 from corn.distributed.rejoin import load_addresses
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
-from corn.distributed.requirements import ReleaseTotal, Requirements, compose_total
+from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult, judge_status
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.storage import (
     CheckpointFolder,
     Folders,
-    find_checkpoints,
     forget_after,
+    list_checkpoints,
     make_folders,
     read_rows,
 )
+from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     BatchSampler,
@@ -42,14 +45,14 @@ from corn.learn.batches import (
     note_large_delta,
     require_fitting_samples,
 )
-from corn.learn.metrics import Row
+from corn.learn.metrics import Row, Samples
 from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise.stream import STREAM_FORMAT
-from corn.plan import Plan, fingerprint
+from corn.plan import Plan, fingerprint, load_plan, save_plan
 
 _SECONDS_TO_SEND = 1.0
 
@@ -76,7 +79,7 @@ def run_agent(
         rendezvous: the other agents, as :func:`corn.distributed.join` returns them.
         model: any module without batch normalisation and dropout, or a ``Task``; all agents must
             start from the same parameters.
-        loss: for a module: (outputs, targets) → mean loss.
+        loss: for a module: (outputs, targets) → mean training loss.
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
         validation: samples to measure on. They are taken to be this agent's own: measurements on
@@ -85,7 +88,7 @@ def run_agent(
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
             models and ε and may be published. ``private/agent-I`` gets measurements, private notes
             and checkpoints, and only its owner can open it.
-        settings: of the run.
+        settings: the same for all agents.
         reports: callbacks for news of the run.
         requirements: the owner's, of this plan and of all releases of this data.
         rejoins: join a run under way, which lost this agent.
@@ -94,22 +97,20 @@ def run_agent(
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
-    # Other agents may wait at the store already: an error in the own data must reach them as a
-    # refusal. But an agent that cannot return to a run must not stop the others at their start.
-    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
-    with announcing, naming_agent(rendezvous.agent):
+    # Other agents may wait at the store already: an error in the own data must reach them.
+    with _announcing(rendezvous, rejoins=rejoins):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
         parts = {"validation": validation, "test": test}
-        own = TrainingProblem(
+        problem = TrainingProblem(
             make_task(model, loss),
             AgentData.from_parts([read_samples(dataset)]),
             {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
     return run_problem(
         plan,
-        own,
+        problem,
         rendezvous=rendezvous,
         out=out,
         settings=chosen,
@@ -119,28 +120,34 @@ def run_agent(
     )
 
 
+@contextmanager
+def _announcing(rendezvous: Rendezvous, *, rejoins: bool) -> Iterator[None]:
+    """Announce a failure inside to all agents, in a line that begins with this agent's number."""
+    # An agent that cannot return to a run must not stop the others at their start.
+    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
+    with announcing, naming_agent(rendezvous.agent):
+        yield
+
+
 def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
     """Run one agent of a workload in this process: join the others, find the plan, and run it.
 
     Return the plan that was run, and the agent's result.
     """
-    settings = config.settings
-    rendezvous = join_run(config, reports)
-    # An agent that cannot return to a run must not stop the others at their start.
-    announcing = nullcontext() if config.rejoins else announcing_failure(rendezvous)
-    with announcing, naming_agent(rendezvous.agent):
-        plan, settings = find_plan(config, rendezvous)
-        # An agent opens its own data only, unless a rehearsal repeats a simulation of all agents.
-        workload, num_agents = config.workload, rendezvous.num_agents
-        problem = workload.build(num_agents, [rendezvous.agent]).judge(plan.budget)
-        # A simulation draws one batch for all agents from one generator. An agent can repeat its
-        # part of that only with the data of all.
-        cohort = workload.build(num_agents).data if settings.is_rehearsal else None
+    rendezvous, settings = _join_run(config, reports), config.settings
+    with _announcing(rendezvous, rejoins=config.rejoins):
+        if config.plan is not None:
+            plan = load_plan(config.plan)
+        else:
+            plan, seed = make_plan_together(config, rendezvous)
+            settings = replace(settings, seed=seed)
+        # An agent opens its own data only.
+        workload = config.workload
+        problem = workload.build(rendezvous.num_agents, [rendezvous.agent]).judge(plan.budget)
     result = run_problem(
         plan,
         problem,
         rendezvous=rendezvous,
-        cohort=cohort,
         out=config.out,
         settings=settings,
         reports=reports,
@@ -151,19 +158,17 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     return plan, result
 
 
-def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
+def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     """Join the other agents of a run, or of one under way."""
-    settings = config.settings
     with naming_agent(config.agent):
-        credentials = find_credentials(settings, config.keys, config.agent, config.num_agents)
+        credentials = load_credentials(config.keys, config.agent, config.num_agents)
     earlier = None
     if config.rejoins:
         # Others keep the address of before, at which they were told to find this agent.
-        folders = Folders.of_run(config.out, is_rehearsal=settings.is_rehearsal)
-        earlier, _ = load_addresses(folders.of_agent(config.agent).private)
+        earlier, _ = load_addresses(Folders.of_run(config.out).of_agent(config.agent).private)
     return join(
         credentials,
-        timeout=settings.timeout,
+        timeout=config.settings.timeout,
         store=config.store,
         keys=config.keys,
         listen=config.listen or earlier,
@@ -174,12 +179,26 @@ def join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     )
 
 
+def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, int]:
+    """Make the plan together with all agents and share it; return a public seed, too."""
+    request = config.request
+    if request is None:
+        raise CornError("neither a plan nor a request for one was given")
+    # Before the others learn of this agent's links, and before any file of the run is written.
+    if config.requirements is not None:
+        config.requirements.check(request, rendezvous.agent)
+    folders = make_folders(config.out, rendezvous.agent)
+    plan, seed = plan_together(rendezvous, request, config.neighbours)
+    if not any(list_checkpoints(folders.private)):  # the plan of an earlier run stays with that run
+        save_plan(plan, folders.shared / "plan.corn")
+    return plan, seed
+
+
 def run_problem(
     plan: Plan,
     problem: TrainingProblem,
     *,
     rendezvous: Rendezvous,
-    cohort: AgentData | None = None,
     out: Path | None = None,
     settings: RunSettings,
     reports: Reports | None = None,
@@ -190,98 +209,85 @@ def run_problem(
 ) -> AgentResult:
     """Run one agent of a plan on a problem with its own data.
 
-    ``cohort`` has the data of all agents, for a rehearsal. ``data`` describes how the data was
-    partitioned, on which all must agree. With ``rejoins`` the agent joins a run under way.
-    ``update`` turns a release into the half step, in place of step sizes and momentum. The other
-    arguments are those of :func:`run_agent`.
+    ``data`` describes how the data was partitioned, on which all must agree. ``update`` turns a
+    release into the half step, in place of step sizes and momentum. The other arguments are those
+    of :func:`run_agent`.
     """
-    agent, reports, keys = rendezvous.agent, reports or Reports(), rendezvous.keys
-    required = requirements or Requirements()
+    agent, reports, required = (
+        rendezvous.agent,
+        reports or Reports(),
+        requirements or Requirements(),
+    )
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
-        # An agent that cannot return to a run must not stop the others at their start.
-        announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
-        with announcing, naming_agent(agent):
+        with _announcing(rendezvous, rejoins=rejoins):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
-            guarantee = check_plan(plan, settings, rendezvous)
-            required.check(plan, agent, is_rehearsal=settings.is_rehearsal)
-            folders = None
-            if out is not None:
-                folders = make_folders(out, agent, is_rehearsal=settings.is_rehearsal)
-            keyring = open_keyring(
-                plan,
-                rendezvous.credentials,
-                settings,
-                keys,
-                stack,
-                precision=guarantee.precision,
+            if rendezvous.num_agents != plan.num_agents:
+                raise InvalidArgumentError(
+                    f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in "
+                    "this run"
+                )
+            settings.check_plan(plan)
+            planned = check_guarantee(plan, agent).precision
+            required.check(plan, agent)
+            folders = None if out is None else make_folders(out, agent)
+            precision = settings.precision_of(plan, agent, planned)
+            # Opening the ledger begins a run: it locks the file, so that no second process releases
+            # under the same count until the end, and writes a nonce that was never used before.
+            ledger = stack.enter_context(
+                open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
             )
-            # The ledger is locked from here to the end of the run, so the count cannot change
-            # behind the checks below.
-            num_releases = plan.budget.num_steps - keyring.ledger.remaining
             if reports.on_ledger is not None:
-                reports.on_ledger(keyring.ledger)
-            choices = keyring.make_choices(digest_data(plan, agent, problem))
-            work = prepare_work(
-                plan, agent, settings, problem, choices, cohort=cohort, update=update
+                reports.on_ledger(ledger)
+            choices = ledger.make_choices(digest_data(plan, agent, problem))
+            half_step, parts, notes = prepare_work(
+                plan, agent, settings, problem, choices, update=update
             )
+            # All agents start from the same model: its seed is public, and they compare a hash.
+            start = problem.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
             steps: set[int] = set()
             if folders is not None:
-                steps = find_checkpoints(
-                    checkpoints_of(folders, plan, agent, settings),
-                    settings,
-                    num_parameters=len(work.start),
+                steps = CheckpointFolder(folders.private, plan, agent).find(
+                    num_parameters=len(start),
                     # What the ledger had counted. A checkpoint that counts more belongs to another
                     # ledger, or to this one before it was restored.
-                    num_releases=num_releases,
+                    num_releases=plan.budget.num_steps - ledger.remaining,
+                    resume=settings.resume,
                     rejoins=rejoins,
                 )
             # Agree. From here on all agents have the same plan, model, settings and nonce.
-            roster = rendezvous.credentials.roster.fingerprint.hex()
-            hello = make_hello(
-                plan,
-                settings,
-                work,
-                keyring,
-                steps,
-                data,
-                roster=roster,
+            hello = Hello(
+                plan=fingerprint(plan).hex(),
+                terms={
+                    "the data": data,
+                    **describe_model(problem.task, start),
+                    "the roster of public keys": rendezvous.credentials.roster.fingerprint.hex(),
+                    **settings.describe(plan),
+                    "streams": STREAM_FORMAT,
+                },
+                nonce=ledger.nonce.hex(),  # public: noise follows from it only with the keys
+                remaining=ledger.remaining,
+                checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
+                reserved=ledger.reserved_before,
                 columns=problem.columns,
             )
-            run = AgreedRun(plan, settings, agent, hello, keyring, work, folders)
-
-            def check_total(num_steps: int) -> ReleaseTotal | None:
-                return _check_total(run, keys, required, reports, num_steps)
-
-            if rejoins:
-                run, entry = return_to_run(run, rendezvous, check_total)
-            else:
-                run, entry = begin_run(run, rendezvous, check_total)
+            run = AgreedRun(
+                plan=plan,
+                settings=settings,
+                agent=agent,
+                hello=hello,
+                credentials=rendezvous.credentials,
+                ledger=ledger,
+                half_step=half_step,
+                start=start,
+                folders=folders,
+                requirements=required,
+            )
+            run, entry = (return_to_run if rejoins else begin_run)(run, rendezvous)
             stack.callback(entry.close)
         with naming_agent(agent):
-            return train_agent(run, entry, reports)
-
-
-def _check_total(
-    run: AgreedRun, keys: Path | None, required: Requirements, reports: Reports, num_steps: int
-) -> ReleaseTotal | None:
-    """Check the owner's limit on all plans together."""
-    # With the ledger open, so that no second run can add to the total meanwhile, and before
-    # anything is released.
-    if keys is None or run.settings.is_rehearsal:
-        return None
-    total = compose_total(
-        run.plan,
-        run.agent,
-        keys=keys,
-        ledger=run.keyring.ledger,
-        requirements=required,
-        num_steps=num_steps,
-    )
-    if reports.on_total:
-        reports.on_total(total)
-    return total
+            return train_agent(run, entry, reports, problem, parts=parts, private_notes=notes)
 
 
 def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
@@ -300,87 +306,47 @@ def prepare_work(
     problem: TrainingProblem,
     choices: Choices,
     *,
-    cohort: AgentData | None = None,
     update: UpdateRule | None = None,
-) -> Work:
-    """Prepare an agent's data and initial model.
-
-    ``choices`` are the agent's own. ``cohort`` has the data of all agents, for a rehearsal that
-    draws a simulation's batches. ``update`` is that of :func:`run_problem`.
-    """
+) -> tuple[HalfStep, Mapping[str, Samples], tuple[str, ...]]:
+    """Return an agent's half step, the samples to measure on, and notes for its owner."""
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
+    query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
     (num_samples,) = problem.data.sizes
     require_fitting_samples(plan.budget.of_agent(agent), [num_samples], first=agent)
-    sweep = SweepSettings(settings.steps_of(plan), settings.batch_of(plan), dtype=plan.dtype)
-    data, parts = problem.place(sweep)
-    query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
-    cell = 0
-    if not settings.is_rehearsal:
-        sampler = BatchSampler.of_agent(query, data, [choices], batch_size=size)
-    elif cohort is None:
-        sampler = BatchSampler(data, (query,), batch_size=size, choices=[choices])
-    else:
-        # A rehearsal's batches are those of all agents, as a simulation draws them.
-        data, _ = replace(problem, data=cohort).place(sweep)
-        cell = agent
-        sampler = BatchSampler(data, plan.budget.queries, batch_size=size, choices=[choices])
-    found = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
-    notes = problem.private_notes + tuple(note for note in found if note is not None)
-    # All agents start from the same model: its seed is public, and the handshake compares a hash.
-    return Work(
-        half_step=HalfStep(
-            problem.task,
-            CellBatches(sampler, cell),
-            query,
-            # A caller's own rule takes the place of momentum: both would smooth twice.
-            momentum=plan.momentum if update is None else 0.0,
-            update=update,
-        ),
-        data=EvaluationData(
-            problem.task,
-            parts,
-            problem.public_parts,
-            notes,
-            problem.simulation,
-        ),
-        start=problem.task.initialize(settings.seed).to(sweep.torch_dtype),
+    data, parts = problem.place(SweepSettings(settings.steps_of(plan), size, dtype=plan.dtype))
+    half_step = HalfStep(
+        problem.task,
+        CellBatches(BatchSampler.of_agent(query, data, [choices], batch_size=size), 0),
+        query,
+        # A caller's own rule takes the place of momentum: both would smooth twice.
+        momentum=plan.momentum if update is None else 0.0,
+        update=update,
     )
+    notes = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
+    return half_step, parts, (*problem.private_notes, *filter(None, notes))
 
 
-def make_hello(
-    plan: Plan,
-    settings: RunSettings,
-    work: Work,
-    keyring: Keyring,
-    steps: set[int],
-    data: str,
-    *,
-    roster: str,
-    columns: tuple[str, ...] = (),
-) -> Hello:
-    """Return the terms that the agent publishes at the handshake; nothing secret."""
-    task = work.data.task
+def describe_model(task: Task, start: Tensor) -> dict[str, str]:
+    """Return the terms of the model that all agents must have in common; nothing secret."""
     model = f"{task.describe()}; {task.num_parameters} parameters"
     if isinstance(task, HasFingerprint):  # of layers, loss and frozen parameters
         model += f" ({task.fingerprint().hex()[:16]})"
-    return Hello(
-        plan=fingerprint(plan).hex(),
-        model=model,
-        start=hashlib.sha256(work.start.numpy().tobytes()).hexdigest()[:16],
-        roster=roster,
-        settings=settings.describe(plan) | {"partition of data": data, "streams": STREAM_FORMAT},
-        nonce=keyring.ledger.nonce.hex(),  # public: noise follows from it only with the keys
-        remaining=keyring.ledger.remaining,
-        checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
-        reserved=keyring.ledger.reserved_before,
-        columns=columns,
-    )
+    digest = hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16]
+    return {"the model": model, "the initial parameters": digest}
 
 
-def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
+def train_agent(
+    run: AgreedRun,
+    entry: Entry,
+    reports: Reports,
+    problem: TrainingProblem,
+    *,
+    parts: Mapping[str, Samples],
+    private_notes: Iterable[str],
+) -> AgentResult:
     """Run all steps that are left, and record them."""
-    plan, settings, ledger = run.plan, run.settings, run.keyring.ledger
+    plan, settings, ledger = run.plan, run.settings, run.ledger
     exchange = entry.exchange
     if reports.on_message is not None:
         exchange.on_send = partial(reports.on_message, run.agreed.nonce)
@@ -388,26 +354,26 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         plan,
         settings,
         agent=run.agent,
-        data=run.work.data,
-        account=ReleaseAccount(plan.budget.of_agent(run.agent), ledger.precision),
+        problem=problem,
+        parts=parts,
+        ledger=ledger,
         folders=run.folders,
-        count_releases=lambda: plan.budget.num_steps - ledger.remaining,
-        read_memory=lambda: run.work.half_step.memory,
+        read_memory=lambda: run.half_step.memory,
         count_bytes=exchange.count_bytes,
-        reports=reports,
+        on_state=reports.on_state,
     )
     # After the agreement: the step from which all continue is not known before, and later files are
     # removed.
     parameters, earlier = _restore(run, journal)
     _note_ledger(run, journal)
-    for text in run.work.data.private_notes:
+    for text in private_notes:
         journal.note_privately(text)
     rounds = TrainingRounds(
         plan,
         settings,
         agent=run.agent,
         activate=run.activate,
-        half_step=run.work.half_step,
+        half_step=run.half_step,
         exchange=exchange,
         returns=entry.returns,
         membership=entry.membership,
@@ -448,7 +414,7 @@ def train_agent(run: AgreedRun, entry: Entry, reports: Reports) -> AgentResult:
         private_notes=tuple(journal.private_notes),
         seconds_waited=rounds.seconds_waited,
         total=run.total,
-        simulation=run.work.data.simulation,
+        simulation=problem.simulation,
     )
 
 
@@ -459,14 +425,14 @@ def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
         # An agent that returns begins with its sponsor's model, and keeps its own measurements.
         journal.note(f"took part again from step {step} on, with the model of a neighbour")
         rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        run.work.half_step.restore(run.admission.state)
+        run.half_step.restore(run.admission.state)
         return run.admission.parameters.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
-        return run.work.start.clone(), []
-    checkpoint = checkpoints_of(folders, run.plan, run.agent, run.settings).load(step)
-    run.work.half_step.memory = checkpoint.memory
+        return run.start.clone(), []
+    checkpoint = CheckpointFolder(folders.private, run.plan, run.agent).load(step)
+    run.half_step.memory = checkpoint.memory
     return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
 
@@ -485,16 +451,9 @@ def _note_ledger(run: AgreedRun, journal: Journal) -> None:
         journal.note(
             f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
         )
-    if skipped := run.keyring.ledger.num_skipped:
+    if skipped := run.ledger.num_skipped:
         # Privately, as it tells that the data changed.
         journal.note_privately(
             f"{skipped} releases of a pass that an earlier run began count as spent: this run's "
             "data may be other data, so it begins a new pass"
         )
-
-
-def checkpoints_of(
-    folders: Folders, plan: Plan, agent: int, settings: RunSettings
-) -> CheckpointFolder:
-    """Return the folder of an agent's checkpoints under a plan."""
-    return CheckpointFolder(folders.private, plan, agent, is_rehearsal=settings.is_rehearsal)

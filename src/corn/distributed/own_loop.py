@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from corn.checks import require, require_length
 from corn.distributed.agent import run_problem
 from corn.distributed.journal import Reports
-from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.keyring import find_terms
 from corn.distributed.messages import ProtocolError
 from corn.distributed.public_state import LAST_TOTAL, PublicState
 from corn.distributed.rendezvous import Rendezvous
@@ -54,6 +54,7 @@ from corn.learn.step import require_one_gradient, restore_state, save_state
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
+from corn.noise import ReleaseLedger
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense
@@ -293,8 +294,8 @@ class AgentTurns:
         self._optimizer, self._has_stepped = optimizer, False
         self.received: Any = None
         self._restored: PublicState = {}
-        self._ledger: Ledger | None = None
-        self.is_simulated = settings.is_rehearsal
+        self._ledger: ReleaseLedger | None = None
+        self.is_simulated = False
         self.result: AgentResult | None = None
 
     @property
@@ -387,7 +388,7 @@ class AgentTurns:
         else:
             self._asked.put(_Ended(result))
 
-    def _keep_ledger(self, ledger: Ledger) -> None:
+    def _keep_ledger(self, ledger: ReleaseLedger) -> None:
         self._ledger = ledger
 
     def _ask_for_gradient(

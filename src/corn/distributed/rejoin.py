@@ -22,7 +22,7 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
+from corn.distributed.handshake import Hello, compare_hellos
 from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
@@ -39,7 +39,7 @@ from corn.distributed.public_state import (
     encode_state,
     state_limit,
 )
-from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rendezvous import HandshakeError, Meeting, Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.stream import check_nonce

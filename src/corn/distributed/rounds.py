@@ -18,7 +18,6 @@ from corn.checks import FloatArray
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
 from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal
-from corn.distributed.keyring import Ledger
 from corn.distributed.membership import Membership, NewsDelays, find_cuts, name_agents
 from corn.distributed.messages import (
     NO_STOP,
@@ -45,6 +44,7 @@ from corn.distributed.summing import TreeSum, as_integers, digest_model, integer
 from corn.errors import CornError, PublicError
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
+from corn.noise import ReleaseLedger
 from corn.noise.masks import MaskWords, is_possible, read_average
 from corn.plan import Plan
 from corn.topology.gossip import GossipRound
@@ -140,7 +140,7 @@ class TrainingRounds:
         exchange: Exchange,
         returns: Returns,
         membership: Membership,
-        ledger: Ledger,
+        ledger: ReleaseLedger,
         journal: Journal,
         first_step: int,
         last_step: int,
