@@ -29,11 +29,6 @@ from torch import Tensor, nn
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
 from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import CellBatches, HalfStep
-from corn.distributed.keyring import (
-    DrawnNoise,
-    NoiseShare,
-)
 from corn.distributed.membership import Membership
 from corn.distributed.messages import message_limit
 from corn.distributed.recovery import ActivePlan
@@ -41,21 +36,25 @@ from corn.distributed.rendezvous import host_store, join
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.summing import integer_type
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.schedule import Constant
-from corn.learn.step import StepStatistics, clip_factors, gradient_norms
+from corn.learn.step import (
+    AgentStepper,
+    StepStatistics,
+    clip_factors,
+    gradient_norms,
+    no_statistics,
+    read_sum,
+)
 from corn.learn.sweep import Interruption
-from corn.learn.tasks import ModuleTask
+from corn.learn.tasks import ModuleTask, Task
 from corn.learn.workloads import Workload
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
 from corn.transport import Address, Purpose, open_links
-from tests.distributed.rehearsal import (
-    CountingLedger,
-    make_public_credentials,
-    make_public_source,
-)
+from tests.distributed.rehearsal import make_public_credentials, make_public_source
 
 NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
 NO_SUM_NOISE = "none, exact sums"
@@ -97,57 +96,40 @@ class Silence:
         return DrawnNoise(torch.empty(0), self._offset, np.empty(0, np.uint16))
 
 
-class PlainHalfStep:
-    """The half step of an agent without privacy: gradient, clip and step in single precision."""
+class PlainStepper:
+    """Steps of an agent without privacy: gradient, clip and step in single precision."""
 
     num_broken = 0
+    statistics = no_statistics()
 
-    def __init__(self, task: ModuleTask, batches: CellBatches, clip: float) -> None:
-        self._task, self._batches, self._clip = task, batches, clip
+    def __init__(self, batches: BatchSampler, plan: Plan) -> None:
+        self._batches, self._plan = batches, plan
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, noise: Silence, parameters: Tensor) -> None:
         """Begin a step of the network."""
+        self._offset = noise.take(step).offset
+        self.parameters, self.batch = parameters, self._batches.draw(step)
 
     @torch.no_grad()
-    def take(
-        self, parameters: Tensor, _: Tensor, *, number: int, step_size: float, **_unused: object
-    ) -> tuple[Tensor, StepStatistics]:
-        """Return the message, as ``HalfStep`` does."""
-        batch = self._batches.draw(number)
-        g = self._task.gradient(parameters.view(1, 1, -1), batch).values.view(-1)
-        norm = gradient_norms(g)
-        g.mul_(clip_factors(norm, self._clip))
-        nothing = norm.view(1, 1)
-        half = torch.sub(parameters, g, alpha=step_size, out=g)
-        return half, StepStatistics(nothing, nothing, nothing)
+    def differentiate(self, task: Task) -> None:
+        """Compute and clip the gradient."""
+        self._gradient = task.gradient(self.parameters.view(1, 1, -1), self.batch).values.view(-1)
+        norm = gradient_norms(self._gradient)
+        self._gradient.mul_(clip_factors(norm, self._plan.budget.clip))
 
+    def release_half_step(self, *, step_size: float, **_: object) -> Tensor:
+        """Return the message, as ``AgentStepper`` does."""
+        return torch.sub(self.parameters, self._gradient, alpha=step_size, out=self._gradient)
 
-class PlainSumStep(PlainHalfStep):
-    """The release without privacy for an exact sum: the clipped gradient in integers."""
+    def release_masked(self, **_: object) -> Any:
+        """Return the clipped gradient in integers, as ``AgentStepper`` does."""
+        units = self._gradient.mul_(1 / self._plan.grid)
+        return units.round_().to(torch.int16).numpy().view(np.uint16)
 
-    def __init__(self, task: ModuleTask, batches: CellBatches, clip: float, grid: float) -> None:
-        super().__init__(task, batches, clip)
-        self._grid = grid
-
-    @torch.no_grad()
-    def take_masked(
-        self, parameters: Tensor, _: Tensor, *, number: int, **_unused: object
-    ) -> tuple[Any, StepStatistics]:
-        """Return the integers, as ``HalfStep`` does."""
-        batch = self._batches.draw(number)
-        g = self._task.gradient(parameters.view(1, 1, -1), batch).values.view(-1)
-        norm = gradient_norms(g)
-        g.mul_(clip_factors(norm, self._clip) / self._grid)
-        nothing = norm.view(1, 1)
-        words = g.round_().to(torch.int16).numpy().view(np.uint16)
-        return words, StepStatistics(nothing, nothing, nothing)
-
-    @torch.no_grad()
-    def move(
-        self, parameters: Tensor, released: Tensor, *, step_size: float, **_: object
-    ) -> Tensor:
+    def finish(self, total: Any, *, step_size: float) -> Tensor:
         """Return the step along the average."""
-        return torch.sub(parameters, released, alpha=step_size)
+        average = read_sum(total, self._plan, offset=self._offset, dtype=np.float32)
+        return torch.sub(self.parameters, torch.from_numpy(average), alpha=step_size)
 
 
 class NoReturns:
@@ -208,10 +190,10 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
         (0, 2048),
     )
     choices = [SeededChoices(agent)]
-    batches = CellBatches(BatchSampler(data, batch_size=job.batch, choices=choices), 0)
-    half_step = HalfStep(task, batches, plan.budget.query)
-    plain: Any = PlainHalfStep(task, batches, plan.budget.clip)
-    plain_sum: Any = PlainSumStep(task, batches, plan.budget.clip, plans[SUM].grid)
+    batches = BatchSampler(data, batch_size=job.batch, choices=choices)
+    private = AgentStepper(plan.budget.query, lambda step: step, batches)
+    plain: Any = PlainStepper(batches, plan)
+    plain_sum: Any = PlainStepper(batches, plans[SUM])
     start = task.initialize(0).float()
     exchange = connect(rendezvous, plan, start)
     names = ("none", NO_SUM_NOISE, *job.kinds)
@@ -222,12 +204,13 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
         for name in order:
             began, worked = time.perf_counter(), time.process_time()
             rules = {"none": plain, NO_SUM_NOISE: plain_sum}
-            own = rules.get(name, half_step)
+            own = rules.get(name, private)
             in_force = plans[SUM] if name == NO_SUM_NOISE else plans.get(name, plan)
             is_sum = in_force.network.mixing == "sum"
             exchange.dtype = integer_type(in_force.mask_bits) if is_sum else start.dtype
             loop = make_loop(agent, in_force, name, own, exchange, start, job)
-            loop.run(Interruption())
+            for stepper in loop.run(Interruption()):
+                stepper.differentiate(task)
             wall, work = time.perf_counter() - began, time.process_time() - worked
             found[name].append((wall / job.steps, work / job.steps))
     rendezvous.agree("over", "")
@@ -268,7 +251,7 @@ def make_loop(
     agent: int,
     plan: Plan,
     name: str,
-    half_step: HalfStep,
+    stepper: AgentStepper,
     exchange: Exchange,
     start: Tensor,
     job: Job,
@@ -288,11 +271,10 @@ def make_loop(
         settings,
         agent=agent,
         activate=activate,
-        half_step=half_step,
+        stepper=stepper,
         exchange=exchange,
         returns=returns,
         membership=Membership(plan.network.graph, agent),
-        ledger=CountingLedger(job.steps, bytes(32)),  # type: ignore[arg-type]
         journal=nobody,
         first_step=0,
         last_step=job.steps,

@@ -36,16 +36,14 @@ from torch import Tensor
 
 from corn.distributed import RunSettings
 from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import HalfStep
-from corn.distributed.keyring import (
-    NoiseShare,
-)
 from corn.distributed.membership import Membership
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rendezvous import host_store
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.summing import integer_type
+from corn.learn.perturbation import NoiseShare
 from corn.learn.schedule import Constant
+from corn.learn.step import AgentStepper
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.plan import Plan, load_plan, make_plan, save_plan
@@ -54,11 +52,7 @@ from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from corn.transport import Address
 from distributed_speed import Nobody, NoReturns, connect, meet
-from tests.distributed.rehearsal import (
-    CountingLedger,
-    make_public_credentials,
-    make_public_source,
-)
+from tests.distributed.rehearsal import make_public_credentials, make_public_source
 
 GRAPHS = {8: "er:n=8,p=0.5,seed=1", 20: "er:n=20,p=0.2,seed=1"}
 GLOO = "gloo all_reduce, float32, not private"
@@ -89,22 +83,6 @@ class Job:
         return ("127.0.0.1", listen), ("127.0.0.1", advertise)
 
 
-class GivenGradient:
-    """A task, and its batches, with one gradient at all models."""
-
-    def __init__(self, num_parameters: int, seed: int) -> None:
-        self.num_parameters = num_parameters
-        self._gradient = torch.randn(num_parameters, generator=torch.Generator().manual_seed(seed))
-
-    def draw(self, number: int) -> int:
-        """Return a batch in name alone."""
-        return number
-
-    def gradient(self, *_: object, **_options: object) -> Gradients:
-        """Return the gradient, of shape (1, 1, d)."""
-        return Gradients(self._gradient.clone().view(1, 1, -1))
-
-
 def run_agent(agent: int, job: Job, results: Any) -> None:
     """Run all kinds of steps in turns, and report times and traffic."""
     limit_threads()
@@ -113,6 +91,8 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     listen, advertise = job.addresses(agent)
     rendezvous = meet(agent, job.port, num_agents=num_agents, listen=listen, advertise=advertise)
     start = torch.zeros(job.num_parameters)
+    # One gradient at all models.
+    gradient = torch.randn(len(start), generator=torch.Generator().manual_seed(agent))
     exchange = connect(rendezvous, plans["gossip"], start)
     kinds: tuple[str, ...] = MIXINGS
     if not job.ports:
@@ -136,7 +116,9 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
                 for _ in range(job.steps):
                     gloo.all_reduce(start.clone())
             else:
-                make_rounds(agent, plans[kind], exchange, start, job).run(Interruption())
+                steps = make_rounds(agent, plans[kind], exchange, start, job)
+                for stepper in steps.run(Interruption()):
+                    stepper.compute(lambda _: Gradients(gradient.clone().view(1, 1, -1)))
             wall, work = time.perf_counter() - began, time.process_time() - worked
             traffic = count_traffic(exchange) - before
             found[kind].append((wall / job.steps, work / job.steps, *(traffic / job.steps)))
@@ -158,7 +140,6 @@ def make_rounds(
 ) -> TrainingRounds:
     """Return one agent's steps under a plan."""
     exchange.dtype = integer_type(plan.mask_bits) if plan.network.mixing == "sum" else torch.float32
-    task: Any = GivenGradient(job.num_parameters, agent)
     source = make_public_source(plan.decomposition, agent, seed=0)
 
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
@@ -172,11 +153,10 @@ def make_rounds(
         RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=()),
         agent=agent,
         activate=activate,
-        half_step=HalfStep(task, task, plan.budget.query),
+        stepper=AgentStepper(plan.budget.query, lambda step: step),
         exchange=exchange,
         returns=returns,
         membership=Membership(plan.network.graph, agent),
-        ledger=CountingLedger(job.steps, bytes(32)),  # type: ignore[arg-type]
         journal=nobody,
         first_step=0,
         last_step=job.steps,

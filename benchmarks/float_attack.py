@@ -29,6 +29,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +54,7 @@ from corn.threads import limit_threads
 from tests.oracles.deployed_release import (
     NONCE,
     Floats,
+    GivenNoise,
     Observer,
     OwnReleases,
     Release,
@@ -358,16 +361,14 @@ def find_candidates(
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
         own = select_agents(problem, [VICTIM])
-        half_step, _, _ = prepare_work(plan, VICTIM, settings, own, SeededChoices(0))
+        ledger: Any = SimpleNamespace(make_choices=lambda _: SeededChoices(0), reserve=lambda k: k)
+        stepper, _, _ = prepare_work(plan, VICTIM, settings, own, ledger)
         start = own.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
-        half, _ = half_step.take(
-            start,
-            torch.zeros(len(start)).double(),
-            number=0,
-            step_size=1.0,
-            grid=2.0**-60,
-        )
+        silence: Any = GivenNoise(torch.zeros(len(start)).double(), 2.0**-60)
+        stepper.begin(0, silence, start)
+        stepper.differentiate(own.task)
+        half = stepper.release_half_step(step_size=1.0)
         found.append((start - half).double().numpy())
     return (found[0], found[1]), start.double().numpy()
 

@@ -62,7 +62,9 @@ def time_round(plan: Plan, num_parameters: int) -> tuple[float, float, float]:
         # Once before, as the first release verifies the plan and compiles.
         for number in (1, 2):
             began = time.perf_counter()
-            sent = [each.release(update, round_number=number, nonces=nonces) for each in agents]
+            sent = [
+                each.release_update(update, round_number=number, nonces=nonces) for each in agents
+            ]
             client = (time.perf_counter() - began) / plan.num_agents
         began = time.perf_counter()
         if average_updates(plan, sent) is None:

@@ -31,10 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from corn.distributed.keyring import DrawnNoise, NoiseShare, load_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload

@@ -67,7 +67,7 @@ def release_all(
     round_number: int = 1,
 ) -> list[MaskedUpdate]:
     return [
-        agents[k].release(update, round_number=round_number, nonces=nonces)
+        agents[k].release_update(update, round_number=round_number, nonces=nonces)
         for k, update in sorted(updates.items())
     ]
 
@@ -205,33 +205,33 @@ def test_a_client_refuses_a_plan_that_its_owner_does_not_allow(limit: str, tmp_p
     own = AgentRelease(PLAN, 1, tmp_path, requirements=kept)
     nonces = introduce(others) | {1: own.introduce()[0]}
     for number in (1, 2):
-        own.release(np.zeros(9), round_number=number, nonces=nonces)
+        own.release_update(np.zeros(9), round_number=number, nonces=nonces)
 
 
 def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:
     update = np.zeros(3)
     with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[0].release(update, round_number=1, nonces=dict.fromkeys(range(N), bytes(32)))
+        agents[0].release_update(update, round_number=1, nonces=dict.fromkeys(range(N), bytes(32)))
     nonces = introduce(agents)
-    agents[0].release(update, round_number=2, nonces=nonces)
+    agents[0].release_update(update, round_number=2, nonces=nonces)
     for number in (1, 2):
         with pytest.raises(PublicError, match=f"refuses to release round {number} again"):
-            agents[0].release(update, round_number=number, nonces=nonces)
+            agents[0].release_update(update, round_number=number, nonces=nonces)
     agents[0].introduce()
     with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[0].release(update, round_number=3, nonces=nonces)
+        agents[0].release_update(update, round_number=3, nonces=nonces)
 
 
 def test_a_server_cannot_name_other_agents_or_nonces_during_a_run(
     agents: list[AgentRelease],
 ) -> None:
     nonces = introduce(agents)
-    agents[0].release(np.zeros(3), round_number=1, nonces=nonces)
+    agents[0].release_update(np.zeros(3), round_number=1, nonces=nonces)
     fewer = {k: nonces[k] for k in (0, 1, 2)}
     for other in (fewer, {**nonces, 1: bytes(32)}):
         with pytest.raises(PublicError, match="agents or their nonces changed"):
-            agents[0].release(np.zeros(3), round_number=2, nonces=other)
-    agents[0].release(np.zeros(3), round_number=2, nonces=nonces)
+            agents[0].release_update(np.zeros(3), round_number=2, nonces=other)
+    agents[0].release_update(np.zeros(3), round_number=2, nonces=nonces)
 
 
 def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_words(
@@ -250,19 +250,19 @@ def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_
     # Nor can agent 2 complete the other sum later: not in this run, not in another one.
     for number in (1, 2):
         with pytest.raises(PublicError, match="refuses to release"):
-            agents[2].release(zero, round_number=number, nonces=fewer)
+            agents[2].release_update(zero, round_number=number, nonces=fewer)
     agents[2].introduce()
     with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[2].release(zero, round_number=1, nonces=fewer)
+        agents[2].release_update(zero, round_number=1, nonces=fewer)
 
 
 def test_a_sum_over_different_rounds_or_runs_is_uniform(agents: list[AgentRelease]) -> None:
     nonces, zero = introduce(agents), np.zeros(D)
     sent = release_all(agents, dict.fromkeys((0, 1, 2), zero), nonces, 1)
-    late = agents[3].release(zero, round_number=2, nonces=nonces)
+    late = agents[3].release_update(zero, round_number=2, nonces=nonces)
     assert is_uniform(sum(each.integers for each in [*sent, late]))
     renewed = nonces | introduce(agents, 3)
-    other = agents[3].release(zero, round_number=1, nonces=renewed)
+    other = agents[3].release_update(zero, round_number=1, nonces=renewed)
     assert is_uniform(sum(each.integers for each in [*sent, other]))
     # The same round under the same masks, for other data: what a ledger prevents.
     assert average_updates(PLAN, [*sent, late]) is None
@@ -275,17 +275,17 @@ def test_the_ledger_ends_the_run_and_counts_the_loss(agents: list[AgentRelease])
     sets = [(0, 1, 2, 3), (0, 1, 2), (1, 3), (0, 1), (1, 2, 3)]
     for left, numbers in enumerate(reversed(sets)):
         assert agents[1].introduce()[1] == BUDGET.num_steps - left
-        agents[1].release(np.zeros(2), round_number=1, nonces=introduce(agents, *numbers))
+        agents[1].release_update(np.zeros(2), round_number=1, nonces=introduce(agents, *numbers))
     assert 19.9 < agents[1].get_epsilon() <= 20
     nonces = introduce(agents)
     with pytest.raises(BudgetSpentError):
-        agents[1].release(np.zeros(2), round_number=1, nonces=nonces)
+        agents[1].release_update(np.zeros(2), round_number=1, nonces=nonces)
 
 
 def test_a_total_that_is_not_known_is_not_stated(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    agents[1].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    agents[1].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
     (ledger,) = tmp_path.glob("agent-1-*.ledger")
     ledger.unlink()
     with pytest.raises(FileFormatError, match=r"total is not known: .*\.ledger: is missing"):
@@ -296,7 +296,9 @@ def test_no_restored_file_but_the_ledger_lets_noise_be_released_twice(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
     """The attack: files beside the key are put back to their content before round 1."""
-    release = partial(agents[0].release, np.zeros(50), round_number=1, nonces=introduce(agents))
+    release = partial(
+        agents[0].release_update, np.zeros(50), round_number=1, nonces=introduce(agents)
+    )
     snapshot = {path: path.read_bytes() for path in tmp_path.iterdir()}
     first = release()
     kept = [path for path in snapshot if path.suffix != ".ledger"]
@@ -324,14 +326,14 @@ def test_a_crash_after_the_reservation_counts_the_round(
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("corn.engines.draw_share", crash)
+        patch.setattr("corn.learn.perturbation.draw_share", crash)
         with pytest.raises(OSError, match="killed"):
-            agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+            agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
     spent = agents[0].get_epsilon()
     assert spent > 0
     with pytest.raises(PublicError, match="refuses to release round 1 again"):
-        agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
-    agents[0].release(np.zeros(2), round_number=2, nonces=nonces)
+        agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
+    agents[0].release_update(np.zeros(2), round_number=2, nonces=nonces)
     assert agents[0].get_epsilon() > spent
 
 
@@ -345,18 +347,18 @@ def test_rounds_that_are_no_rounds_are_refused_before_anything_is_written(
     nonces = introduce(agents)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(PublicError, match="round must be a whole number from 1 to"):
-        agents[0].release(np.zeros(2), round_number=number, nonces=nonces)
+        agents[0].release_update(np.zeros(2), round_number=number, nonces=nonces)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+    agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
 
 
 def test_a_late_round_leaves_a_readable_state(agents: list[AgentRelease]) -> None:
     """A server can only keep the agent from further rounds of this run."""
     nonces = introduce(agents)
-    agents[0].release(np.zeros(2), round_number=10**15, nonces=nonces)
+    agents[0].release_update(np.zeros(2), round_number=10**15, nonces=nonces)
     with pytest.raises(PublicError, match="refuses to release round 2 again"):
-        agents[0].release(np.zeros(2), round_number=2, nonces=nonces)
-    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+        agents[0].release_update(np.zeros(2), round_number=2, nonces=nonces)
+    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
 
 
 def test_agents_must_be_of_the_plan_with_this_one_among_them(agents: list[AgentRelease]) -> None:
@@ -365,22 +367,22 @@ def test_agents_must_be_of_the_plan_with_this_one_among_them(agents: list[AgentR
     more = nonces | {agent: bytes(32) for agent in range(N, 100_000)}
     for wrong in (alone, without, more, {**nonces, -1: bytes(32)}, {}):
         with pytest.raises(PublicError, match="refuses to release: agents must be"):
-            agents[0].release(np.zeros(2), round_number=1, nonces=wrong)
+            agents[0].release_update(np.zeros(2), round_number=1, nonces=wrong)
     with pytest.raises(InvalidArgumentError, match="nonce must be 32 bytes"):
-        agents[0].release(np.zeros(2), round_number=1, nonces={**nonces, 1: b"short"})
-    agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+        agents[0].release_update(np.zeros(2), round_number=1, nonces={**nonces, 1: b"short"})
+    agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
 
 
 def test_the_loss_is_that_of_the_least_noise_of_any_run(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
     alone = agents[0].get_epsilon()
     largest = 4 * float(PLAN.precision_caps[0])
     with open_ledger(tmp_path, 0, PLAN, precision=largest) as ledger:
         ledger.reserve(0)
     # Flower's own runs have more noise, and do not hide it.
-    agents[0].release(np.zeros(2), round_number=1, nonces=introduce(agents))
+    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
     expected = compose_expenses([Expense(find_terms(PLAN, 0), largest, 3)], 1e-5).epsilon
     assert agents[0].get_epsilon() == expected > 2 * alone
 
@@ -391,7 +393,7 @@ def test_keys_that_cannot_be_used_cost_no_release(
     nonces = introduce(agents)
     (tmp_path / "roster.json").rename(tmp_path / "elsewhere")
     with pytest.raises(FileFormatError, match=r"roster\.json"):
-        agents[0].release(np.zeros(2), round_number=1, nonces=nonces)
+        agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
     assert agents[0].get_epsilon() == 0
 
 
@@ -400,8 +402,11 @@ def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     sample = PrivacyBudget(
         1, 1e-5, num_steps=5, clip=1, unit="sample", batch_size=2, samples_per_agent=20
     )
-    with pytest.raises(InvalidArgumentError, match="updates are clipped once"):
-        AgentRelease(make_plan(network, sample), 0, tmp_path)
+    nonces = dict.fromkeys(range(3), bytes(32))
+    with pytest.raises(InvalidArgumentError, match="an update is one gradient"):
+        AgentRelease(make_plan(network, sample), 0, tmp_path).release_update(
+            np.zeros(2), round_number=1, nonces=nonces
+        )
     gossip = make_plan(load_network("complete:3", mixing="gossip"), BUDGET)
     alone = make_plan(network, BUDGET, mechanism="ldp")
     for plan in (gossip, alone):

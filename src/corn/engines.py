@@ -12,17 +12,22 @@ all honest agents in it (docs/flower.md). It could spoil the model.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, TypeGuard, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
@@ -30,12 +35,23 @@ from corn.distributed.handshake import check_guarantee
 from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
-from corn.errors import FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.step import clip_batch_gradients, release_masked
-from corn.noise import ReleaseLedger, agree_on_nonce, draw_share
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
+from corn.learn.perturbation import NoiseShare
+from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.step import (
+    AgentStepper,
+    ClippedGradients,
+    clip_gradients,
+    compute_gradients,
+    read_sum,
+    smooth,
+)
+from corn.learn.tasks import Gradients, Task
+from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
 from corn.noise.ledger import LAST_STEP, compose_history, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset, is_possible, read_average
-from corn.noise.stream import NONCE_BYTES
+from corn.noise.masks import WORDS, MaskWords, draw_offset
+from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, make_plan
 from corn.threads import one_thread
 from corn.topology import load_network
@@ -43,6 +59,10 @@ from corn.topology import load_network
 # Seeds of larger groups would need messages between agents, which an engine does not carry.
 _LARGEST_GROUP = 2
 FEWEST_AGENTS = 2
+_SIGNATURE_BYTES = 64
+_SUMS_KEPT = 4
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
+_LOGGER = logging.getLogger("corn.engines")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +108,41 @@ def _find_precision(plan: Plan, agent: int) -> float:
     return check_guarantee(plan, agent).precision
 
 
+class Hello(NamedTuple):
+    """An agent's signed statement that it is ready for a sum.
+
+    Attributes:
+        agent: Its number.
+        plan: The fingerprint of its plan of all agents, 32 bytes.
+        model: A digest of the model that its update starts from, 32 bytes; see ``sum_releases``.
+        nonce: Its contribution to the nonce of the sum, 32 bytes that it has never used before.
+        signature: By the agent's key of the roster, over the other fields.
+    """
+
+    agent: int
+    plan: bytes
+    model: bytes
+    nonce: bytes
+    signature: bytes = b""
+
+    def statement(self) -> bytes:
+        """Return what is signed."""
+        return encode_fields("corn hello 1", self.agent, self.plan, self.model, self.nonce)
+
+
+def read_hello(found: object, roster: Roster) -> Hello:
+    """Return a hello out of what somebody sent, or raise ``PublicError``."""
+    fields = tuple(found) if isinstance(found, list | tuple) else ()
+    sizes = [len(each) for each in fields[1:] if isinstance(each, bytes)]
+    is_whole = bool(fields) and type(fields[0]) is int and 0 <= fields[0] < roster.num_agents
+    if not is_whole or sizes != [NONCE_BYTES, NONCE_BYTES, NONCE_BYTES, _SIGNATURE_BYTES]:
+        raise PublicError("refuses a message that is not the hello of an agent of the roster")
+    hello = Hello(*fields)
+    if not roster.verify(hello.agent, hello.signature, hello.statement()):
+        raise PublicError(f"refuses a hello that agent {hello.agent} of the roster did not sign")
+    return hello
+
+
 @final
 class AgentRelease:
     """One agent's releases under a plan of exact sums, for a transport that CorN does not run.
@@ -108,9 +163,10 @@ class AgentRelease:
     def __init__(
         self, plan: Plan, agent: int, keys: Path, *, requirements: Requirements | None = None
     ) -> None:
-        require(plan.budget.unit == "agent", "unit", "agent: updates are clipped once", "sample")
         require_masks(plan)
-        self._plan, self._agent, self._keys = plan, agent, keys
+        self.plan = plan
+        self.agent = agent
+        self._keys = keys
         self._required = requirements or Requirements()
         self._required.check(plan, agent)
 
@@ -118,16 +174,45 @@ class AgentRelease:
         """Begin a run; return this agent's contribution to its nonce, and the releases left."""
         # The ledger has a new nonce whenever it is opened so. With it the nonce of the run is new,
         # whatever the server claims about other agents' nonces.
-        with self._open(_find_precision(self._plan, self._agent)) as ledger:
+        with self._open(_find_precision(self.plan, self.agent)) as ledger:
             return ledger.nonce, ledger.remaining
 
+    def say_hello(self, model: bytes) -> Hello:
+        """Begin a run of one sum from a model with this digest; see :meth:`release_to`."""
+        nonce, remaining = self.introduce()
+        if remaining == 0:
+            raise BudgetSpentError(
+                f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
+            )
+        hello = Hello(self.agent, fingerprint(self.plan), model, nonce)
+        own = load_credentials(self._keys, self.agent, self.plan.num_agents)
+        return hello._replace(signature=own.identity.sign(hello.statement()))
+
+    def release_to(
+        self, clipped: ClippedGradients, hellos: Sequence[object], *, own: Hello
+    ) -> tuple[tuple[int, ...], MaskedUpdate]:
+        """Return the agents that ``hellos`` are of, and this agent's message of their sum.
+
+        Each agent must have signed that it starts from the same model under the same plan. So a
+        server that shows agents different sums or models has no sum of them together afterwards.
+        """
+        roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
+        ready = {hello.agent: hello for hello in (read_hello(each, roster) for each in hellos)}
+        other = [h.agent for h in ready.values() if (h.plan, h.model) != (own.plan, own.model)]
+        if other:
+            raise PublicError(f"refuses to release: {other} have another plan or model")
+        if len(ready) != len(hellos) or ready.get(self.agent) != own:
+            raise PublicError("refuses to release: the hellos of a sum must have its own, once")
+        nonces = {agent: hello.nonce for agent, hello in ready.items()}
+        return tuple(sorted(ready)), self.release(clipped, round_number=1, nonces=nonces)
+
     def release(
-        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
+        self, clipped: ClippedGradients, *, round_number: int, nonces: Mapping[int, bytes]
     ) -> MaskedUpdate:
-        """Return an update, clipped, with this agent's noise of a round, on the grid, under masks.
+        """Return an update with this agent's noise of a round, on the grid, under masks.
 
         Args:
-            update: The difference of the client's model from the server's, shape (d,).
+            clipped: One gradient, clipped as the plan's unit demands.
             round_number: From 1, larger than in every earlier release of the run.
             nonces: The contribution of each agent that takes part in the run; this agent's must be
                 the one that it made.
@@ -142,57 +227,56 @@ class AgentRelease:
             PublicError: The server named a round or nonces under which nothing may be released.
             BudgetSpentError: Nothing of the budget is left.
         """
-        agents = require_agents(sorted(nonces), self._plan.num_agents, self._agent)
+        agents = require_agents(sorted(nonces), self.plan.num_agents, self.agent)
         require_round(round_number)
-        plan, place, size = plan_for(self._plan, agents), agents.index(self._agent), len(update)
+        plan, place = plan_for(self.plan, agents), agents.index(self.agent)
+        size = clipped.values.numel()
         plan.check_parameters(size)
         # A hash of all contributions and of the plan, which every client computes for itself. It
         # binds the set: masks of agents that were told of different sets do not cancel.
-        run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self._plan))
-        own = load_credentials(self._keys, self._agent, self._plan.num_agents)
+        run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self.plan))
+        own = load_credentials(self._keys, self.agent, self.plan.num_agents)
         with self._open(_find_precision(plan, place), continues=True) as ledger:
             # Before anything is reserved: without keys there is no noise, and no release.
             source = make_source(own, plan, agents)
             self._check_run(ledger, run, round_number, nonces)
+            # Each agent draws its own offset, at the last moment. An offset that follows from the
+            # nonces would be the choice of a server that tries many of them.
+            offset_seed = secrets.token_bytes(NONCE_BYTES)
+            noise = NoiseShare(
+                plan, place, source, nonce=run, num_parameters=size, offset_seed=offset_seed
+            )
+            stepper = AgentStepper(plan.budget.of_agent(place).query, ledger.reserve)
             # On the disk before noise is drawn: after a crash the round counts as released.
-            ledger.reserve(round_number)
-        noise = draw_share(
-            plan.decomposition, place, source=source, nonce=run, step=round_number, stop=size
-        )
-        mask = draw_mask(
-            plan.decomposition,
-            place,
-            source=source,
-            nonce=run,
-            step=round_number,
-            size=size,
-            bits=plan.mask_bits,
-        )
-        # Each agent draws its own offset, at the last moment. An offset that follows from the
-        # nonces would be the choice of a server that tries many of them.
-        offset_seed = secrets.token_bytes(NONCE_BYTES)
-        # A copy: gradients that are not finite are set to zero in place.
+            stepper.begin(round_number, noise)
+        stepper.hand_over(clipped)
+        return MaskedUpdate(stepper.release_masked(observe=False), offset_seed)
+
+    def clip_update(self, update: NDArray[np.float64]) -> ClippedGradients:
+        """Clip the difference of two models, shape (d,), to the plan's C: for unit agent.
+
+        A difference that is not finite counts as zero.
+        """
+        unit = self.plan.budget.unit
+        require(unit == "agent", "unit", "agent: an update is one gradient", unit)
+        # A copy, as values that are not finite are set to zero in place. In float64 throughout, as
+        # the proof for floats assumes (docs/floats.md).
         values = torch.from_numpy(np.array(update, dtype=np.float64)).view(1, 1, -1)
-        # float64 throughout, as the proof for floats assumes (docs/floats.md).
-        found = clip_batch_gradients(
-            values, torch.tensor([self._plan.budget.clip], dtype=torch.float64)
-        )
-        integers = release_masked(
-            found.values.view(-1),
-            found.factors.view(-1),
-            torch.from_numpy(noise),
-            grid=plan.grid,
-            offset=_expand(offset_seed, size),
-            mask=mask,
-        )
-        return MaskedUpdate(integers, offset_seed)
+        clip = torch.tensor([self.plan.budget.clip], dtype=torch.float64)
+        return clip_gradients(Gradients(values), clip, clips_samples=False)
+
+    def release_update(
+        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
+    ) -> MaskedUpdate:
+        """Clip the difference of two models and release it: see :meth:`release`."""
+        return self.release(self.clip_update(update), round_number=round_number, nonces=nonces)
 
     def get_epsilon(self, delta: float = 1e-5) -> float:
         """Return the ε of all releases of this agent's data, under all plans of its keys.
 
         It holds for the unit, the adjacency and the adversary that ``corn keys ledger`` names.
         """
-        history = read_history([self._keys], self._agent)
+        history = read_history([self._keys], self.agent)
         if history.problems:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return compose_history(history, delta).total.epsilon
@@ -202,7 +286,7 @@ class AgentRelease:
     ) -> None:
         """Raise if the noise of a round may have been released."""
         # A server that repeats an old list of nonces would get the old noise on a new update.
-        if nonces[self._agent] != ledger.nonce:
+        if nonces[self.agent] != ledger.nonce:
             raise PublicError(
                 "refuses to release: the nonce of this agent is not the one it contributed to this "
                 "run"
@@ -223,18 +307,18 @@ class AgentRelease:
 
     def _open(self, precision: float, *, continues: bool = False) -> ReleaseLedger:
         ledger = open_ledger(
-            self._keys, self._agent, self._plan, precision=precision, continues=continues
+            self._keys, self.agent, self.plan, precision=precision, continues=continues
         )
         if self._required.total_epsilon is not None:
             try:
                 # As if all rounds of the plan were released, so that no run ends in the middle.
                 compose_total(
-                    self._plan,
-                    self._agent,
+                    self.plan,
+                    self.agent,
                     keys=self._keys,
                     ledger=ledger,
                     requirements=self._required,
-                    num_steps=self._plan.budget.num_steps,
+                    num_steps=self.plan.budget.num_steps,
                 )
             except BaseException:
                 ledger.close()
@@ -248,15 +332,327 @@ def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray |
     ``plan`` is that of the round, ``plan_for`` its agents, each of which has one message.
     """
     require(len(updates) == plan.num_agents, "updates", f"{plan.num_agents}", len(updates))
-    size = len(updates[0].integers)
-    total, offset = np.zeros(size, WORDS[plan.mask_bits]), np.zeros(size)
+    total = np.zeros(len(updates[0].integers), WORDS[plan.mask_bits])
     for update in updates:
         total += update.integers
-        offset += _expand(update.offset_seed, size)
-    if not is_possible(total, plan.largest_sum):
+    return _read_sum(plan, total, [update.offset_seed for update in updates])
+
+
+def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> FloatArray | None:
+    # In the order of agents, so that offsets add up to the same bits everywhere.
+    offset = np.zeros(len(total))
+    for seed in offset_seeds:
+        # A seed is of one release, so that there are no other steps to keep apart.
+        offset += draw_offset(seed, 0, len(total))
+    return read_sum(total, plan, offset=offset / plan.num_agents)
+
+
+def _is_seed(found: object) -> TypeGuard[bytes]:
+    return isinstance(found, bytes) and len(found) == NONCE_BYTES
+
+
+@final
+class SumRounds:
+    """Sums at a server that agents ask: who is ready, then the sum of their messages.
+
+    A sum is of agents that start from one model under one plan. It begins when all agents of the
+    roster are ready, or those that were in the last sum, or after ``wait`` seconds at least
+    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds.
+
+    The server is trusted with nothing: see :meth:`AgentRelease.release`. It knows public keys only,
+    so that one agent cannot speak for another.
+
+    Args:
+        roster: The public keys of all agents.
+        min_agents: The fewest agents of a sum.
+        wait: Seconds.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        min_agents: int = FEWEST_AGENTS,
+        wait: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._n = n = roster.num_agents
+        rule = f"from {FEWEST_AGENTS} to {n}"
+        require(FEWEST_AGENTS <= min_agents <= n, "min_agents", rule, min_agents)
+        require(wait > 0, "wait", "positive", wait)
+        self._roster = roster
+        self._min_agents = min_agents
+        self._wait = wait
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._awaited = frozenset(range(n))
+        # One hello of each agent, with its sender and the time at which it came.
+        self._ready: dict[int, tuple[Hello, str, float]] = {}
+        self._sums: dict[int, _Sum] = {}
+        self._num_sums = 0
+
+    def answer(self, request: Mapping[str, Any], sender: str = "") -> dict[str, Any]:
+        """Return the answer to one message of an agent; anybody may have sent it.
+
+        Args:
+            request: The message: a hello; or the number of a sum, and masked integers for it.
+            sender: The name by which the engine knows the site that sent it. Messages of one agent
+                in one sum must come from one site.
+        """
+        with self._lock:
+            try:
+                if "hello" in request:
+                    return self._meet(read_hello(request["hello"], self._roster), sender)
+                return self._add(request, sender)
+            except PublicError as error:
+                return {"status": "refused", "reason": str(error)}
+
+    def _meet(self, hello: Hello, sender: str) -> dict[str, Any]:
+        for number, known in self._sums.items():
+            if known.hellos.get(hello.agent) == hello:
+                return {"status": "begun", "sum": number, "hellos": known.list_hellos()}
+            if known.start == (hello.plan, hello.model) and not known.is_void:
+                # An agent that comes back is awaited from the next sum on.
+                self._awaited |= {hello.agent}
+                return {"status": "late"}
+        now = self._clock()
+        # The last one counts: an agent that was restarted has a new nonce.
+        if self._ready.get(hello.agent, (None,))[0] != hello:
+            self._ready[hello.agent] = hello, sender, now
+        group = {
+            agent: each
+            for agent, each in self._ready.items()
+            if (each[0].plan, each[0].model) == (hello.plan, hello.model)
+        }
+        is_enough = len(group) >= self._min_agents
+        is_late = now - min(since for *_, since in group.values()) > self._wait
+        if not (is_enough and self._awaited <= group.keys()) and not is_late:
+            return {"status": "wait"}
+        for agent in group:
+            del self._ready[agent]
+        if not is_enough:
+            return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
+        self._awaited = frozenset(group)
+        self._num_sums += 1
+        begun = _Sum(
+            hellos={agent: each for agent, (each, *_) in sorted(group.items())},
+            senders={agent: name for agent, (_, name, _) in group.items()},
+            start=(hello.plan, hello.model),
+            deadline=now + self._wait,
+        )
+        self._sums[self._num_sums] = begun
+        # Slower agents may still ask for the sum before; nobody needs older ones.
+        self._sums.pop(self._num_sums - _SUMS_KEPT, None)
+        return {"status": "begun", "sum": self._num_sums, "hellos": begun.list_hellos()}
+
+    def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
+        agent: Any = request.get("agent")
+        known = self._sums.get(request.get("sum", 0))
+        if known is None or type(agent) is not int or known.senders.get(agent) != sender:
+            raise PublicError("refuses a message to a sum that its sender is not in")
+        # Void for all once it is void for one of them.
+        known.is_void |= self._clock() > known.deadline and not known.is_complete
+        if "integers" in request and not known.is_void:
+            known.add(agent, request["integers"], request.get("offset_seed"))
+        if known.is_void:
+            lost = sorted(known.hellos.keys() - known.seeds.keys())
+            self._awaited = self._awaited.difference(lost)
+            return {"status": "void", "lost": lost}
+        if not known.is_complete:
+            return {"status": "wait"}
+        seeds = [known.seeds[each] for each in known.hellos]
+        return {"status": "sum", "integers": known.total, "offset_seeds": seeds}
+
+
+@dataclass(eq=False)
+class _Sum:
+    """One sum at a server: who is in it, and what was added so far."""
+
+    hellos: dict[int, Hello]
+    senders: dict[int, str]
+    start: tuple[bytes, bytes]
+    deadline: float
+    total: MaskWords | None = None
+    seeds: dict[int, bytes] = field(default_factory=dict)
+    is_void: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.seeds) == len(self.hellos)
+
+    def list_hellos(self) -> list[list[Any]]:
+        return [list(hello) for hello in self.hellos.values()]
+
+    def add(self, agent: int, integers: Any, seed: object) -> None:
+        """Add an agent's message, once, or raise ``PublicError``."""
+        if agent in self.seeds:
+            return
+        is_whole = isinstance(integers, np.ndarray) and integers.ndim == 1
+        if not is_whole or integers.dtype not in WORDS.values() or not _is_seed(seed):
+            raise PublicError("refuses a message that has no masked integers and seed of an offset")
+        if self.total is None:
+            self.total = np.zeros_like(integers)
+        if integers.shape != self.total.shape or integers.dtype != self.total.dtype:
+            raise PublicError("refuses a message with more or other integers than the first one")
+        self.total += integers
+        self.seeds[agent] = seed
+
+
+def sum_releases(
+    own: AgentRelease,
+    clipped: ClippedGradients,
+    *,
+    model: bytes,
+    ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+    wait: float = 600.0,
+) -> FloatArray | None:
+    """Release a gradient into a sum at a server; return the average of all agents, shape (d,).
+
+    None stands for a void sum: an agent was lost on the way, or the integers do not add up to a
+    possible sum. The release counts all the same. It also stands for a sum that began without this
+    agent, which then released nothing. No sum is void for some honest agents and applied by
+    others without notice: their models differ afterwards, and they refuse each other.
+
+    Args:
+        own: This agent's releases.
+        clipped: One gradient, clipped as the plan's unit demands.
+        model: A digest of the public model at which the gradient was computed and of the number of
+            sums before it, so that no two sums begin at the same.
+        ask: Sends a message to :meth:`SumRounds.answer` and returns its answer, or None if it was
+            not reached: then it is asked again.
+        wait: The seconds after which an unreachable server is given up.
+
+    Raises:
+        CornError: The server cannot be reached, or too few agents are ready.
+        PublicError: Under what the server says nothing may be released.
+        BudgetSpentError: Nothing of the budget is left.
+    """
+    hello = own.say_hello(model)
+    begun = _ask_until({"hello": list(hello)}, "begun", ask, wait)
+    if begun["status"] == "late":
+        _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
-    n = plan.num_agents
-    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
+    agents, message = own.release_to(clipped, begun["hellos"], own=hello)
+    place = {"sum": begun["sum"], "agent": own.agent}
+    first = {**place, "integers": message.integers, "offset_seed": message.offset_seed}
+    done = _ask_until(first, "sum", ask, wait, again=place)
+    if done["status"] == "void":
+        _LOGGER.warning("a sum is void without agents %s: the release counts", done.get("lost"))
+        return None
+    plan = plan_for(own.plan, agents)
+    total, seeds = done["integers"], done["offset_seeds"]
+    is_whole = isinstance(total, np.ndarray) and total.shape == message.integers.shape
+    is_whole = is_whole and total.dtype == message.integers.dtype
+    if not is_whole or len(seeds) != len(agents) or not all(map(_is_seed, seeds)):
+        raise PublicError("refuses a sum of another shape than its own message")
+    average = _read_sum(plan, total, seeds)
+    if average is None:
+        _LOGGER.warning("a sum of agents %s is void, as its masks did not cancel", agents)
+    return average
+
+
+@final
+class GradientSteps:
+    """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
+
+    Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
+    protocol have the same model after every step.
+
+    Args:
+        own: This agent's releases.
+        task: The model and its training loss.
+        dataset: This agent's samples.
+        step_size: The step size, or learning rate.
+        batch_size: The samples of a mini-batch, unless the plan has their number; None for all.
+    """
+
+    def __init__(
+        self,
+        own: AgentRelease,
+        task: Task,
+        dataset: DataSource,
+        *,
+        step_size: float,
+        batch_size: int | None = None,
+    ) -> None:
+        budget = own.plan.budget.of_agent(own.agent)
+        query = budget.query
+        passes = query.steps_per_pass
+        # The order of a pass lasts as long as its run, and a run here is one sum.
+        require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
+        problem = TrainingProblem(task, AgentData.from_parts([read_samples(dataset)]))
+        require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
+        size = query.batch_size or batch_size
+        settings = SweepSettings(1, size, dtype=own.plan.dtype)
+        data, _ = problem.place(settings)
+        self._own = own
+        self._task = task
+        self._step_size = step_size
+        self._is_sample = query.unit == "sample"
+        self._batches = BatchSampler.of_agent(query, data, batch_size=size)
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._dtype = settings.torch_dtype
+        self._memory: Tensor | None = None
+        self._num_drawn = 0
+
+    def take(
+        self,
+        parameters: Tensor,
+        *,
+        step: int,
+        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        wait: float = 600.0,
+    ) -> Tensor | None:
+        """Return the model after a step, shape (d,), or None where the sum is void.
+
+        ``step`` is its number from 0; see ``sum_releases`` for the others.
+        """
+        model = parameters.to(self._dtype)
+        batch = self._batches.draw(self._num_drawn).take(0)
+        self._num_drawn += 1
+        with torch.no_grad():
+            clipped = compute_gradients(
+                self._task, model.view(1, 1, -1), batch, self._clip, clips_samples=self._is_sample
+            )
+        state = hashlib.sha256(encode_fields("step", step))
+        state.update(model.numpy().data)
+        average = sum_releases(self._own, clipped, model=state.digest(), ask=ask, wait=wait)
+        if average is None:
+            return None
+        released = torch.from_numpy(average).to(model)
+        if self._own.plan.momentum:
+            memory = torch.zeros_like(model) if self._memory is None else self._memory
+            released = self._memory = smooth(memory, released, self._own.plan.momentum)
+        return model - released * model.new_full((1,), self._step_size)
+
+
+def _ask_until(
+    request: dict[str, Any],
+    status: str,
+    ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+    wait: float,
+    *,
+    again: dict[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """Ask until an answer is final: ``again`` follows a request once the server has it."""
+    deadline, pause = time.monotonic() + wait, _SHORTEST_PAUSE
+    while True:
+        answer = ask(request) or {}
+        found = answer.get("status")
+        if found in (status, "void", "late"):
+            return answer
+        if found == "refused":
+            raise PublicError(f"the server refuses: {answer.get('reason')}")
+        if found == "few":
+            raise CornError(f"too few agents are ready: {answer.get('absent')} are absent")
+        if found == "wait":
+            # The server has its own limit, after which it answers otherwise.
+            deadline, request = time.monotonic() + wait, again or request
+        elif time.monotonic() > deadline:
+            raise CornError(f"the server that adds up was not reached for {wait:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def require_masks(plan: Plan) -> None:
@@ -272,11 +668,6 @@ def require_masks(plan: Plan) -> None:
             "seeds must be those of pairs, which follow from keys without a message, found a "
             f"group of {largest}: plan with --seeds pairs"
         )
-
-
-def _expand(offset_seed: bytes, size: int) -> FloatArray:
-    # A seed is of one release, so that there are no other steps to keep apart.
-    return draw_offset(offset_seed, 0, size)
 
 
 def require_round(found: object) -> int:

@@ -159,7 +159,7 @@ class CornMod:
         start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
         # Subtracted in float64, the type in which the update is clipped and released.
         update = flatten(end, like=start) - flatten(start, like=start)
-        released = own.release(update, round_number=round_number, nonces=nonces)
+        released = own.release_update(update, round_number=round_number, nonces=nonces)
         content = flower.RecordDict(
             {
                 "arrays": flower.ArrayRecord({_INTEGERS: flower.Array(released.integers)}),

@@ -1,6 +1,5 @@
 """Audits of correct plans: tight where they should be, and rarely an alarm."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 from scipy.stats import binom
 
 from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
-from corn.audit.auditing import map_exposure
 from corn.audit.checks import check_noise
 from corn.audit.program import NoiseRecord, list_releases
-from corn.audit.views import StreamWeights
 from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -121,19 +118,6 @@ def test_the_check_of_noise_has_its_level() -> None:
         for _ in range(1000)
     )
     assert 30 < alarms <= binom.isf(1e-3, 1000, 0.1)
-
-
-def test_the_map_of_exposure_has_the_exact_values() -> None:
-    plan = agent_plan()
-    found = map_exposure(plan, AuditSettings(num_trials=4000))
-    assert found.shape == (5, 6)
-    assert np.isnan(np.diag(found[:, 1:])).all()
-    streams = StreamWeights.of(plan.decomposition)
-    scale = plan.budget.query.sensitivity * math.sqrt(plan.budget.num_steps) / plan.budget.mu
-    for column, view in enumerate([View(), *(View((agent,)) for agent in range(5))]):
-        exact = scale * np.sqrt(streams.precision(view))
-        honest = view.honest(5)
-        assert np.allclose(found[honest, column], exact[honest], rtol=0.1)
 
 
 def test_agents_draw_the_noise_of_a_run() -> None:

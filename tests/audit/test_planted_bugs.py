@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ from corn.distributed.own_loop import make_private
 from corn.errors import CornError
 from corn.learn import TrainingProblem, train
 from corn.learn.batches import AgentData, Batch, BatchSampler, Choices, SeededChoices
-from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining, SimulatedTurns
+from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
 from corn.learn.tasks import LinearClassifier
 from corn.learn.user_model import SampleGradients, UserModel
@@ -300,7 +301,8 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     data = torch.utils.data.TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     task, queries = LinearClassifier(3, 2), [plan.budget.query]
     own = TrainingProblem(task, AgentData(inputs[:32], data.tensors[1][:32], (0, 32)))
-    prepare_work(plan, 0, RunSettings(), own, make_choices(0, 0))
+    ledger: Any = SimpleNamespace(make_choices=lambda _: make_choices(0, 0), reserve=lambda k: k)
+    prepare_work(plan, 0, RunSettings(), own, ledger)
     assert made == queries
     parts = torch.utils.data.random_split(data, [32] * 4)
     train(plan, model=task, datasets=parts, secure=True)
@@ -433,11 +435,11 @@ def send_step(
 ) -> tuple[Tensor, corn.Plan]:
     """Return what agent 0 sends in the first step if it has this sample among eight."""
     plan, sent = sample_plan("every-step", "replace", num_steps=4), []
-    usual = SimulatedTurns.end
+    usual = PrivateOptimizer.take_step
 
-    def record(self: SimulatedTurns, parameters: Tensor) -> Tensor | None:
-        sent.append(parameters.clone())
-        return usual(self, parameters)
+    def record(self: PrivateOptimizer, released: Tensor) -> Tensor:
+        sent.append(usual(self, released))
+        return sent[-1]
 
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 3, generator=generator) / 10
@@ -447,7 +449,7 @@ def send_step(
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatedTurns, "end", record)
+        patch.setattr(PrivateOptimizer, "take_step", record)
         private = corn.make_private(
             plan,
             module=model,

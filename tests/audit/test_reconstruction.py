@@ -1,18 +1,14 @@
 """Gradients recovered from neighbours' messages, and images from gradients."""
 
+import runpy
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from corn.audit import View
-from corn.audit.reconstruction import (
-    choose_images,
-    find_recoverable,
-    list_observed,
-    make_knowledge,
-    reconstruct_images,
-)
 from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.datasets import load_dataset
@@ -20,6 +16,11 @@ from corn.learn.method import Method
 from corn.topology import load_network
 from tests.audit.plans import agent_plan
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "reconstruct_images.py"
+ATTACK: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+choose_images, reconstruct_images = ATTACK["choose_images"], ATTACK["reconstruct_images"]
+find_recoverable, list_observed = ATTACK["find_recoverable"], ATTACK["list_observed"]
+make_knowledge, predict_noise = ATTACK["make_knowledge"], ATTACK["predict_noise"]
 STEPS = 12
 RANK_TOLERANCE = 1e-10
 
@@ -164,7 +165,8 @@ def reconstruct(method: Method, view: View, graph: str = "ring:5") -> FloatArray
         prior=prior,
     )
     assert found.images.shape == (len(victims), 64)
-    return found.similarity
+    similarity: FloatArray = found.similarity
+    return similarity
 
 
 def test_images_are_exact_without_noise_and_hidden_by_it() -> None:
@@ -178,3 +180,22 @@ def test_an_insider_that_the_noise_is_not_designed_for_sees_images() -> None:
     method = Method.from_plan(agent_plan(0, "global", graph=graph))
     assert reconstruct(method, View(), graph).mean() < 0.25
     assert reconstruct(method, View((0,)), graph).mean() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("covariance", "stds"),
+    [
+        (np.diag([4.0, 0.0, 1.0]), [2, 0, 1]),
+        # Noise of the first two agents cancels, so each tells that of the other.
+        (np.array([[9.0, -9.0, 0.0], [-9.0, 9.0, 0.0], [0.0, 0.0, 4.0]]), [0, 0, 2]),
+        (np.array([[2.0, 1.0], [1.0, 2.0]]), [1.5**0.5] * 2),
+    ],
+)
+def test_noise_is_predicted_from_that_of_others(covariance: np.ndarray, stds: list[float]) -> None:
+    weights, found = predict_noise(covariance)
+    np.testing.assert_allclose(found, stds, atol=1e-12)
+    np.testing.assert_allclose(np.diag(weights), 1)
+    # The error of the prediction has this variance.
+    np.testing.assert_allclose(
+        np.diag(weights @ covariance @ weights.T), np.square(stds), atol=1e-9
+    )

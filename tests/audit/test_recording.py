@@ -23,7 +23,7 @@ from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.step import ClippedGradients, compute_gradients, release_masked
+from corn.learn.step import AgentStepper, release_masked
 from corn.noise import draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset
 from corn.plan import Plan
@@ -124,23 +124,27 @@ def round_apart(
     return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
 
 
-def clip_nothing(*given: Any, **rest: Any) -> ClippedGradients:
-    found = compute_gradients(*given, **rest)
-    return replace(found, factors=torch.full_like(found.factors, 0.01))
+compute = AgentStepper.compute
 
 
-KEYRING, HALF_STEP = "corn.distributed.keyring", "corn.distributed.half_step"
+def clip_nothing(self: AgentStepper, *given: Any) -> None:
+    compute(self, *given)
+    assert self._found is not None
+    self._found = replace(self._found, factors=torch.full_like(self._found.factors, 0.01))
+
+
+SHARE, STEP = "corn.learn.perturbation", "corn.learn.step"
 
 
 @pytest.mark.parametrize(
     ("where", "fault", "others"),
     [
-        (f"{KEYRING}.draw_mask", reuse, {"uniform"}),
-        (f"{KEYRING}.draw_mask", turn_sign, {"sums", "noise"}),
-        (f"{KEYRING}.draw_offset", draw_no_offset, {"sums"}),
-        (f"{KEYRING}.draw_share", draw_too_little, {"sums", "noise"}),
-        (f"{HALF_STEP}.release_masked", round_apart, set[str]()),
-        (f"{HALF_STEP}.compute_gradients", clip_nothing, {"length"}),
+        (f"{SHARE}.draw_mask", reuse, {"uniform"}),
+        (f"{SHARE}.draw_mask", turn_sign, {"sums", "noise"}),
+        (f"{SHARE}.draw_offset", draw_no_offset, {"sums"}),
+        (f"{SHARE}.draw_share", draw_too_little, {"sums", "noise"}),
+        (f"{STEP}.release_masked", round_apart, set[str]()),
+        (f"{STEP}.AgentStepper.compute", clip_nothing, {"length"}),
     ],
 )
 def test_faults_of_agents_are_found(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from corn.audit import View, find_smallest_break, read_view
-from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, predict_noise
+from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
@@ -93,22 +93,3 @@ def test_views_of_other_agents_are_refused() -> None:
         View((7,)).honest(5)
     with pytest.raises(InvalidArgumentError, match="leaves no victim"):
         View((0, 1)).honest(2)
-
-
-@pytest.mark.parametrize(
-    ("covariance", "stds"),
-    [
-        (np.diag([4.0, 0.0, 1.0]), [2, 0, 1]),
-        # Noise of the first two agents cancels, so each tells that of the other.
-        (np.array([[9.0, -9.0, 0.0], [-9.0, 9.0, 0.0], [0.0, 0.0, 4.0]]), [0, 0, 2]),
-        (np.array([[2.0, 1.0], [1.0, 2.0]]), [1.5**0.5] * 2),
-    ],
-)
-def test_noise_is_predicted_from_that_of_others(covariance: np.ndarray, stds: list[float]) -> None:
-    weights, found = predict_noise(covariance)
-    np.testing.assert_allclose(found, stds, atol=1e-12)
-    np.testing.assert_allclose(np.diag(weights), 1)
-    # The error of the prediction has this variance.
-    np.testing.assert_allclose(
-        np.diag(weights @ covariance @ weights.T), np.square(stds), atol=1e-9
-    )

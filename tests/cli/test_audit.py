@@ -61,14 +61,12 @@ def test_a_violated_promise_exits_with_1(corn: Runner, plans: Path) -> None:
     assert "agent 0 is exposed to insider 1" in outcome.stderr
 
 
-def test_samples_are_audited_through_the_step(corn: Runner, plans: Path, tmp_path: Path) -> None:
-    figure = tmp_path / "audit.png"
-    arguments = ("--trials", 500, "--victim", 0, "--json", "--plot", figure)
+def test_samples_are_audited_through_the_step(corn: Runner, plans: Path) -> None:
+    arguments = ("--trials", 500, "--victim", 0, "--json")
     outcome = corn("audit", plans / "samples.corn", *arguments)
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)
     assert (facts["through"], facts["unit"]) == ("step", "sample")
-    assert figure.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

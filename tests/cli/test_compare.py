@@ -129,26 +129,6 @@ def test_seeds_that_are_no_better_than_ldp_are_marked(corn: Runner) -> None:
     assert "no better than LDP" in " ".join(text.replace("│", " ").split())
 
 
-def test_saved_noise_can_be_accounted_for(corn: Runner, tmp_path: Path) -> None:
-    arguments = [*GOSSIP, "--colluders", 0, "--mechanism", "corn"]
-    corn(*arguments, "--out", tmp_path / "R.npy")
-    facts = json.loads(
-        corn("account", "--covariance", tmp_path / "R.npy", "--steps", 500, "--json").stdout
-    )
-    assert facts["worst_epsilon"] == pytest.approx(10, rel=1e-6)
-    assert facts["worst_epsilon"] <= 10 * (1 + 1e-9)
-    corn(*arguments, "--out", tmp_path / "design.json")
-    saved = json.loads((tmp_path / "design.json").read_text())
-    np.testing.assert_allclose(saved["covariance"], np.load(tmp_path / "R.npy"))
-    assert len(saved["decomposition"]["private_variance"]) == 8
-    # Masks have no covariance that anybody could account for.
-    refused = corn(*COMPARE, "--mechanism", "corn", "--out", tmp_path / "masks.npy")
-    assert refused.exit_code == 1
-    assert not (tmp_path / "masks.npy").exists()
-    corn(*COMPARE, "--mechanism", "corn", "--out", tmp_path / "masks.json")
-    assert json.loads((tmp_path / "masks.json").read_text())["decomposition"]["is_masked"]
-
-
 def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) -> None:
     np.save(tmp_path / "R.npy", 2 * np.eye(8) - 1 / 8)
     options = ["--mechanism", f"corn,mine={tmp_path / 'R.npy'}", "--colluders", 0, "--json"]
@@ -159,7 +139,6 @@ def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--out", "design.txt"], 1, "must end in .json or .npy"),
         (["--colluders", "9", "--seeds", "pairs"], 1, "must be at most 7 of 8"),
         (["--colluders", "many"], 1, "whole numbers separated by commas, found 'many'"),
         (["--seeds", "friends"], 1, "seeds must be one of"),

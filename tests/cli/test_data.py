@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corn.learn import datasets
-from corn.learn.datasets import DownloadableDataset, RemoteFile
+from corn.learn.datasets import DownloadableDataset
 
 from .commands import Runner
 
@@ -42,9 +42,7 @@ def test_import_copies_files_to_the_cache(corn: Runner, tmp_path: Path) -> None:
 
 
 def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = DownloadableDataset(
-        "toy", "idx", (RemoteFile("f", "0"),), ("http://127.0.0.1:1/",), "digits", "a toy"
-    )
+    toy = DownloadableDataset("toy", {"f": "0"}, ("http://127.0.0.1:1/",), "digits", "a toy")
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", toy)
     outcome = corn("data", "get", "toy")
     assert outcome.exit_code == 1

@@ -37,24 +37,6 @@ def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Pa
     assert facts["gap"] < 2e-3
 
 
-def test_a_cool_down_that_is_too_short_is_named(corn: Runner, tmp_path: Path) -> None:
-    short = [
-        "plan",
-        "--mixing",
-        "gossip",
-        "--graph",
-        "ring:12",
-        "--colluders",
-        0,
-        "--out",
-        tmp_path / "plan.corn",
-    ]
-    outcome = corn(*short, "--steps", 10)
-    assert "cool-down of 10 steps" in outcome.stderr
-    assert "leaves up to 39%" in " ".join(outcome.stderr.split())
-    assert "leaves up to" not in corn(*short, "--steps", 100).stderr
-
-
 def test_the_table_names_unit_and_adversary(corn: Runner, plan: Path) -> None:
     text = " ".join(corn("verify", plan, "--agent", 2).stdout.split())
     for words in ("verified", "one agent's whole data set", "one insider", "insider"):

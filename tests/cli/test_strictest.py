@@ -121,7 +121,7 @@ def test_a_small_site_is_named_where_it_decides_the_noise_of_all(
     caps = np.array([1 / 20, 1 / 2, 1 / 2])
     assert "keeps the promise of agent 0 for all" in shown
     assert "weights agents by their promises" in shown
-    assert "--sampling poisson with one --sampling-rate" in shown
+    assert "--sampling poisson with one --samples-per-agent" in shown
     facts = read(corn("train", *sites, "--sampling", "passes", "--json").stdout)
     own = facts["mechanisms"]["corn"]
     gain = own["weighted_central_ratio"] / own["central_ratio"]

@@ -8,7 +8,7 @@ import pytest
 
 from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, Corn, Horizon, default_objective, design
-from corn.covariance.disagreement import disagreement_ratio, list_remedies
+from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.lattice import design_lattice
 from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
@@ -124,36 +124,3 @@ def test_noise_by_fourier_transform_has_that_of_its_covariance(spec: str, gossip
     assert found == pytest.approx(dense, rel=1e-9)
     with pytest.raises(InvalidArgumentError, match="the network's own lattice"):
         disagreement_ratio(load_network("ring:31", mixing="gossip"), noise, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("spec", [PAPER_GRAPH, "ring:12", "star:9"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_remedies_do_about_what_they_promise(spec: str, momentum: float) -> None:
-    """Each is compared with a new design for it."""
-    network = load_network(spec, mixing="gossip")
-    objective = default_objective(120, momentum=momentum)
-    ratio = design(network, BUDGET, objective=objective, threat=EAVESDROPPER).disagreement_ratio
-    assert ratio is not None
-    remedies = list_remedies(network, objective, num_steps=120, ratio=ratio)
-    gossip, other, exact = remedies
-    assert exact == "--mixing sum"
-    assert other == "--momentum 0.95"
-    rounds = load_network(spec, gossip=Gossip.parse(gossip.split()[1]), mixing="gossip")
-    assert remedies[gossip] <= 0.35
-    for option, changed, objective_of in (
-        (gossip, rounds, objective),
-        (other, network, default_objective(120, momentum=0.95)),
-    ):
-        made = design(changed, BUDGET, objective=objective_of, threat=EAVESDROPPER)
-        assert made.disagreement_ratio == pytest.approx(remedies[option], rel=0.2)
-
-
-def test_remedies_fit_the_network() -> None:
-    objective = default_objective(120)
-    directed = NETWORKS["one-way"]
-    assert list_remedies(directed, objective, num_steps=120, ratio=1.0) == {}
-    ring = load_network("ring:12", mixing="gossip")
-    assert list_remedies(ring, None, num_steps=120, ratio=1.0) == {"--mixing sum": 0}
-    # The default momentum is what the objective has already.
-    found = list_remedies(ring, objective, num_steps=120, ratio=1.0)
-    assert [option.split()[0] for option in found] == ["--gossip", "--mixing"]

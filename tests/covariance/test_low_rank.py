@@ -22,10 +22,8 @@ from corn.covariance import (
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
 from corn.covariance.low_rank import (
-    DesignProgress,
     PairUpdates,
     affordable_evaluations,
-    watch_designs,
 )
 from corn.errors import InvalidArgumentError
 from corn.topology import load_network, mixing_matrix
@@ -173,54 +171,20 @@ def test_larger_networks_have_fewer_evaluations(
     assert affordable_evaluations(num_agents, insiders) == evaluations
 
 
-def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search() -> None:
-    def fail(progress: DesignProgress) -> None:
-        raise AssertionError(progress)
+def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the search began")
 
-    with watch_designs(fail), pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
+    monkeypatch.setattr(PairUpdates, "press", fail)
+    with pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
         design(
             load_network("ring:669", mixing="gossip"),
             1.0,
             objective=Horizon(5),
             threat=ThreatModel(2),
         )
-
-
-@pytest.mark.parametrize("drop_cost", [0.0, 0.02])
-def test_an_interrupted_design_is_private_and_says_so(drop_cost: float) -> None:
-    """It also starts no further search, such as those for designs with fewer seeds."""
-    seen = []
-
-    def interrupt(progress: DesignProgress) -> None:
-        seen.append(progress)
-        if progress.evaluations == 20:
-            raise KeyboardInterrupt
-
-    with watch_designs(interrupt, keep_best=True):
-        result = design(
-            load_network("ring:30", mixing="gossip"),
-            1.0,
-            mechanism=Corn(drop_cost=drop_cost),
-            objective=Horizon(50),
-        )
-    assert result.status == "interrupted"
-    assert worst_precision(result.decomposition, 1) <= 1
-    assert (
-        result.value
-        < design(
-            load_network("ring:30", mixing="gossip"), 1.0, mechanism="ldp", objective=Horizon(50)
-        ).value
-    )
-    assert [progress.evaluations for progress in seen] == list(range(1, 21))
-
-
-def test_an_interrupt_is_raised_unless_the_best_design_is_wanted() -> None:
-    def interrupt(progress: DesignProgress) -> None:
-        if progress.evaluations == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), watch_designs(interrupt):
-        design(load_network("ring:30", mixing="gossip"), 1.0, objective=Horizon(50))
 
 
 @pytest.mark.parametrize("threat", [ThreatModel(1, "pairs", "common"), ThreatModel(1, "balls:1")])

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
-from corn.distributed.keyring import DrawnNoise, NoiseShare, load_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload

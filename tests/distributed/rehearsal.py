@@ -4,17 +4,16 @@ No agent of the library draws public noise. Here functions of this process are r
 """
 
 import hashlib
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from corn.covariance import Decomposition
 from corn.distributed import entry, handshake
-from corn.distributed.half_step import CellBatches
 from corn.distributed.keyring import make_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.learn.batches import BatchSampler, SeededChoices
@@ -50,20 +49,6 @@ def make_public_source(decomposition: Decomposition, agent: int, *, seed: int) -
     """Return an agent's keys in a simulation with this seed."""
     everyone = simulated_keys(decomposition, seed=seed)
     return SecureSource({owner: everyone[owner] for owner in owners(decomposition, [agent])})
-
-
-class CountingLedger:
-    """A ledger that writes no file, for measurements of everything else."""
-
-    def __init__(self, max_releases: int, nonce: bytes) -> None:
-        self.remaining = max_releases
-        self.nonce = nonce
-        self.reserved_before = self.first_free_step = self.num_skipped = 0
-        self.precision = math.inf
-
-    def reserve(self, step: int) -> int:
-        self.remaining -= 1
-        return step
 
 
 @contextmanager
@@ -118,9 +103,9 @@ def sharing_batches(plan: Plan, everyone: TrainingProblem, agents: Sequence[int]
     (agent,) = agents
     data, _ = everyone.place(SweepSettings(plan.budget.num_steps, dtype=plan.dtype))
 
-    def sample(_: Any, __: Any, choices: Any, *, batch_size: int | None = None) -> CellBatches:
+    def sample(_: Any, __: Any, choices: Any, *, batch_size: int | None = None) -> Any:
         sampler = BatchSampler(data, plan.budget.queries, batch_size=batch_size, choices=choices)
-        return CellBatches(sampler, agent)
+        return SimpleNamespace(draw=lambda number: sampler.draw(number).take(agent))
 
     with mock.patch.object(BatchSampler, "of_agent", sample):
         yield

@@ -306,7 +306,7 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
         diverges.step = getattr(diverges, "step", 0) + 1
         return half * torch.inf if getattr(diverges, "at", 99) <= diverges.step else half
 
-    monkeypatch.setattr("corn.distributed.half_step.take_half_step", diverge)
+    monkeypatch.setattr("corn.learn.step.take_half_step", diverge)
 
     def run(rendezvous: Rendezvous, resume: bool) -> AgentResult:
         rendezvous.keys = tmp_path / "keys"

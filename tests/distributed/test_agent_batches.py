@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
-from corn.distributed.agent import digest_data, run_problem
+from corn.distributed.agent import digest_data, run_steps, run_to_end
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.errors import FileFormatError
 from corn.learn import Constant
@@ -216,7 +216,7 @@ def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
     assert digest("poisson", one) is None
     assert digest("every-step", one) is None
     model = UserModel(nn.Linear(5, 2), clips_samples=True)
-    loop = TrainingProblem(LoopTask(model, lambda *_: None), number_rows(SAMPLES))  # type: ignore[arg-type]
+    loop = TrainingProblem(LoopTask(model), number_rows(SAMPLES))
     assert digest_data(sample_plan("passes"), 0, loop) is None
 
 
@@ -235,7 +235,7 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
         rendezvous.keys = keys
         if rendezvous.agent != 0:
             return None
-        return run_problem(
+        steps = run_steps(
             plan,
             make_problem(TASK, [samples_of(rendezvous.agent)], 1),
             rendezvous=rendezvous,
@@ -243,6 +243,7 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
             settings=RunSettings(Constant(0.5), timeout=1),
             rejoins=True,
         )
+        return run_to_end(steps, TASK, 0)
 
     refused, *_ = run_in_threads(3, rejoin)
     assert isinstance(refused, FileFormatError), refused

@@ -23,9 +23,8 @@ from corn.distributed.settings import RunSettings
 from corn.errors import CornError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.own_loop import PrivateTraining
+from corn.learn.own_loop import PrivateTraining, save_state
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import save_state
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -276,8 +275,6 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
         if agent == leaving:
             run(private, most=5)
             private.data_loader.close()
-            thread = private.optimizer._turns._thread  # type: ignore[attr-defined]
-            thread.join()
             again = make_rendezvous(agent, N, rendezvous.store)
             private = take_part(again, models[N + agent], rejoins=True)
             has_returned.set()

@@ -14,7 +14,7 @@ from corn.distributed.rendezvous import AbsentError, HandshakeError, RefusalErro
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.errors import FileFormatError
-from corn.learn.own_data import FileWorkload
+from corn.learn.file_data import FileWorkload
 from corn.learn.schedule import Constant
 from corn.plan import save_plan
 from corn.transport import LinkError

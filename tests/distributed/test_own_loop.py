@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import corn
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings, recovery
+from corn.distributed.agent import run_steps
 from corn.distributed.keyring import find_terms, make_keys
 from corn.distributed.own_loop import AgentTurns, make_private
 from corn.distributed.recovery import replan
@@ -29,7 +30,7 @@ from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.own_loop import PrivateTraining
+from corn.learn.own_loop import LoopTask, PrivateTraining
 from corn.learn.tasks import ModuleTask
 from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan, verify_plan
@@ -297,17 +298,16 @@ def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
     model = make_model()
 
     def run(rendezvous: Rendezvous) -> int:
-        turns = AgentTurns(
-            small_plan(),
-            UserModel(model, clips_samples=False),
-            "SGD",
-            loaders()[0],
-            rendezvous,
-            RunSettings(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
+        plan = small_plan()
+        problem = TrainingProblem(
+            LoopTask(UserModel(model, clips_samples=False)), AgentData.from_parts(make_parts()[:1])
         )
+        settings = RunSettings()
+        steps = partial(run_steps, plan, problem, rendezvous=rendezvous, settings=settings)
+        turns = AgentTurns(plan, rendezvous.agent, steps)
+        nothing: Any = None
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
-            turns.start(out=None, requirements=None)
+            turns.start(nothing)
         with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
             turns.begin()
         return 1

@@ -7,7 +7,7 @@ from torch import nn
 from corn.distributed.messages import ProtocolError
 from corn.distributed.public_state import decode_state, encode_state
 from corn.errors import InvalidArgumentError
-from corn.learn.step import restore_state, save_state
+from corn.learn.own_loop import restore_state, save_state
 
 STATE = {
     "matrix": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)),

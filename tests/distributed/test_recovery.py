@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import NoiseShare, make_keys
+from corn.distributed.keyring import make_keys
 from corn.distributed.messages import Header, StopReason
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
@@ -22,6 +22,7 @@ from corn.distributed.results import AgentResult, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, list_checkpoints, read_model
 from corn.distributed.summing import DOWN, UP
+from corn.learn.perturbation import NoiseShare
 from corn.learn.schedule import Constant
 from corn.plan import Plan, verify_plan
 from corn.privacy.floats import set_aside

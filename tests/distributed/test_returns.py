@@ -282,12 +282,14 @@ class StandStill:
 
     num_broken = 0
 
-    def begin(self, _: int) -> None:
-        pass
+    statistics = None
 
-    def take(self, parameters: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+    def begin(self, _: int, __: object, parameters: torch.Tensor) -> None:
+        self._parameters = parameters
+
+    def release_half_step(self, **_: object) -> torch.Tensor:
         time.sleep(0.002)
-        return parameters, None
+        return self._parameters
 
 
 def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
@@ -305,7 +307,7 @@ def make_run(agent: int, *, first_free_step: int) -> AgreedRun:
         hello=HELLO,
         credentials=make_credentials(agent, N),
         ledger=ledger,  # type: ignore[arg-type]
-        half_step=StandStill(),  # type: ignore[arg-type]
+        stepper=StandStill(),  # type: ignore[arg-type]
         start=torch.zeros(3),
         folders=None,
         requirements=Requirements(),
@@ -348,17 +350,17 @@ def train(run: AgreedRun, entry: Entry) -> TrainingRounds:
         run.settings,
         agent=run.agent,
         activate=activate,
-        half_step=run.half_step,
+        stepper=run.stepper,
         exchange=entry.exchange,
         returns=entry.returns,
         membership=entry.membership,
-        ledger=run.ledger,
         journal=Silence(),  # type: ignore[arg-type]
         first_step=run.first_step,
         last_step=LAST_STEP,
         parameters=run.start,
     )
-    rounds.run(Interruption())
+    for _ in rounds.run(Interruption()):
+        pass
     entry.close()
     return rounds
 

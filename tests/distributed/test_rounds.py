@@ -9,15 +9,13 @@ import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed.exchange import Outcome
-from corn.distributed.half_step import HalfStep
 from corn.distributed.membership import Membership, NewsDelays
 from corn.distributed.recovery import ActivePlan, LossNotes
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings, advise_return
 from corn.learn.schedule import Constant
 from corn.learn.sweep import Interruption
-from corn.privacy import ClippedQuery
-from tests.oracles.deployed_release import GivenGradient
+from tests.oracles.deployed_release import take_half_step
 
 from .harness import small_plan
 
@@ -30,9 +28,7 @@ GRID = 2.0**-7
 def send(
     gradient: torch.Tensor, noise: torch.Tensor, model: torch.Tensor, *, grid: float = GRID
 ) -> torch.Tensor:
-    task = GivenGradient(gradient)
-    half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
-    return half.take(model, noise, number=0, step_size=STEP_SIZE, grid=grid)[0]
+    return take_half_step(gradient, noise, model, clip=CLIP, grid=grid, step_size=STEP_SIZE)[0]
 
 
 def test_gradient_and_noise_are_summed_and_rounded_before_the_model_is_added() -> None:
@@ -69,9 +65,9 @@ def test_gradients_are_clipped_to_at_most_the_norm() -> None:
 
 def test_a_step_with_momentum_has_the_precision_of_the_model() -> None:
     """0.1 in float32 differs from 0.1 in float64 by 1.5e-8."""
-    task, model = GivenGradient(torch.full((4,), 0.01)), torch.zeros(4, dtype=torch.float64)
-    half = HalfStep(task, task, ClippedQuery(CLIP), momentum=0.5)  # type: ignore[arg-type]
-    sent, _ = half.take(model, torch.ones_like(model), number=0, step_size=0.1, grid=GRID)
+    gradient, model = torch.full((4,), 0.01), torch.zeros(4, dtype=torch.float64)
+    options: Any = {"clip": CLIP, "grid": GRID, "momentum": 0.5, "num_parameters": 4}
+    sent, _ = take_half_step(gradient, torch.ones_like(model), model, step_size=0.1, **options)
     expected = -0.1 * 0.5 * GRID * torch.round((model + 1.01) / GRID)
     torch.testing.assert_close(sent, expected, rtol=1e-15, atol=0)
 
@@ -82,11 +78,9 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
     noise = torch.randn(D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     model, broken = torch.zeros(D), torch.ones(D)
     broken[7] = value
-    task = GivenGradient(broken)
-    half = HalfStep(task, task, ClippedQuery(CLIP))  # type: ignore[arg-type]
-    sent, _ = half.take(model, noise, number=0, step_size=STEP_SIZE, grid=GRID)
+    sent, stepper = take_half_step(broken, noise, model, clip=CLIP, grid=GRID, step_size=STEP_SIZE)
     assert torch.equal(sent, send(torch.zeros(D), noise, model))
-    assert half.num_broken == 1
+    assert stepper.num_broken == 1
 
 
 def test_an_agent_that_lost_all_neighbours_says_so() -> None:
@@ -123,17 +117,16 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         RunSettings(Constant(0.1)),
         agent=0,
         activate=lambda plan, members: ActivePlan(plan, members, Silence()),  # type: ignore[arg-type]
-        half_step=SimpleNamespace(num_broken=0),  # type: ignore[arg-type]
+        stepper=SimpleNamespace(num_broken=0),  # type: ignore[arg-type]
         exchange=SimpleNamespace(neighbours=(), start=lambda *_: None, finish=lambda: Outcome({})),  # type: ignore[arg-type]
         returns=Silence(),  # type: ignore[arg-type]
         membership=Membership(plan.network.graph, 0),
-        ledger=Silence(),  # type: ignore[arg-type]
         journal=SimpleNamespace(record_mixing=news.append, note=lambda _: None),  # type: ignore[arg-type]
         first_step=0,
         last_step=0,
         parameters=torch.zeros(3),
     )
-    rounds.run(Interruption())
+    assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from corn.distributed.half_step import HalfStep
 from corn.distributed.keyring import (
     load_credentials,
     make_keys,
@@ -22,6 +21,7 @@ from corn.distributed.keyring import (
     require_private_keys,
 )
 from corn.errors import FileFormatError
+from corn.learn.step import AgentStepper
 from corn.noise import load_identity, load_roster
 from corn.plan import save_plan
 
@@ -107,14 +107,14 @@ def read_outputs(folder: Path) -> dict[str, bytes]:
 
 def run_broken_corn(*arguments: str) -> None:
     """Fail with an unexpected error in the middle of a run, as a fault in the software would."""
-    take = HalfStep.take
+    release = AgentStepper.release_half_step
 
-    def fail(self: Any, *given: Any, number: int, **options: Any) -> Any:
-        if number == 5:
+    def fail(self: AgentStepper, **options: Any) -> Any:
+        if self.step == 5:
             raise RuntimeError("broken")
-        return take(self, *given, number=number, **options)
+        return release(self, **options)
 
-    setattr(HalfStep, "take", fail)  # noqa: B010
+    setattr(AgentStepper, "release_half_step", fail)  # noqa: B010
     run_corn(*arguments)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.distributed.half_step import CellBatches
 from corn.distributed.results import merge_measurements
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
@@ -117,7 +116,7 @@ def test_poisson_batches_are_those_of_the_simulation() -> None:
     sampler = BatchSampler(data, (query,), choices=choices)
     whole = sampler.draw(5)
     for agent in range(4):
-        own = CellBatches(sampler, agent).draw(5)
+        own = sampler.draw(5).take(agent)
         assert own.inputs.shape[0] == 1
         torch.testing.assert_close(own.inputs[0], whole.inputs[agent])
         torch.testing.assert_close(own.weights[0], whole.weights[agent])

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.covariance.objective import Horizon
-from corn.distributed import half_step, rounds
-from corn.distributed.half_step import HalfStep
-from corn.distributed.keyring import NoiseShare, make_keys
+from corn.distributed import rounds
+from corn.distributed.keyring import make_keys
 from corn.distributed.messages import StopReason
 from corn.distributed.own_loop import make_private
 from corn.distributed.processes import AgentProcesses
@@ -25,8 +24,11 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, list_checkpoints, read_model
 from corn.distributed.summing import digest_model
 from corn.errors import CornError
+from corn.learn import step as kernel
+from corn.learn.perturbation import NoiseShare
 from corn.learn.schedule import Constant
-from corn.learn.step import compute_gradients, release_masked
+from corn.learn.step import AgentStepper, clip_gradients, release_masked
+from corn.learn.tasks import Gradients
 from corn.noise.masks import is_possible, read_average
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
@@ -156,8 +158,8 @@ def test_every_agent_steps_along_the_average_of_all_releases(
             averages.append(average)
         return average
 
-    monkeypatch.setattr(half_step, "release_masked", note)
-    monkeypatch.setattr(rounds, "read_average", read)
+    monkeypatch.setattr(kernel, "release_masked", note)
+    monkeypatch.setattr(kernel, "read_average", read)
     results = run(PLAN, tmp_path)
     assert len({own.parameters.numpy().tobytes() for own in results}) == 1
     for step in range(12):
@@ -172,15 +174,15 @@ def test_every_agent_steps_along_the_average_of_all_releases(
 def test_a_flipped_bit_in_one_model_stops_all_and_names_the_agents(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move = HalfStep.move
+    move = AgentStepper.move
 
-    def flip(self: HalfStep, *given: Any, **options: Any) -> Tensor:
+    def flip(self: AgentStepper, *given: Any, **options: Any) -> Tensor:
         moved, AGENT.num_calls = move(self, *given, **options), AGENT.num_calls + 1
         if AGENT.number == 4 and AGENT.num_calls == step:
             moved.view(torch.int32)[3] ^= 1  # the last bit of one number
         return moved
 
-    monkeypatch.setattr(HalfStep, "move", flip)
+    monkeypatch.setattr(AgentStepper, "move", flip)
     results = run(PLAN, tmp_path, checkpoint_every=7)
     assert PLAN.network.tree.parents[4] == 3
     for own in results:
@@ -240,7 +242,7 @@ def test_a_void_sum_that_one_agent_applies_stops_all_and_names_the_link(
     def accept(total: Any, largest_sum: int) -> bool:
         return AGENT.number == agent or check(total, largest_sum)
 
-    monkeypatch.setattr(rounds, "is_possible", accept)
+    monkeypatch.setattr(kernel, "is_possible", accept)
     results = run(PLAN, tmp_path, checkpoint_every=7)
     parent = PLAN.network.tree.parents[agent]
     for own in results:
@@ -264,14 +266,12 @@ def test_a_void_sum_that_one_agent_applies_stops_all_and_names_the_link(
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_its_owner_alone(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = compute_gradients
-
-    def spoil(task: Any, parameters: Tensor, *given: Any, **options: Any) -> Any:
+    def spoil(found: Gradients, *given: Any, **options: Any) -> Any:
         if AGENT.number == 2:
-            parameters = torch.full_like(parameters, value)
-        return compute(task, parameters, *given, **options)
+            found.values.fill_(value)
+        return clip_gradients(found, *given, **options)
 
-    monkeypatch.setattr(half_step, "compute_gradients", spoil)
+    monkeypatch.setattr(kernel, "clip_gradients", spoil)
     for own in run(PLAN, tmp_path):
         assert own.status is RunStatus.COMPLETE
         assert own.notes == ()
@@ -282,13 +282,13 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_its_owner_a
 def test_agents_stop_at_the_same_step_where_the_model_diverges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move = HalfStep.move
+    move = AgentStepper.move
 
-    def diverge(self: HalfStep, *given: Any, **options: Any) -> Tensor:
+    def diverge(self: AgentStepper, *given: Any, **options: Any) -> Tensor:
         moved, AGENT.num_calls = move(self, *given, **options), AGENT.num_calls + 1
         return moved * torch.inf if AGENT.num_calls == 7 else moved
 
-    monkeypatch.setattr(HalfStep, "move", diverge)
+    monkeypatch.setattr(AgentStepper, "move", diverge)
     for own in run(PLAN, tmp_path):
         assert own.stop.reason is StopReason.DIVERGED
         assert own.stop.agent == 0

@@ -99,8 +99,8 @@ def test_import_takes_files_decompressed(tmp_path: Path) -> None:
     source = tmp_path / "raw"
     source.mkdir()
     for file in DOWNLOADABLE["mnist"].files:
-        content = gzip.decompress((SHARED_DATA / "mnist" / file.name).read_bytes())
-        (source / file.name.removesuffix(".gz")).write_bytes(content)
+        content = gzip.decompress((SHARED_DATA / "mnist" / file).read_bytes())
+        (source / file.removesuffix(".gz")).write_bytes(content)
     import_dataset("mnist", tmp_path, directory=tmp_path / "cache")
     assert is_cached(DOWNLOADABLE["mnist"], directory=tmp_path / "cache")
 

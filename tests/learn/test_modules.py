@@ -12,7 +12,7 @@ from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn import load_parameters, train
 from corn.learn.batches import Batch
 from corn.learn.tasks import MeanLoss, ModuleTask
-from corn.learn.tasks.module import FlatModule, Vectorised
+from corn.learn.tasks import module as module_task
 from corn.learn.user_model import UserModel
 from corn.privacy import PrivacyBudget
 
@@ -205,22 +205,19 @@ def test_a_loop_gives_the_gradient_of_the_mean_loss() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000])
-def test_pieces_fit_in_memory_and_do_not_change_the_result(limit: int) -> None:
+def test_pieces_fit_in_memory_and_do_not_change_the_result(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, loss, inputs, targets = CASES["images"]
-    module = FlatModule(model.double(), loss)
-    task = ModuleTask(model, loss)
+    task = ModuleTask(model.double(), loss)
     theta, batch = make_models(task), make_batch(inputs, targets, padded=True)
-    small = Vectorised(module, elements_per_sample=10, elements_at_once=limit)
-    for found, expected in (
-        (small.gradient(theta, batch), task.gradient(theta, batch)),
-        (
-            small.clipped_gradient(theta, batch, CLIP),
-            task.gradient(theta, batch, sample_clip=CLIP),
-        ),
-    ):
-        torch.testing.assert_close(found.values, expected.values)
+    clips = (None, CLIP)
+    expected = [task.gradient(theta, batch, sample_clip=clip).values for clip in clips]
+    monkeypatch.setattr(module_task, "_ELEMENTS_AT_ONCE", limit)
+    found = [task.gradient(theta, batch, sample_clip=clip).values for clip in clips]
+    torch.testing.assert_close(found, expected)
     covered = torch.zeros(CELLS, VARIANTS, BATCH)
-    for piece in small._pieces(theta, batch.inputs, 10, split_rows=True):
+    for piece in task._pieces(theta, batch.inputs, 10, split_rows=True):
         assert covered[piece].numel() <= max(1, limit // 10)
         covered[piece] += 1
     assert (covered == 1).all()

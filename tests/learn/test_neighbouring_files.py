@@ -19,7 +19,7 @@ from PIL import Image
 
 from corn.errors import FileFormatError
 from corn.learn.batches import Batch
-from corn.learn.own_data import FileWorkload
+from corn.learn.file_data import FileWorkload
 from corn.learn.partition import (
     Split,
     deal_by_coins,
@@ -233,7 +233,7 @@ def test_a_split_by_places_would_be_found(monkeypatch: pytest.MonkeyPatch) -> No
     def by_places(coins: np.ndarray, *, test_fraction: float) -> Split:
         return split_samples(len(coins), seed=0, test_fraction=test_fraction)
 
-    monkeypatch.setattr("corn.learn.own_data.split_by_coins", by_places)
+    monkeypatch.setattr("corn.learn.file_data.split_by_coins", by_places)
     rows: list[Row] = [(k, k % 2, CLASSES[k % 3]) for k in range(200)]
     before = list_members(build("table", rows, is_dealt_out=False))
     after = list_members(build("table", rows[1:], is_dealt_out=False))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
 from corn.learn.partition import (
-    PartitionSpec,
     partition_dirichlet,
+    partition_samples,
     partition_shards,
     split_samples,
 )
@@ -26,7 +26,7 @@ def test_partitions_are_disjoint_and_complete_with_a_sample_per_agent(
     labels: list[int], num_agents: int, spec: str, seed: int
 ) -> None:
     num_agents = min(num_agents, len(labels))
-    parts = PartitionSpec.parse(spec).assign(labels, num_agents, seed=seed)
+    parts = partition_samples(spec, labels, num_agents, seed=seed)
     assert len(parts) == num_agents
     assert min(map(len, parts)) >= 1
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
@@ -35,15 +35,13 @@ def test_partitions_are_disjoint_and_complete_with_a_sample_per_agent(
 @pytest.mark.parametrize("spec", SPECS)
 def test_same_seed_same_partition(spec: str) -> None:
     labels = np.arange(300) % 3
-    first, again, other = (
-        PartitionSpec.parse(spec).assign(labels, 7, seed=seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (partition_samples(spec, labels, 7, seed=seed) for seed in (1, 1, 2))
     assert all(map(np.array_equal, first, again))
     assert not all(map(np.array_equal, first, other))
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:
-    sizes = [len(part) for part in PartitionSpec.parse("iid").assign(np.zeros(103), 10, seed=0)]
+    sizes = [len(part) for part in partition_samples("iid", np.zeros(103), 10, seed=0)]
     assert sorted(set(sizes)) == [10, 11]
 
 
@@ -85,12 +83,12 @@ def test_two_shards_hold_few_labels() -> None:
 )
 def test_bad_partition_specs_are_refused(spec: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        PartitionSpec.parse(spec).assign(np.zeros(8), 2, seed=0)
+        partition_samples(spec, np.zeros(8), 2, seed=0)
 
 
 def test_more_agents_than_samples_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="num_agents must be at most 2, found 3"):
-        PartitionSpec.parse("iid").assign([0, 1], 3, seed=0)
+        partition_samples("iid", [0, 1], 3, seed=0)
 
 
 @given(

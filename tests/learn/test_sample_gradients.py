@@ -330,3 +330,15 @@ def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: s
     if name == "large":
         # Every sample is clipped, so that opposite ones use most of the sensitivity.
         assert float(moves.max()) > CLIP / COUNT
+
+
+def test_hooks_of_an_earlier_loop_do_not_disturb() -> None:
+    """A notebook that runs a cell again makes a module private twice."""
+    model = nn.Linear(4, 2)
+    earlier, hooks = SampleGradients(model), SampleGradients(model)
+    inputs = torch.randn(COUNT, 4)
+    for _ in range(2):
+        rows = hooks.take(model(inputs).square().sum(dim=1))
+    assert not earlier.is_empty
+    expected = 2 * model(inputs).unsqueeze(2) * inputs.unsqueeze(1)
+    torch.testing.assert_close(rows[:, :8], expected.flatten(1).detach())

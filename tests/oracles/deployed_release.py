@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from corn.audit.low_order_bits import Array
 from corn.covariance import Decomposition
-from corn.distributed.half_step import HalfStep
-from corn.learn.batches import Batch
+from corn.learn.perturbation import DrawnNoise
+from corn.learn.step import AgentStepper
 from corn.learn.tasks.protocol import Gradients
 from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys
 from corn.plan import Plan
@@ -38,19 +38,37 @@ class Sent:
         return np.asarray((model - message.astype(np.float64)) / self.step_size, np.float64)
 
 
-class GivenGradient:
-    """A task with a known gradient and arbitrary batches."""
+@dataclass(frozen=True, eq=False)
+class GivenNoise:
+    """Noise that is known, on a grid, in the place of an agent's share."""
 
-    def __init__(self, gradient: torch.Tensor) -> None:
-        self._gradient, self.num_parameters = gradient, len(gradient)
+    values: torch.Tensor
+    grid: float
 
-    def draw(self, step: int) -> Batch:
-        nothing = torch.zeros(1, step + 1)
-        return Batch(nothing, nothing, nothing, is_average=True)
+    @property
+    def plan(self) -> Any:
+        return self
 
-    def gradient(self, *_: object, sample_clip: object = None) -> Gradients:
-        assert sample_clip is None
-        return Gradients(self._gradient.clone().view(1, 1, -1))
+    def take(self, _: int) -> DrawnNoise:
+        return DrawnNoise(self.values, np.empty(0), np.empty(0, np.uint16))
+
+
+def take_half_step(
+    gradient: torch.Tensor,
+    noise: torch.Tensor,
+    model: torch.Tensor,
+    *,
+    clip: float,
+    grid: float,
+    step_size: float,
+    **options: Any,
+) -> tuple[torch.Tensor, AgentStepper]:
+    """Return the message of a known gradient with known noise, by the code that agents run."""
+    stepper = AgentStepper(ClippedQuery(clip), lambda step: step, **options)
+    given: Any = GivenNoise(noise, grid)
+    stepper.begin(0, given, model)
+    stepper.compute(lambda _: Gradients(gradient.clone().view(1, 1, -1)))
+    return stepper.release_half_step(step_size=step_size), stepper
 
 
 def release(
@@ -64,10 +82,14 @@ def release(
     dtype = np.dtype(plan.dtype)
     at: Any = {"source": source, "nonce": NONCE, "step": step, "stop": len(gradient)}
     noise = torch.from_numpy(draw_share(plan.decomposition, agent, **at))
-    task: Any = GivenGradient(torch.from_numpy(gradient.astype(dtype)))
-    half_step = HalfStep(task, task, ClippedQuery(1e6))
-    model = torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype))
-    message, _ = half_step.take(model, noise, number=step, step_size=sent.step_size, grid=plan.grid)
+    message, _ = take_half_step(
+        torch.from_numpy(gradient.astype(dtype)),
+        noise,
+        torch.from_numpy(np.broadcast_to(sent.model, gradient.shape).astype(dtype)),
+        clip=1e6,
+        grid=plan.grid,
+        step_size=sent.step_size,
+    )
     return np.asarray(message.numpy())
 
 

@@ -35,7 +35,7 @@ from torch.utils.data import TensorDataset
 from corn.covariance import Horizon
 from corn.distributed import RunSettings, run_agent
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import DrawnNoise, NoiseShare, load_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.messages import Header, StopReason
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
@@ -46,6 +46,7 @@ from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
 from corn.distributed.summing import digest_model
 from corn.learn import Constant
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan

@@ -16,7 +16,6 @@ from corn.privacy import (
     PrivacyBudget,
     account_precision,
     account_promises,
-    check_budget,
     gaussian,
     order_promises,
     read_promises,
@@ -202,15 +201,6 @@ def test_the_strictest_promise_limits_the_model() -> None:
     budget = PrivacyBudget((0.5, 8), 1e-5, **BASE)
     alone = [loss.max_values(budget.of_agent(agent)) for agent in range(2)]
     assert loss.max_values(budget) == min(alone) < max(alone)
-
-
-def test_a_check_compares_each_agent_with_its_own_cap() -> None:
-    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
-    caps = budget.precision_caps(2)
-    assert check_budget(np.diag(1 / caps), budget).passed
-    swapped = check_budget(np.diag(1 / caps[::-1]), budget)
-    assert swapped.met.tolist() == [False, True]
-    assert swapped.worst_agent == 0
 
 
 def test_mappings_are_put_in_the_order_of_agents() -> None:

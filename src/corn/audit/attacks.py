@@ -62,14 +62,6 @@ class TrialScores:
         threshold = np.quantile(self.null, 1 - false_positive_rate, method="higher")
         return float((self.alternative > threshold).mean())
 
-    def roc(self, num_points: int = 201) -> tuple[FloatArray, FloatArray]:
-        """Return rates of false and true positives at evenly spaced thresholds."""
-        both = np.concatenate([self.null, self.alternative])
-        thresholds = np.quantile(both, np.linspace(1, 0, num_points))
-        false = np.array([(self.null >= t).mean() for t in thresholds])
-        true = np.array([(self.alternative >= t).mean() for t in thresholds])
-        return false, true
-
 
 @dataclass(frozen=True)
 class Interval:

@@ -488,38 +488,3 @@ def _interval_by_auc(scores: TrialScores) -> Interval:
 
 def _to_epsilon(mu: float, delta: float) -> float:
     return math.inf if math.isinf(mu) else gaussian.epsilon_from(max(mu, 0.0), delta)
-
-
-def map_exposure(
-    plan: Plan, settings: AuditSettings | None = None, *, program: Program = DEPLOYED
-) -> FloatArray:
-    """Return measured over promised μ of every agent, for an eavesdropper and each single insider.
-
-    Shape (n, n + 1): rows are victims; the first column is an eavesdropper alone, and column i + 1
-    is insider i. An insider's own row is NaN.
-    """
-    settings = settings or AuditSettings()
-    n, streams = plan.num_agents, StreamWeights.of(plan.decomposition)
-    observation = ShareObservation(
-        plan,
-        num_trials=settings.num_trials,
-        # Few releases, because each of n + 1 views draws again what it knows of all of them.
-        num_releases=2,
-        seed=settings.seed,
-        program=program,
-    )
-    found = np.full((n, n + 1), math.nan)
-    for column, view in enumerate([View(), *(View((insider,)) for insider in range(n))]):
-        parts, released, known = read_sums(observation, streams, view)
-        covariance = streams.hidden(observation.record.held_by(view.coalition), parts)
-        for position, victim in ((k, agent) for k, part in enumerate(parts) for agent in part):
-            mu = promise_to(plan, victim).effective_mu
-            attack = attack_by_likelihood(
-                released - known,
-                observation.add_canary(victim),
-                covariance,
-                position,
-                promised_mu=mu,
-            )
-            found[victim, column] = estimate_mu(attack.scores).estimate / mu
-    return found

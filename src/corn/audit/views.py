@@ -174,7 +174,7 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
 
     A direction without noise reveals every agent that has a part in it.
     """
-    scale, values, vectors, silent = _split_directions(covariance)
+    scale, values, vectors, silent = split_directions(covariance)
     kept = vectors[:, ~silent]
     inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
     # Entries of eigenvectors that should be zero are of rounding's size, far below this.
@@ -183,27 +183,7 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
     return inverse
 
 
-def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return weights and standard deviations of each agent's noise given that of all others.
-
-    Row j of the weights times the noise of all is the error of the best prediction of v_j, whose
-    standard deviation is entry j; 0 for agents that noise does not hide.
-    """
-    precision = invert_hidden(covariance)
-    diagonal = np.diag(precision)
-    exposed = np.isinf(diagonal)
-    # v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k / Y_jj and the variance 1/Y_jj, where
-    # Y is the precision.
-    weights = precision / np.where(exposed, 1.0, diagonal)[:, None]
-    scale, _, vectors, silent = _split_directions(covariance)
-    # Projected to a direction without noise, the noise is zero, which gives v_j exactly.
-    projection = vectors[:, silent] @ vectors[:, silent].T
-    for j in np.flatnonzero(exposed):
-        weights[j] = projection[j] * (scale[j] / scale) / projection[j, j]
-    return weights, np.where(exposed, 0.0, 1 / np.sqrt(diagonal))
-
-
-def _split_directions(
+def split_directions(
     covariance: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
     """Return standard deviations, eigenvalues and vectors of correlations, and which are zero."""

@@ -12,16 +12,16 @@ from corn import learn
 from corn.checks import require
 from corn.cli.options import ColludersOption, JsonOption, OptionalGraphOption
 from corn.cli.output import (
+    Fact,
     format_count,
-    print_facts,
-    print_json,
     print_note,
+    print_result,
     print_table,
     sampling_facts,
     working,
 )
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.learn.names import ModelName, WorkloadName
+from corn.learn.names import WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Proposal, Prospect, TrainingScale, propose
 from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly
@@ -55,10 +55,6 @@ def advise(
         WorkloadName | None,
         typer.Option(help="Built-in task, for its numbers of parameters and samples."),
     ] = None,
-    model: Annotated[
-        ModelName | None,
-        typer.Option(help="Model of the task. (Default: linear; mnist: network.)"),
-    ] = None,
     parameters: Annotated[
         int | None,
         typer.Option(
@@ -83,7 +79,7 @@ def advise(
     is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
-        problem = learn.make_workload(task, n, model=model, stand_in=False)
+        problem = learn.make_workload(task, n, stand_in=False)
         parameters = problem.task.num_parameters
         # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)
@@ -100,12 +96,9 @@ def advise(
     )
     with working("comparing settings"):
         proposal = propose(network, scale, threat=_choose_threat(colluders, n))
-    learner = _list_options(task=task, model=model)
+    learner = _list_options(task=task)
     commands = _write_commands(proposal, network.source, learner, is_runnable=task is not None)
-    if json:
-        print_json(_collect(proposal, network, commands))
-    else:
-        _print(proposal, network, commands)
+    _print(proposal, network, commands, as_json=json)
     if is_assumed:
         print_note(
             f"this advice assumes a model of {_USUAL_PARAMETERS:,} parameters; "
@@ -184,28 +177,54 @@ def round_step_size(step_size: float) -> float:
     return float(f"{step_size:.1g}")
 
 
-def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> None:
+def _print(proposal: Proposal, network: Network, commands: Sequence[str], *, as_json: bool) -> None:
     scale, prospect = proposal.scale, proposal.prospect
-    eta = round_step_size(prospect.step_size)
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
-    print_facts(
+    print_result(
         f"advice for {scale.num_agents} agents on {network.source}, with at least "
         f"{format_count(scale.samples, 'sample')} each, and {scale.num_parameters:,} parameters",
         [
-            ("promise", proposal.budget.describe()),
-            ("against", proposal.threat.describe()),
-            ("clip", f"{scale.clip:g}"),
-            ("batches and steps", _describe_batches(proposal)),
+            Fact("graph", network.source),
+            Fact("num_agents", scale.num_agents),
+            Fact("samples", scale.samples),
+            Fact("num_parameters", scale.num_parameters),
+            Fact("promise", proposal.budget.describe(), "promise"),
+            Fact("adversary", proposal.threat.describe(), "against"),
+            Fact("clip", scale.clip, "clip", f"{scale.clip:g}"),
+            Fact("batch_size", prospect.batch_size, "batches and steps", _describe(proposal)),
+            Fact("sampling", proposal.budget.sampling),
+            Fact("sampling_rate", proposal.budget.query.sampling_rate),
+            Fact("num_steps", prospect.num_steps),
             *sampling_facts(proposal.budget),
-            ("step sizes", f"about {eta:g}; corn train searches for it on public data"),
-            ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
-            ("mixing", network.describe_mixing(prospect.num_steps)),
-            (
+            Fact(
+                "step_size",
+                prospect.step_size,
+                "step sizes",
+                f"about {round_step_size(prospect.step_size):g}; corn train searches for it on "
+                "public data",
+            ),
+            Fact("precision_cap", proposal.budget.precision_cap),
+            Fact(
+                "noise_variance_of_average",
+                prospect.noise_variance,
+                "noise",
+                f"of norm {noise:.3g} in the agents' average gradient at each step",
+            ),
+            Fact("excess", prospect.excess),
+            Fact("mixing", network.mixing, "mixing", network.describe_mixing(prospect.num_steps)),
+            Fact(
+                "central_ratio",
+                proposal.central_ratio,
                 "of a trusted server",
                 f"{proposal.central_ratio:.3g} × its noise variance in the average model",
             ),
+            Fact("prospects", [vars(own) for own in proposal.prospects]),
+            Fact("commands", list(commands)),
         ],
+        as_json=as_json,
     )
+    if as_json:
+        return
     _print_prospects(proposal)
     # Not in a table, which would break the lines.
     typer.echo("\n".join(["Commands:", *commands]))
@@ -215,7 +234,7 @@ def _print(proposal: Proposal, network: Network, commands: Sequence[str]) -> Non
     )
 
 
-def _describe_batches(proposal: Proposal) -> str:
+def _describe(proposal: Proposal) -> str:
     own, scale = proposal.prospect, proposal.scale
     if scale.unit == "agent":
         return f"{own.num_steps} steps; the batch size does not affect privacy"
@@ -226,40 +245,19 @@ def _describe_batches(proposal: Proposal) -> str:
 def _print_prospects(proposal: Proposal) -> None:
     """Print the excess of all steps and batches, where it stops falling to the right and below."""
     sizes = sorted({own.batch_size for own in proposal.prospects})
-    found = {(own.num_steps, own.batch_size): own for own in proposal.prospects}
+    found: dict[tuple[int, ...], Prospect] = {
+        (own.num_steps, own.batch_size): own for own in proposal.prospects
+    }
     steps = sorted({own.num_steps for own in proposal.prospects})
     chosen = proposal.prospect.num_steps, proposal.prospect.batch_size
+
+    def mark(*at: int) -> str:
+        if at not in found:
+            return ""
+        return f"{found[at].excess:.3g}" + ("*" if at == chosen else "")
+
     print_table(
         "Excess by steps T and batch size B; * is proposed",
         ["T", *(f"B = {size}" for size in sizes)],
-        [[str(T), *(_mark(found.get((T, B)), chosen == (T, B)) for B in sizes)] for T in steps],
+        [[str(T), *(mark(T, B) for B in sizes)] for T in steps],
     )
-
-
-def _mark(prospect: Prospect | None, is_chosen: bool) -> str:
-    return "" if prospect is None else f"{prospect.excess:.3g}" + ("*" if is_chosen else "")
-
-
-def _collect(proposal: Proposal, network: Network, commands: Sequence[str]) -> dict[str, object]:
-    scale, prospect = proposal.scale, proposal.prospect
-    return {
-        "graph": network.source,
-        "num_agents": scale.num_agents,
-        "samples": scale.samples,
-        "num_parameters": scale.num_parameters,
-        "promise": proposal.budget.describe(),
-        "adversary": proposal.threat.describe(),
-        "clip": scale.clip,
-        "batch_size": prospect.batch_size,
-        "sampling": proposal.budget.sampling,
-        "sampling_rate": proposal.budget.query.sampling_rate,
-        "num_steps": prospect.num_steps,
-        "step_size": prospect.step_size,
-        "precision_cap": proposal.budget.precision_cap,
-        "noise_variance_of_average": prospect.noise_variance,
-        "excess": prospect.excess,
-        "mixing": network.mixing,
-        "central_ratio": proposal.central_ratio,
-        "prospects": [vars(own) for own in proposal.prospects],
-        "commands": list(commands),
-    }

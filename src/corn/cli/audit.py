@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from corn.cli.options import JsonOption, PlotOption
+from corn.cli.options import JsonOption
 from corn.cli.output import (
+    Column,
+    Fact,
+    collect_rows,
     print_error,
-    print_facts,
-    print_json,
     print_note,
-    print_table,
-    print_written,
+    print_result,
+    print_rows,
     progress,
 )
 from corn.errors import InvalidArgumentError
@@ -25,6 +26,7 @@ from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, AuditSettings, Break, Finding, View
+    from corn.audit.checks import MessageCheck
 
 _ONE_RUN = "One run"
 _TRIALS = 10_000
@@ -86,7 +88,6 @@ def audit(
     ] = 0.99,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
     training: TrainingOptions,
-    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
@@ -97,7 +98,6 @@ def audit(
             "--victim": victim != "all",
             "--trials": trials != _TRIALS,
             "--through": through is not None,
-            "--plot": plot is not None,
         }
         if any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
@@ -126,12 +126,7 @@ def audit(
     # An audit that finds nothing might be too weak. Beyond the threat it should find something.
     weakest = find_smallest_break(plan)
     beyond = _audit_break(plan, weakest, settings)
-    if json:
-        print_json(_facts(plan, report, beyond))
-    else:
-        _print(plan, report, beyond)
-    if plot is not None:
-        _draw(plan, report, settings, plot)
+    _print(plan, report, beyond, as_json=json)
     # After the table, so that the last lines say what failed.
     for problem in _list_failures(report):
         print_error(f"{path}: {problem}")
@@ -162,34 +157,41 @@ def _audit_one_run(
         track=lambda steps: progress(steps, "training"),
     )
     attacker = (view or View()).describe()
-    facts = vars(report) | {"violated": report.violated, "view": attacker, "task": training.task}
-    if json:
-        print_json({"promise": plan.budget.describe(), **facts})
-    else:
-        print_facts(
-            f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
-            [
-                ("promise", plan.budget.describe()),
-                ("attacker", attacker),
-                (
-                    "canaries",
-                    f"{report.num_canaries}, of which {report.num_guesses} were guessed: "
-                    f"{report.num_right} right",
-                ),
-                ("AUC", f"{report.auc:.3f}"),
-                (
-                    "certified ε",
-                    f"≥ {round_bound_down(report.epsilon, 3)} at δ = "
-                    f"{write_exactly(report.delta)}, with confidence {confidence:g}; promised "
-                    f"{round_up(report.promised_epsilon)}",
-                ),
-            ],
-        )
+    certified = round_bound_down(report.epsilon, 3)
+    print_result(
+        f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
+        [
+            Fact("promise", plan.budget.describe(), "promise"),
+            Fact("task", training.task),
+            Fact("view", attacker, "attacker"),
+            Fact("violated", report.violated),
+            Fact(
+                "num_canaries",
+                report.num_canaries,
+                "canaries",
+                f"{report.num_canaries}, of which {report.num_guesses} were guessed: "
+                f"{report.num_right} right",
+            ),
+            Fact("num_guesses", report.num_guesses),
+            Fact("num_right", report.num_right),
+            Fact("auc", report.auc, "AUC", f"{report.auc:.3f}"),
+            Fact(
+                "epsilon",
+                report.epsilon,
+                "certified ε",
+                f"≥ {certified} at δ = {write_exactly(report.delta)}, with confidence "
+                f"{confidence:g}; promised {round_up(report.promised_epsilon)}",
+            ),
+            Fact("promised_epsilon", report.promised_epsilon),
+            Fact("delta", report.delta),
+            Fact("confidence", report.confidence),
+        ],
+        as_json=json,
+    )
     if report.violated:
-        shown = round_bound_down(report.epsilon, 3)
         print_error(
-            f"{path}: one run shows ε ≥ {shown} for one sample, against {attacker}: more than was "
-            "promised"
+            f"{path}: one run shows ε ≥ {certified} for one sample, against {attacker}: more than "
+            "was promised"
         )
         raise typer.Exit(1)
 
@@ -226,105 +228,105 @@ def _list_failures(report: AuditReport) -> list[str]:
     return [*report.problems, *violated]
 
 
-def _facts(plan: Plan, report: AuditReport, beyond: Finding | None) -> dict[str, object]:
-    return {
-        "promise": plan.budget.describe(),
-        "adversary": plan.threat.describe(),
-        "mixing": plan.network.mixing,
-        "unit": plan.budget.unit,
-        "through": report.settings.through,
-        "num_trials": report.settings.num_trials,
-        "num_releases": report.num_releases,
-        "confidence": report.settings.confidence,
-        "seed": report.settings.seed,
-        "violated": report.violated,
-        "problems": report.problems,
-        # The tests of messages under masks; null without masks.
-        "messages": None if report.messages is None else asdict(report.messages),
-        "findings": [_row(one) for one in sorted(report.findings, key=lambda one: one.victim)],
-        "smallest_break": None if beyond is None else _row(beyond),
-    }
-
-
-def _row(one: Finding) -> dict[str, object]:
-    return {
-        "victim": one.victim,
-        "view": one.view.describe(),
-        "coalition": one.view.coalition,
-        "is_promised": one.is_promised,
-        "promised_mu": one.promise.effective_mu,
-        "promised_epsilon": one.promise.epsilon,
-        "delta": one.promise.delta,
-        "exact_mu": one.exact_mu,
-        "mu": one.mu.estimate,
-        "mu_low": one.mu.low,
-        "mu_high": one.mu.high,
-        "certified_epsilon": one.certified_epsilon,
-        "gaussian_epsilon": one.gaussian_epsilon,
-        "auc": one.auc,
-        "true_positives_at_1_percent": one.power,
-        "verdict": one.verdict,
-        "excess": one.excess,
-    }
-
-
-def _print(plan: Plan, report: AuditReport, beyond: Finding | None) -> None:
-    settings = report.settings
-    print_facts(
+def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
+    settings, columns = report.settings, _list_columns()
+    findings = sorted(report.findings, key=lambda one: one.victim)
+    found = report.messages
+    print_result(
         f"audit of {plan.network.source}, {plan.num_agents} agents: "
         f"{'VIOLATED' if report.violated else 'no violation found'}",
         [
-            ("promise", plan.budget.describe()),
-            ("against", plan.threat.describe()),
-            ("attacked", _describe_target(report)),
-            *_describe_messages(report),
-            (
+            Fact("promise", plan.budget.describe(), "promise"),
+            Fact("adversary", plan.threat.describe(), "against"),
+            Fact("mixing", plan.network.mixing),
+            Fact("unit", plan.budget.unit),
+            Fact("through", settings.through, "attacked", _describe_target(report)),
+            # The tests of messages under masks; null without masks.
+            Fact("messages", found and asdict(found), "messages" if found else "", _tell(found)),
+            Fact(
+                "num_trials",
+                settings.num_trials,
                 "trials",
                 f"{settings.num_trials:,} with the canary and {settings.num_trials:,} without it, "
                 f"{report.num_releases} releases each, seed {settings.seed}",
             ),
-            (
+            Fact("num_releases", report.num_releases),
+            Fact("seed", settings.seed),
+            Fact(
+                "confidence",
+                settings.confidence,
                 "confidence",
                 f"{settings.confidence:g} for all bounds on ε together, at the promised δ; 0.95 "
                 "for the interval of each μ",
             ),
-            ("smallest break", _describe_break(beyond)),
+            Fact("violated", report.violated),
+            Fact("problems", report.problems),
+            Fact("findings", collect_rows(columns, findings)),
+            Fact(
+                "smallest_break",
+                None if beyond is None else collect_rows(columns, [beyond])[0],
+                "smallest break",
+                _describe_break(beyond),
+            ),
         ],
+        as_json=as_json,
     )
-    print_table(
-        f"What attackers learn about {plan.budget.promises[0].query.protects}",
-        [
-            "victim",
-            "attacker",
+    if not as_json:
+        protected = plan.budget.promises[0].query.protects
+        print_rows(f"What attackers learn about {protected}", columns, findings)
+        if any(not one.is_promised for one in report.findings):
+            print_note("the plan promises nothing against so many insiders")
+
+
+def _list_columns() -> list[Column[Finding]]:
+    def gaussian(one: Finding) -> str:
+        bound = one.gaussian_epsilon
+        return "" if bound is None else f"≥ {round_bound_down(bound, 4)}"
+
+    return [
+        Column("victim", lambda one: one.victim, "victim"),
+        Column("view", lambda one: one.view.describe(), "attacker"),
+        Column("coalition", lambda one: one.view.coalition),
+        Column("is_promised", lambda one: one.is_promised),
+        Column(
+            "promised_epsilon",
+            lambda one: one.promise.epsilon,
             "promised ε",
+            lambda one: round_up(one.promise.epsilon),
+        ),
+        Column("delta", lambda one: one.promise.delta),
+        Column(
+            "certified_epsilon",
+            lambda one: one.certified_epsilon,
             "certified ε",
-            "Gaussian ε",
+            lambda one: f"≥ {round_bound_down(one.certified_epsilon, 3)}",
+        ),
+        Column("gaussian_epsilon", lambda one: one.gaussian_epsilon, "Gaussian ε", gaussian),
+        Column(
+            "promised_mu",
+            lambda one: one.promise.effective_mu,
             "promised μ",
+            lambda one: round_up(one.promise.effective_mu, 4),
+        ),
+        Column("exact_mu", lambda one: one.exact_mu),
+        Column(
+            "mu",
+            lambda one: one.mu.estimate,
             "measured μ",
-            "AUC",
+            lambda one: f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
+        ),
+        Column("mu_low", lambda one: one.mu.low),
+        Column("mu_high", lambda one: one.mu.high),
+        Column("auc", lambda one: one.auc, "AUC", lambda one: f"{one.auc:.3f}"),
+        Column(
+            "true_positives_at_1_percent",
+            lambda one: one.power,
             "TPR 1 %",
-            "verdict",
-        ],
-        [
-            [
-                str(one.victim),
-                one.view.describe(),
-                round_up(one.promise.epsilon),
-                f"≥ {round_bound_down(one.certified_epsilon, 3)}",
-                ""
-                if one.gaussian_epsilon is None
-                else f"≥ {round_bound_down(one.gaussian_epsilon, 4)}",
-                round_up(one.promise.effective_mu, 4),
-                f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
-                f"{one.auc:.3f}",
-                f"{one.power:.3f}",
-                one.verdict,
-            ]
-            for one in sorted(report.findings, key=lambda one: one.victim)
-        ],
-    )
-    if any(not one.is_promised for one in report.findings):
-        print_note("the plan promises nothing against so many insiders")
+            lambda one: f"{one.power:.3f}",
+        ),
+        Column("verdict", lambda one: one.verdict, "verdict"),
+        Column("excess", lambda one: one.excess),
+    ]
 
 
 def _describe_target(report: AuditReport) -> str:
@@ -336,19 +338,15 @@ def _describe_target(report: AuditReport) -> str:
     return "sampling, clipping, noise, rounding and messages, over the releases of a trial"
 
 
-def _describe_messages(report: AuditReport) -> list[tuple[str, str]]:
-    found = report.messages
+def _tell(found: MessageCheck | None) -> str:
     if found is None:
-        return []
+        return ""
     told = "faults were found, see below" if found.problems else "no deviation from that was found"
-    return [
-        (
-            "messages",
-            f"integers of {found.bits} bits under masks, of which attackers read complete sums. "
-            "Single messages, incomplete sums and differences between steps must be uniform: "
-            f"{told}, in {found.num_tests:,} tests of {found.num_words:,} words each",
-        )
-    ]
+    return (
+        f"integers of {found.bits} bits under masks, of which attackers read complete sums. "
+        "Single messages, incomplete sums and differences between steps must be uniform: "
+        f"{told}, in {found.num_tests:,} tests of {found.num_words:,} words each"
+    )
 
 
 def _describe_break(beyond: Finding | None) -> str:
@@ -358,14 +356,3 @@ def _describe_break(beyond: Finding | None) -> str:
         f"{beyond.view.describe()} against agent {beyond.victim}: measured μ "
         f"{beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.effective_mu, 4)}"
     )
-
-
-def _draw(plan: Plan, report: AuditReport, settings: AuditSettings, path: Path) -> None:
-    from corn.audit.auditing import map_exposure
-    from corn.report.audits import plot_audit
-    from corn.report.style import save_figure
-
-    exposure = map_exposure(plan, settings)
-    title = f"{plan.budget.describe()}; planned against {plan.threat.describe()}"
-    save_figure(plot_audit(report, exposure, title=title), path)
-    print_written(path)

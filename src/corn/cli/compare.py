@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from corn.cli.options import (
@@ -20,19 +19,20 @@ from corn.cli.options import (
 )
 from corn.cli.output import (
     KAPPA,
+    Column,
+    Fact,
+    collect_rows,
     describe_reference,
-    designing,
     format_count,
     format_kappa,
-    print_facts,
-    print_json,
     print_note,
-    print_table,
+    print_result,
+    print_rows,
     print_written,
-    save_json,
     strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
+    working,
 )
 from corn.covariance import (
     MECHANISMS,
@@ -44,7 +44,7 @@ from corn.covariance import (
     design,
     read_mechanism,
 )
-from corn.errors import FileFormatError, InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network
 
@@ -109,13 +109,6 @@ def compare(
             "sparse:K, partners:K, balls:R, groups:M, communities:SIZE or leave-one-out."
         ),
     ] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the noise of the first mechanism: everything as .json, or its "
-            "covariance as .npy."
-        ),
-    ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -124,9 +117,6 @@ def compare(
     Rows are grouped by the adversary that they hold against: less noise against a weaker adversary
     is no merit. DECOR and zero-sum noise hold against no insider.
     """
-    # Before the designs, which may take minutes.
-    if out is not None and out.suffix not in (".json", ".npy"):
-        raise FileFormatError(f"{out}: a design's file must end in .json or .npy")
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
     objective = mixing.choose_objective(network.mixing, budget.steps)
@@ -138,29 +128,17 @@ def compare(
         for kind in _split(seeds, "--seeds")
     ]
     chosen = _read_mechanisms(mechanism)
-    with designing():
+    with working("designing the noise"):
         rows = _design_all(network, promise, objective, chosen, threats)
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     best = rows[0].result
     if best.precision is not None:
         warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
-    warn_of_large_disagreement(
-        network,
-        objective,
-        best.disagreement_ratio,
-        mechanism=best.mechanism,
-        num_steps=promise.num_steps,
-    )
-    facts = _facts(network, promise, objective, rows, ldp)
+    warn_of_large_disagreement(best.disagreement_ratio)
     if plot:
         _draw(network, promise, rows, plot)
-    if out is not None:
-        _save(facts, best, out)
-    if json:
-        print_json(facts)
-        return
-    _print(network, promise, objective, rows, ldp)
-    print_written(plot, out)
+    _print(network, promise, objective, rows, ldp, as_json=json)
+    print_written(plot)
 
 
 def _read_mechanisms(text: str) -> dict[str, MechanismName | OwnMechanism]:
@@ -214,47 +192,6 @@ def _group_of(row: ComparedDesign) -> int:
     return -1 if row.mechanism in _REFERENCES else row.result.threat.max_colluders
 
 
-def _facts(
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Horizon,
-    rows: Sequence[ComparedDesign],
-    ldp: Design,
-) -> dict[str, object]:
-    return {
-        "graph": network.source,
-        "num_agents": network.num_agents,
-        "weights": network.weights,
-        "mixing": network.mixing,
-        "gossip": str(network.gossip),
-        "promise": budget.describe(),
-        "objective": objective.describe(),
-        "precision_caps": budget.precision_caps(network.num_agents),
-        "rows": [
-            {
-                "mechanism": row.mechanism,
-                "seeds": row.result.threat.seeds,
-                "max_colluders": row.result.threat.max_colluders,
-                "adversary": row.result.adversary,
-                "value": row.result.value,
-                "normalized_value": row.result.normalized_value,
-                "normalized_lower_bound": row.result.normalized_lower_bound,
-                "gap": _find_gap(row, rows),
-                "status": row.result.status,
-                "ratio_to_ldp": row.result.value / ldp.value,
-                "central_ratio": row.result.central_ratio,
-                "weighted_central_ratio": row.result.weighted_central_ratio,
-                "disagreement_ratio": row.result.disagreement_ratio,
-                "max_noise_std": float(row.result.noise_std.max()),
-                "max_streams": max(row.result.decomposition.count_streams()),
-                "max_masks": row.result.decomposition.most_masks,
-                "remark": _remark(row, ldp),
-            }
-            for row in rows
-        ],
-    }
-
-
 def _find_gap(row: ComparedDesign, rows: Sequence[ComparedDesign]) -> float:
     """Return how far a row is above the best against its adversary, as a share of the best."""
     result = row.result
@@ -283,58 +220,109 @@ def _print(
     objective: Horizon,
     rows: Sequence[ComparedDesign],
     ldp: Design,
+    *,
+    as_json: bool,
 ) -> None:
+    is_gossip = network.mixing == "gossip"
+    columns = _list_columns(rows, ldp, is_gossip=is_gossip)
+    measure = "energy" if is_gossip else ""
+    print_result(
+        f"{network.source}, {network.num_agents} agents",
+        [
+            Fact("graph", network.source),
+            Fact("num_agents", network.num_agents),
+            Fact("weights", network.weights),
+            Fact("gossip", str(network.gossip)),
+            Fact("promise", budget.describe(), "promise"),
+            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.num_agents)),
+            Fact(
+                "",
+                None,
+                "against",
+                "an eavesdropper who sees every message, and insiders as listed",
+            ),
+            Fact("", None, "average × server", describe_reference(budget)),
+            Fact("", None, "κ" if is_gossip else "", KAPPA),
+            Fact("objective", objective.describe(), measure, f"Tr(A R), {objective.describe()}"),
+            Fact("mixing", network.mixing, "mixing", network.describe_mixing(budget.num_steps)),
+            Fact("precision_caps", budget.precision_caps(network.num_agents)),
+            Fact("rows", collect_rows(columns, rows)),
+        ],
+        as_json=as_json,
+    )
+    if not as_json:
+        groups = [_group_of(row) for row in rows]
+        print_rows(
+            "Noise of each mechanism at the same privacy",
+            columns,
+            rows,
+            section_ends=[k for k in range(len(rows) - 1) if groups[k] != groups[k + 1]],
+        )
+
+
+def _list_columns(
+    rows: Sequence[ComparedDesign], ldp: Design, *, is_gossip: bool
+) -> list[Column[ComparedDesign]]:
     from corn.report.style import SHORT_NAMES
 
-    is_gossip = network.mixing == "gossip"
-    facts = [
-        ("promise", budget.describe()),
-        *strictest_facts(budget, network.num_agents),
-        ("against", "an eavesdropper who sees every message, and insiders as listed"),
-        ("average × server", describe_reference(budget)),
-    ]
-    if is_gossip:
-        facts += [("κ", KAPPA), ("energy", f"Tr(A R), {objective.describe()}")]
-    facts += [("mixing", network.describe_mixing(budget.num_steps))]
-    print_facts(f"{network.source}, {network.num_agents} agents", facts)
-    remarks = [_remark(row, ldp) for row in rows]
-    table = [
-        [
-            SHORT_NAMES.get(row.mechanism, row.mechanism),
-            row.seeds,
-            f"{row.result.central_ratio:.3f}",
-            *(
-                (
-                    f"{row.result.value / ldp.value:.4f}",
-                    format_kappa(row.result.disagreement_ratio),
-                )
-                if is_gossip
-                else ()
-            ),
-            "" if row.mechanism in _REFERENCES else _format_gap(_find_gap(row, rows)),
-            _format_streams(row.result),
-            row.adversary,
-            *([remark] if any(remarks) else []),
-        ]
-        for row, remark in zip(rows, remarks, strict=True)
-    ]
-    print_table(
-        "Noise of each mechanism at the same privacy",
-        [
+    def gap(row: ComparedDesign) -> float:
+        return _find_gap(row, rows)
+
+    has_remarks = any(_remark(row, ldp) for row in rows)
+    return [
+        Column(
             "mechanism",
-            "seeds",
+            lambda row: row.mechanism,
+            "mechanism",
+            lambda row: SHORT_NAMES.get(row.mechanism, row.mechanism),
+        ),
+        Column("seeds", lambda row: row.result.threat.seeds, "seeds", lambda row: row.seeds),
+        Column("max_colluders", lambda row: row.result.threat.max_colluders),
+        Column(
+            "central_ratio",
+            lambda row: row.result.central_ratio,
             "average × server",
-            *(("energy × LDP", "κ") if is_gossip else ()),
+            lambda row: f"{row.result.central_ratio:.3f}",
+        ),
+        Column("weighted_central_ratio", lambda row: row.result.weighted_central_ratio),
+        Column("value", lambda row: row.result.value),
+        Column("normalized_value", lambda row: row.result.normalized_value),
+        Column("normalized_lower_bound", lambda row: row.result.normalized_lower_bound),
+        Column(
+            "ratio_to_ldp",
+            lambda row: row.result.value / ldp.value,
+            "energy × LDP" if is_gossip else "",
+            lambda row: f"{row.result.value / ldp.value:.4f}",
+        ),
+        Column(
+            "disagreement_ratio",
+            lambda row: row.result.disagreement_ratio,
+            "κ" if is_gossip else "",
+            lambda row: format_kappa(row.result.disagreement_ratio),
+        ),
+        Column(
+            "gap",
+            gap,
             "above the best",
+            lambda row: "" if row.mechanism in _REFERENCES else _format_gap(gap(row)),
+        ),
+        Column("status", lambda row: row.result.status),
+        Column("max_noise_std", lambda row: float(row.result.noise_std.max())),
+        Column(
+            "max_streams",
+            lambda row: max(row.result.decomposition.count_streams()),
             "per agent",
+            lambda row: _format_streams(row.result),
+        ),
+        Column("max_masks", lambda row: row.result.decomposition.most_masks),
+        Column(
+            "adversary",
+            lambda row: row.result.adversary,
             "holds against",
-            *(["remark"] if any(remarks) else []),
-        ],
-        table,
-        section_ends=[
-            k for k in range(len(rows) - 1) if _group_of(rows[k]) != _group_of(rows[k + 1])
-        ],
-    )
+            lambda row: row.adversary,
+        ),
+        Column("remark", lambda row: _remark(row, ldp), "remark" if has_remarks else ""),
+    ]
 
 
 def _format_gap(gap: float) -> str:
@@ -349,27 +337,6 @@ def _format_streams(result: Design) -> str:
     if masks:
         return format_count(masks, "mask")
     return format_count(max(result.decomposition.count_streams()), "stream")
-
-
-def _save(facts: dict[str, object], result: Design, out: Path) -> None:
-    parts = result.decomposition
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".npy":
-        if parts.is_masked:
-            raise InvalidArgumentError(
-                "--out must end in .json for exact sums, whose masks have no covariance: save the "
-                "parts, or compare with --mixing gossip"
-            )
-        np.save(out, result.covariance)
-        return
-    shares = {
-        "private_variance": parts.private_variance,
-        "seed_groups": parts.seed_groups,
-        "factors": parts.factors,
-        "is_masked": parts.is_masked,
-    }
-    covariance = None if parts.is_masked else result.covariance
-    save_json({**facts, "covariance": covariance, "decomposition": shares}, out)
 
 
 def _draw(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note, print_table
@@ -44,7 +42,7 @@ def data(
     if name is None:
         raise typer.BadParameter(f"must be one of {', '.join(DOWNLOADABLE)}", param_hint="NAME")
     if action == "get":
-        where = _download(name)
+        where = fetch_dataset(name)
     elif path is None:
         raise typer.BadParameter("must be the directory with the files", param_hint="PATH")
     else:
@@ -56,30 +54,8 @@ def data(
         print_note(f"{name} is in {where}; its checksums are correct")
 
 
-def _download(name: str) -> Path:
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    tasks: dict[str, Any] = {}
-
-    def show(file: str, num_bytes: int, total: int | None) -> None:
-        if file not in tasks:
-            tasks[file] = bar.add_task(file)
-        bar.update(tasks[file], completed=num_bytes, total=total)
-
-    with bar:
-        return fetch_dataset(name, on_progress=show)
-
-
 def _list(json: bool) -> None:
-    known = [
+    known: list[dict[str, object]] = [
         {
             "name": name,
             "present": is_cached(dataset),

@@ -6,14 +6,13 @@ records. Commands take such records like single options: see ``corn.cli.records`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
-from corn.cli.output import print_note
 from corn.covariance import (
     DEFAULT_THREAT,
     MECHANISMS,
@@ -28,7 +27,7 @@ from corn.covariance.threat import (
     SPARSE_PARTNERS,
 )
 from corn.errors import InvalidArgumentError
-from corn.privacy import Accounting, Adjacency, PrivacyBudget, Sampling, Unit
+from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling, read_promises
 from corn.topology import (
     ONE_ROUND,
@@ -36,7 +35,6 @@ from corn.topology import (
     Mixing,
     Network,
     choose_cooldown,
-    find_remaining_disagreement,
     load_network,
     name_of,
 )
@@ -48,8 +46,6 @@ _GRAPH_HELP = (
 )
 _NETWORK = "Network"
 _THREAT = "Insiders"
-# The share of disagreement after the cool-down above which a note is printed.
-_MUCH_DISAGREEMENT = 0.05
 DEFAULT_GOSSIP = str(ONE_ROUND)
 """The mixing rounds of a step in commands that design or train."""
 
@@ -227,26 +223,6 @@ class MixingOptions:
         """Return the number of steps that only mix after a run of this many steps."""
         return choose_cooldown(network, num_steps) if self.cooldown is None else self.cooldown
 
-    def warn_of_disagreement(self, network: Network, cooldown_steps: int) -> None:
-        """Print a note if the default cool-down leaves agents with different models."""
-        is_exact = network.mixing == "sum" or network.num_agents == 1
-        if self.cooldown is not None or is_exact:
-            return
-        # One step would be enough where all are neighbours, so zero steps have no other reason.
-        if not cooldown_steps:
-            print_note(
-                "the mixing weights are periodic: agents never agree, so there is no cool-down; "
-                "--weights lazy lets them agree"
-            )
-            return
-        left = find_remaining_disagreement(network, cooldown_steps)
-        if left > _MUCH_DISAGREEMENT:
-            print_note(
-                f"the cool-down of {cooldown_steps:,} steps, as many as the run has, leaves up to "
-                f"{left:.0%} of the disagreement between agents: choose a longer --cooldown, or "
-                "more rounds by --gossip"
-            )
-
 
 @dataclass(frozen=True)
 class ThreatOptions:
@@ -263,47 +239,32 @@ class ThreatOptions:
         return ThreatModel(colluders, self.seeds)
 
 
-PerAgent: TypeAlias = float | tuple[float, ...]
-Given = TypeVar("Given")
-
+Number = TypeVar("Number", int, float)
 _TABLE_SUFFIX = ".csv"
 
 
-def _check_epsilon(text: str) -> str:
-    """Raise before any work unless ε is numbers or a table."""
-    return text if _is_table(text) else _check_numbers(text)
-
-
-def parse_per_agent(text: str) -> PerAgent:
+def parse_per_agent(
+    option: str, text: str, num_agents: int | None, kind: Callable[[str], Number] = float
+) -> Number | tuple[Number, ...]:
     """Return the number for all agents, or the numbers of each.
 
-    >>> parse_per_agent("10"), parse_per_agent("1,8")
+    >>> parse_per_agent("--epsilon", "10", 2), parse_per_agent("--epsilon", "1,8", 2)
     (10.0, (1.0, 8.0))
-    """
-    numbers = tuple(float(part) for part in text.split(","))
-    return numbers if "," in text else numbers[0]
-
-
-def find_promises(epsilon: str, delta: str, network: Network | None) -> tuple[PerAgent, PerAgent]:
-    """Return ε and δ of the options; a table gives both, by the names of agents, or ε alone."""
-    count = None if network is None else network.num_agents
-    if not _is_table(epsilon):
-        epsilons = require_one_each("--epsilon", parse_per_agent(epsilon), count)
-        return epsilons, require_one_each("--delta", parse_per_agent(delta), count)
-    names = None if network is None else list_names(network)
-    epsilons, deltas = read_promises(Path(epsilon), names)
-    return epsilons, parse_per_agent(delta) if deltas is None else deltas
-
-
-def require_one_each(option: str, values: Given, num_agents: int | None) -> Given:
-    """Return the values of an option if they are one for all agents, or one for each.
-
-    >>> require_one_each("--epsilon", (1.0, 8.0), 3)
+    >>> parse_per_agent("--epsilon", "1,8", 3)
     Traceback (most recent call last):
     ...
     corn.errors.InvalidArgumentError: --epsilon must be one number, or 3 for 3 agents, found 2
     """
-    if isinstance(values, tuple) and num_agents is not None and len(values) != num_agents:
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise InvalidArgumentError(
+            f"{option} must be {what}, or one for each agent separated by commas, found {text!r}"
+        ) from error
+    if "," not in text:
+        return values[0]
+    if num_agents is not None and len(values) != num_agents:
         raise InvalidArgumentError(
             f"{option} must be one number, or {num_agents} for {num_agents} agents, "
             f"found {len(values)}"
@@ -330,37 +291,18 @@ def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, 
         ) from error
 
 
-def parse_samples(text: str | None) -> int | tuple[int, ...] | None:
-    """Return the number of samples of an agent, or of each agent, or None if not given.
-
-    >>> parse_samples("2800"), parse_samples("2800,1400")
-    (2800, (2800, 1400))
-    """
-    if text is None:
-        return None
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            "--samples-per-agent must be a whole number, or one for each agent separated by "
-            f"commas, found {text!r}: try 2800"
-        ) from error
-    return counts if "," in text else counts[0]
-
-
 def _is_table(text: str) -> bool:
     # A name that ends in .csv is meant as a file even if it is missing, so that the error says so.
     return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
 
 
 def _check_numbers(text: str) -> str:
-    """Raise before any work unless the text is a number, or one for each agent."""
+    """Raise before any work unless the text is a number, or one for each agent, or a table."""
     try:
-        parse_per_agent(text)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"must be a number, or one for each agent separated by commas, found {text!r}"
-        ) from error
+        if not _is_table(text):
+            parse_per_agent("it", text, None)
+    except InvalidArgumentError as error:
+        raise typer.BadParameter(str(error).removeprefix("it ")) from error
     return text
 
 
@@ -382,7 +324,7 @@ class BudgetOptions:
             metavar="NUMBER[,NUMBER…]|FILE",
             help="ε of the whole run: a number, one for each agent separated by commas, or a .csv "
             "file with the columns agent,epsilon or agent,epsilon,delta.",
-            callback=_check_epsilon,
+            callback=_check_numbers,
             rich_help_panel=_BUDGET,
         ),
     ] = "10"
@@ -427,14 +369,6 @@ class BudgetOptions:
             rich_help_panel=_BUDGET,
         ),
     ] = None
-    sampling_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Probability that a sample is in a mini-batch (with --sampling poisson), "
-            "instead of --samples-per-agent.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None
     samples_per_agent: Annotated[
         str | None,
         typer.Option(
@@ -453,53 +387,50 @@ class BudgetOptions:
         batch_size: int | None,
         network: Network | None = None,
         *,
-        accounting: Accounting = "gdp",
+        sampling_rate: float | None = None,
+        samples: int | tuple[int, ...] | None = None,
     ) -> PrivacyBudget:
         """Return the budget; a batch size belongs to the sample unit only.
 
         ``network`` has the names by which a file of promises calls the agents; without it they are
-        numbered.
+        numbered. A sampling rate or numbers of samples replace those of the options.
         """
-        epsilons, deltas = find_promises(self.epsilon, self.delta, network)
+        count = None if network is None else network.num_agents
+        if _is_table(self.epsilon):
+            names = None if network is None else list_names(network)
+            epsilons, deltas = read_promises(Path(self.epsilon), names)
+        else:
+            epsilons, deltas = parse_per_agent("--epsilon", self.epsilon, count), None
+        if samples is None and self.samples_per_agent is not None:
+            samples = parse_per_agent("--samples-per-agent", self.samples_per_agent, count, int)
         return PrivacyBudget(
             epsilon=epsilons,
-            delta=deltas,
+            delta=parse_per_agent("--delta", self.delta, count) if deltas is None else deltas,
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,
-            accounting=accounting,
             adjacency=self.adjacency,
             batch_size=batch_size,
             sampling=self.sampling,
-            sampling_rate=self.sampling_rate,
-            samples_per_agent=require_one_each(
-                "--samples-per-agent",
-                parse_samples(self.samples_per_agent),
-                None if network is None else network.num_agents,
-            ),
+            sampling_rate=sampling_rate,
+            samples_per_agent=samples,
         )
 
     @property
     def needs_sizes(self) -> bool:
         """Whether the sampling follows from the agents' data, because no option states it."""
-        is_given = self.sampling_rate is not None or self.samples_per_agent is not None
-        return self.unit == "sample" and self.sampling != "every-step" and not is_given
+        is_stated = self.samples_per_agent is not None or self.sampling == "every-step"
+        return self.unit == "sample" and not is_stated
 
     def make_for_data(
         self, batch_size: int, sizes: Sequence[int], network: Network | None = None
     ) -> PrivacyBudget:
         """Return the budget of training in mini-batches on data sets of these sizes.
 
-        The batch size and the numbers of samples count for the sample unit only.
+        The batch size and the numbers of samples count for the sample unit only, and the sizes
+        where no option states the numbers of samples.
         """
-        chosen = self
-        if self.needs_sizes:
-            rate, samples = fit_sampling(sizes, batch_size, self.sampling)
-            listed = samples if isinstance(samples, tuple) else (samples,)
-            # Back to the text of options, so that one place parses and checks it.
-            chosen = replace(
-                self,
-                sampling_rate=rate,
-                samples_per_agent=None if samples is None else ",".join(map(str, listed)),
-            )
-        return chosen.make(batch_size if self.unit == "sample" else None, network)
+        if not self.needs_sizes:
+            return self.make(batch_size if self.unit == "sample" else None, network)
+        rate, samples = fit_sampling(sizes, batch_size, self.sampling)
+        return self.make(batch_size, network, sampling_rate=rate, samples=samples)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -27,19 +25,15 @@ from rich.table import Table
 from rich.text import Text
 
 import corn
-from corn.checks import FloatArray
-from corn.covariance import Decomposition, Design, Horizon, MechanismName, Objective, ThreatModel
+from corn.covariance import Decomposition, MechanismName, ThreatModel
 from corn.covariance.decomposition import hidden_precision
-from corn.covariance.disagreement import LARGE_DISAGREEMENT, list_remedies
-from corn.covariance.low_rank import DesignProgress, watch_designs
+from corn.covariance.disagreement import LARGE_DISAGREEMENT
 from corn.covariance.problem import weighting_gain
-from corn.errors import CornWarning, StoppedByUserError, make_printable
+from corn.errors import CornWarning, make_printable
 from corn.files import writing_whole
-from corn.plan import Plan
 from corn.privacy import PrivacyBudget, account_precision, compare_samplings
 from corn.privacy.accounting import group_agents
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
-from corn.topology import Network
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -69,6 +63,65 @@ def save_json(values: Mapping[str, JsonValue], path: Path, *, is_private: bool =
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_whole(path, is_private=is_private) as partial:
         partial.write_text(to_json(values) + "\n", encoding="utf-8")
+
+
+class Fact(NamedTuple):
+    """One entry of a result, for programs and for people.
+
+    Attributes:
+        key: The name in JSON; empty for an entry that only people see.
+        value: The value in JSON.
+        label: The name in a table; empty for an entry that only programs see.
+        text: The value in a table; None is the value itself.
+    """
+
+    key: str
+    value: JsonValue
+    label: str = ""
+    text: str | None = None
+
+
+def print_result(title: str, facts: Iterable[Fact], *, as_json: bool) -> None:
+    """Print all facts with a key as JSON, or those with a label as aligned lines."""
+    listed = list(facts)
+    if as_json:
+        print_json({fact.key: fact.value for fact in listed if fact.key})
+        return
+    lines = [(f.label, str(f.value) if f.text is None else f.text) for f in listed if f.label]
+    print_facts(title, lines)
+
+
+class Column(NamedTuple, Generic[Item]):
+    """One property of the rows of a result; the fields are those of ``Fact``."""
+
+    key: str
+    value: Callable[[Item], JsonValue]
+    label: str = ""
+    text: Callable[[Item], str] | None = None
+
+
+def collect_rows(
+    columns: Sequence[Column[Item]], rows: Iterable[Item]
+) -> list[dict[str, JsonValue]]:
+    """Return the rows for JSON."""
+    return [{c.key: c.value(row) for c in columns if c.key} for row in rows]
+
+
+def print_rows(
+    title: str,
+    columns: Sequence[Column[Item]],
+    rows: Iterable[Item],
+    *,
+    section_ends: Collection[int] = (),
+) -> None:
+    """Print the rows as a table."""
+    shown = [c for c in columns if c.label]
+    print_table(
+        title,
+        [c.label for c in shown],
+        [[c.text(row) if c.text else str(c.value(row)) for c in shown] for row in rows],
+        section_ends=section_ends,
+    )
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -150,17 +203,16 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
     }
 
 
-def sampling_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
+def sampling_facts(budget: PrivacyBudget) -> list[Fact]:
     """Return what other samplings need for the same promise; nothing for unit agent."""
-    costs = compare_samplings(budget)
-    if len(costs) == 1:
-        if budget.unit == "agent" or budget.samples_per_agent is not None:
-            return []
-        return [("other samplings", "need --samples-per-agent to be compared")]
-    words = [
-        f"{cost.sampling} {cost.variance_ratio:.3g} ×" for cost in costs if cost.variance_ratio > 1
-    ]
-    return [("other samplings", f"{', '.join(words)} the noise variance of {costs[0].sampling}")]
+    ratios = compare_samplings(budget)
+    text = None
+    if len(ratios) > 1:
+        others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
+        text = f"{', '.join(others)} the noise variance of {next(iter(ratios))}"
+    elif budget.unit == "sample" and budget.samples_per_agent is None:
+        text = "need --samples-per-agent to be compared"
+    return [Fact("samplings", ratios, "other samplings" if text else "", text)]
 
 
 def _one_or_each(values: Sequence[object]) -> object:
@@ -217,28 +269,14 @@ def _worst_exposed(decomposition: Decomposition, budget: PrivacyBudget) -> float
     )
 
 
-def warn_of_large_disagreement(
-    network: Network,
-    objective: Objective,
-    ratio: float | None,
-    *,
-    mechanism: MechanismName,
-    num_steps: int,
-) -> None:
+def warn_of_large_disagreement(ratio: float | None) -> None:
     """Print a note on what lowers the disagreement between agents, κ, if it is large."""
-    if ratio is None or ratio <= LARGE_DISAGREEMENT:
-        return
-    # How the noise of other mechanisms changes with rounds and momentum is not estimated.
-    horizon = objective if mechanism == "corn" and isinstance(objective, Horizon) else None
-    remedies = list_remedies(network, horizon, num_steps=num_steps, ratio=ratio)
-    advice = "; ".join(
-        f"{option} makes it {f'about {lower:.2f}' if lower else '0'}"
-        for option, lower in remedies.items()
-    )
-    print_note(
-        f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
-        f"accuracy to disagreement between agents; {advice or 'more rounds (--gossip) lower it'}"
-    )
+    if ratio is not None and ratio > LARGE_DISAGREEMENT:
+        print_note(
+            f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
+            "accuracy to disagreement between agents; more rounds (--gossip chebyshev:3) and "
+            "--momentum lower it, and --mixing sum makes it 0"
+        )
 
 
 def format_kappa(ratio: float | None) -> str:
@@ -329,151 +367,47 @@ def make_progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-@contextmanager
-def designing(what: str = "designing the noise", *, keep_best: bool = False) -> Iterator[None]:
-    """Show the progress of designs inside the block, with the gap reached so far.
-
-    With ``keep_best`` Ctrl-C ends the search with the best design so far, and a second one ends the
-    command.
-    """
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-    with make_progress(*columns) as display:
-        task = display.add_task(what, total=None)
-
-        def show(progress: DesignProgress) -> None:
-            nonlocal next_line
-            text = f"{what}: {describe_progress(progress)}"
-            if keep_best:
-                text += "; Ctrl-C keeps the best design so far"
-            display.update(task, description=text)
-            # Without a terminal there is no display, and a log should not get a line per
-            # evaluation.
-            if display.disable and time.monotonic() >= next_line:
-                next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-                sys.stderr.write(text + "\n")
-                sys.stderr.flush()
-
-        with watch_designs(show, keep_best=keep_best):
-            yield
-
-
-def describe_progress(progress: DesignProgress) -> str:
-    """Return the progress in words.
-
-    >>> describe_progress(DesignProgress(120, 500, 0.0312))
-    'evaluation 120 of at most 500, at most 3.2 % above the optimum for its seeds'
-    >>> describe_progress(DesignProgress(1, 500, 8.5))
-    'evaluation 1 of at most 500, at most 850.0 % above the optimum for its seeds'
-    """
-    text = f"evaluation {progress.evaluations} of at most {progress.max_evaluations}"
-    if math.isinf(progress.gap):
-        return text
-    percent = math.ceil(1000 * progress.gap) / 10
-    return f"{text}, at most {percent:.1f} % above the optimum for its seeds"
-
-
-def raise_if_interrupted(made: Design | Plan) -> None:
-    """Raise `StoppedByUserError` if the user ended the design before it was done.
-
-    Commands call this last, so that the best design is kept and scripts still see the interruption.
-    """
-    status = made.status if isinstance(made, Design) else made.certificate.status
-    if status == "interrupted":
-        raise StoppedByUserError(
-            "interrupted: this is the best design so far; it keeps its promise to every agent, and "
-            "may have more noise than needed"
-        )
-
-
 _MOST_LISTED = 5
 
 
-@dataclass(frozen=True, eq=False)
-class StrictestPromise:
-    """The agents with the strictest promise, and all caps if they had the next strictest one.
-
-    Attributes:
-        agents: those whose promise needs the most noise.
-        promise: theirs, in words.
-        relaxed: the next strictest promise among the other agents, in words.
-        relaxed_caps: the precision caps if ``agents`` had that one, shape (n,).
-        weighting_gain: variance of a trusted server's average over that of its best weighted one.
-        is_by_sampling: whether all agents have the same ε and δ, and only their sampling differs.
-    """
-
-    agents: tuple[int, ...]
-    promise: str
-    relaxed: str
-    relaxed_caps: FloatArray
-    strictest_cap: float
-    weighting_gain: float
-    is_by_sampling: bool
-
-    @property
-    def relaxed_floor(self) -> float:
-        """The least variance of the average with the next promise, over that with this one."""
-        return self.strictest_cap / float(self.relaxed_caps.min())
-
-    @property
-    def dropped_floor(self) -> float:
-        """The same for the average of the other agents alone."""
-        total = len(self.relaxed_caps)
-        return self.relaxed_floor * (total / (total - len(self.agents))) ** 2
-
-    def describe(self) -> str:
-        """Return the agents, their promise, and what the average would gain without it.
-
-        >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
-        >>> find_strictest(budget, 3).describe()
-        'agent 0: ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
-        variance of the average would be 0.0804 × (0.181 × without agent 0)'
-        """
-        who = list_agents(self.agents)
-        text = (
-            f"{who}: {self.promise}; the next has {self.relaxed}, with which the least noise "
-            f"variance of the average would be {self.relaxed_floor:.3g} ×"
-        )
-        # The average of fewer agents can have more noise.
-        if self.dropped_floor < 1:
-            text += f" ({self.dropped_floor:.3g} × without {who})"
-        if self.is_by_sampling:
-            text += "; --sampling poisson with one --sampling-rate makes all agents equally strict"
-        return text
-
-
-def find_strictest(budget: PrivacyBudget, num_agents: int) -> StrictestPromise | None:
-    """Return the strictest promise of a budget, or None if all agents have the same cap."""
-    caps = budget.precision_caps(num_agents)
+def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
+    """Return the agents whose promise needs the most noise; none if all have the same cap."""
     # By caps, not by ε: δ and sampling decide as well how strict a promise is.
-    levels = np.unique(caps)
-    if len(levels) == 1:
-        return None
-    is_strictest = caps == levels[0]
-    following = int(np.flatnonzero(caps == levels[1])[0])
-    agents = tuple(np.flatnonzero(is_strictest).tolist())
-    return StrictestPromise(
-        agents=agents,
-        promise=_describe_promise(budget, agents[0]),
-        relaxed=_describe_promise(budget, following),
-        relaxed_caps=np.where(is_strictest, levels[1], caps),
-        strictest_cap=float(levels[0]),
-        weighting_gain=weighting_gain(caps),
-        is_by_sampling=len({(own.epsilon, own.delta) for own in budget.promises}) == 1,
-    )
+    caps = budget.precision_caps(num_agents)
+    strictest = np.flatnonzero(caps == caps.min()).tolist()
+    return tuple(strictest) if len(strictest) < num_agents else ()
 
 
 def strictest_facts(budget: PrivacyBudget, num_agents: int) -> list[tuple[str, str]]:
-    """Return a line on the strictest promise, for a list of facts; none if promises are equal."""
+    """Return the strictest promise, and what the average would gain without it; none if equal.
+
+    >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
+    >>> strictest_facts(budget, 3)[0][1]
+    'agent 0: ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
+    variance of the average would be 0.0804 ×'
+    """
     strictest = find_strictest(budget, num_agents)
-    return [] if strictest is None else [("strictest promise", strictest.describe())]
+    if not strictest:
+        return []
+    caps = budget.precision_caps(num_agents)
+    following = int(np.argmin(np.where(caps == caps.min(), np.inf, caps)))
+    text = (
+        f"{list_agents(strictest)}: {_describe_promise(budget, strictest[0])}; the next has "
+        f"{_describe_promise(budget, following)}, with which the least noise variance of the "
+        f"average would be {caps.min() / caps[following]:.3g} ×"
+    )
+    if len({(own.epsilon, own.delta) for own in budget.promises}) == 1:
+        text += "; --sampling poisson with one --samples-per-agent makes all agents equally strict"
+    return [("strictest promise", text)]
 
 
-def describe_server(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
-    """Return the noise variance of the average model over a trusted server's, naming the server.
+def describe_server(
+    central_ratio: float,
+    weighted_ratio: float,
+    budget: PrivacyBudget,
+    what: str = "noise variance in the average model",
+) -> str:
+    """Return the noise of the average model over a trusted server's, naming the server.
 
     Where promises differ, one server keeps the strictest for all, and a better one weights agents.
 
@@ -481,44 +415,37 @@ def describe_server(central_ratio: float, weighted_ratio: float, budget: Privacy
     "1.2 × a trusted server's noise variance in the average model"
     >>> describe_server(1.2, 6.15, PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1))
     '1.2 × the noise variance in the average model of a trusted server that keeps the promise of
-    agent 0 for all, and 6.15 × that of one that weights agents by their promises'
+    agent 0 for all, and 6.15 × that of a server that weights agents by their promises'
     """
     strictest = find_strictest(budget, budget.num_agents or 1)
-    if strictest is None:
-        return f"{central_ratio:.3g} × a trusted server's noise variance in the average model"
+    if not strictest:
+        return f"{central_ratio:.4g} × a trusted server's {what}"
     return (
-        f"{central_ratio:.3g} × the noise variance in the average model of a trusted server that "
-        f"keeps the promise of {list_agents(strictest.agents)} for all, and "
-        f"{weighted_ratio:.3g} × that of one that weights agents by "
-        "their promises"
+        f"{central_ratio:.4g} × the {what} of a trusted server that keeps the promise of "
+        f"{list_agents(strictest)} for all, and {weighted_ratio:.4g} × that of a server that "
+        "weights agents by their promises"
     )
 
 
 def describe_average(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
     """Return the same for the line "noise in the average" of a list of facts."""
-    strictest = find_strictest(budget, budget.num_agents or 1)
-    if strictest is None:
-        # The reference draws its batches as the agents do, also where the budget counts on fewer
-        # samples than they have.
-        sampling = " and sampling" if budget.unit == "sample" else ""
-        return f"{central_ratio:.4g} × a trusted server's variance, for the same promise{sampling}"
-    return (
-        f"{central_ratio:.4g} × the variance of a trusted server that keeps the promise of "
-        f"{list_agents(strictest.agents)} for all; "
-        f"{weighted_ratio:.4g} × that of a server that weights agents by "
-        "their promises"
-    )
+    server = describe_server(central_ratio, weighted_ratio, budget, "variance")
+    # The reference draws its batches as the agents do, also where the budget counts on fewer
+    # samples than they have.
+    return f"{server}, for the same promise{' and sampling' if budget.unit == 'sample' else ''}"
 
 
 def describe_reference(budget: PrivacyBudget) -> str:
     """Return what the column with ratios to a trusted server means."""
-    strictest = find_strictest(budget, budget.num_agents or 1)
-    if strictest is None:
+    n = budget.num_agents or 1
+    strictest = find_strictest(budget, n)
+    if not strictest:
         return "noise variance of the average over a trusted server's"
     return (
         "noise variance of the average over that of a trusted server that keeps the promise of "
-        f"{list_agents(strictest.agents)} for all; multiply by {strictest.weighting_gain:.3g} for "
-        "a server that weights agents by their promises"
+        f"{list_agents(strictest)} for all; multiply by "
+        f"{weighting_gain(budget.precision_caps(n)):.3g} for a server that weights agents by "
+        "their promises"
     )
 
 

@@ -20,22 +20,20 @@ from corn.cli.options import (
 )
 from corn.cli.output import (
     KAPPA,
+    Fact,
     collect_sampling,
     describe_average,
-    designing,
     format_count,
-    print_facts,
-    print_json,
     print_note,
-    raise_if_interrupted,
+    print_result,
     strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
+    working,
 )
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.covariance.design import default_threat
 from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
-from corn.privacy import PrivacyBudget
 from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 from corn.topology import Gossip
@@ -67,7 +65,7 @@ def plan(
         return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    with designing(keep_best=True):
+    with working("designing the noise"):
         made = make_plan(
             network,
             promise,
@@ -80,21 +78,19 @@ def plan(
         )
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
-    if json:
-        print_json(plan_facts(made))
-    else:
-        _print(made)
-    warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
-    mixing.warn_of_disagreement(network, made.cooldown_steps)
-    warn_of_large_disagreement(
-        network,
-        made.objective,
-        made.disagreement_ratio,
-        mechanism=made.mechanism,
-        num_steps=promise.num_steps,
+    certificate = made.certificate
+    print_result(
+        f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on "
+        f"{made.network.source}",
+        [
+            Fact("status", certificate.status),
+            *plan_facts(made, certificate.value, certificate.lower_bound, certificate.status),
+        ],
+        as_json=json,
     )
+    warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
+    warn_of_large_disagreement(made.disagreement_ratio)
     print_note(f"wrote {out}; check it with: corn verify {out}")
-    raise_if_interrupted(made)
 
 
 def _write_request(
@@ -125,82 +121,78 @@ def _write_request(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(request.to_text() + "\n", encoding="utf-8")
-    facts = {
-        "promise": request.budget.describe(),
-        "against": request.threat.describe(),
-        "mixing": request.mixing,
-        "mechanism": request.mechanism,
-    }
-    if json:
-        print_json(facts)
-    else:
-        print_facts("request for a plan that agents make together", facts.items())
+    facts = [
+        Fact("promise", request.budget.describe(), "promise"),
+        Fact("adversary", request.threat.describe(), "against"),
+        Fact("mixing", request.mixing, "mixing"),
+        Fact("mechanism", request.mechanism, "mechanism"),
+    ]
+    print_result("request for a plan that agents make together", facts, as_json=json)
     print_note(
         f"wrote {out}; run it with: corn launch {out} --graph GRAPH, or corn agent {out} "
         "--neighbours AGENT,AGENT"
     )
 
 
-def plan_facts(made: Plan) -> dict[str, object]:
-    """Return the content of a plan for JSON."""
-    streams = made.decomposition.count_streams()
-    return {
-        "fingerprint": fingerprint(made).hex(),
-        "graph": made.network.source,
-        "num_agents": made.num_agents,
-        "promise": made.budget.describe(),
-        **collect_sampling(made.budget),
-        "adversary": made.threat.describe(),
-        "objective": made.objective.describe(),
-        "mixing": made.network.mixing,
-        "gossip": str(made.network.gossip),
-        "cooldown_steps": made.cooldown_steps,
-        "messages_per_link": made.num_messages,
-        "mechanism": made.mechanism,
-        "seeds": made.threat.seeds,
-        "max_colluders": made.threat.max_colluders,
-        "status": made.certificate.status,
-        "value": made.certificate.value,
-        "lower_bound": made.certificate.lower_bound,
-        "central_ratio": made.central_ratio,
-        "weighted_central_ratio": made.weighted_central_ratio,
-        "disagreement_ratio": made.disagreement_ratio,
-        "num_seed_groups": len(made.decomposition.seed_groups),
-        "max_streams": max(streams),
-        "max_masks": made.decomposition.most_masks,
-        "grid": made.grid,
-        "max_parameters": made.max_parameters,
-        "dtype": made.dtype,
-    }
-
-
-def declared_facts(budget: PrivacyBudget) -> list[tuple[str, str]]:
-    """Return the numbers of samples that a plan counts on, and that they are public."""
-    samples = budget.samples_per_agent
-    if samples is None:
-        return []
-    shown = describe_range(samples if isinstance(samples, tuple) else (samples,))
-    return [("declared samples", f"{shown} per agent; public, and not covered by ε")]
-
-
-def noise_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[tuple[str, str]]:
-    """Return the noise of a plan and the least that is possible."""
+def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[Fact]:
+    """Return the content of a plan, with the value and the bound of its noise."""
+    streams, noise, samples = made.decomposition.count_streams(), [], made.budget.samples_per_agent
     average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
+    kappa = made.disagreement_ratio
     if made.network.mixing == "sum":
         # All noise of a sum is in the average, so its energy has the same ratio to the bound.
         least = round_bound_down(made.central_ratio * lower_bound / value)
-        return [
-            ("noise in the average", average),
-            ("least possible", f"{least} × with any noise and any seeds"),
+        noise = [Fact("", None, "least possible", f"{least} × with any noise and any seeds")]
+    else:
+        shown = "not computed above 2000 agents" if kappa is None else f"{kappa:.2f}"
+        least = round_bound_down(lower_bound)
+        noise = [
+            Fact("", None, "minimises", f"Tr(A R), {made.objective.describe()}"),
+            Fact("", None, "noise energy", f"{value:.6g} ({remark})"),
+            Fact("", None, "lower bound", f"{least}, for the seeds allowed"),
+            Fact("", None, "κ", f"{shown} ({KAPPA})"),
         ]
-    ratio = made.disagreement_ratio
-    kappa = "not computed above 2000 agents" if ratio is None else f"{ratio:.2f}"
+    declared = ""
+    if samples is not None:
+        counts = describe_range(samples if isinstance(samples, tuple) else (samples,))
+        declared = f"{counts} per agent; public, and not covered by ε"
+    kind = "mask" if made.decomposition.is_masked else "stream"
+    most = made.decomposition.most_masks or max(streams)
     return [
-        ("minimises", f"Tr(A R), {made.objective.describe()}"),
-        ("noise energy", f"{value:.6g} ({remark})"),
-        ("lower bound", f"{round_bound_down(lower_bound)}, for the seeds allowed"),
-        ("noise in the average", average),
-        ("κ", f"{kappa} ({KAPPA})"),
+        Fact("graph", made.network.source),
+        Fact("num_agents", made.num_agents),
+        Fact("promise", made.budget.describe(), "promise"),
+        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.num_agents)),
+        *(Fact(key, value) for key, value in collect_sampling(made.budget).items()),
+        Fact("", None, "declared samples" if declared else "", declared),
+        Fact("adversary", made.threat.describe(), "against"),
+        Fact("central_ratio", made.central_ratio, "noise in the average", average),
+        *noise,
+        Fact("objective", made.objective.describe()),
+        Fact("mixing", made.network.mixing, "mixing", describe_mixing(made)),
+        Fact("gossip", str(made.network.gossip)),
+        Fact("cooldown_steps", made.cooldown_steps),
+        Fact("messages_per_link", made.num_messages),
+        Fact("mechanism", made.mechanism),
+        Fact("seeds", made.threat.seeds),
+        Fact("max_colluders", made.threat.max_colluders),
+        Fact("value", value),
+        Fact("lower_bound", lower_bound),
+        Fact("weighted_central_ratio", made.weighted_central_ratio),
+        Fact("disagreement_ratio", kappa),
+        Fact(
+            "num_seed_groups",
+            len(made.decomposition.seed_groups),
+            "seeds",
+            f"{len(made.decomposition.seed_groups):,} shared, at most {format_count(most, kind)} "
+            "per agent",
+        ),
+        Fact("max_streams", max(streams)),
+        Fact("max_masks", made.decomposition.most_masks),
+        Fact("grid", made.grid, "releases", _describe_grid(made)),
+        Fact("max_parameters", made.max_parameters),
+        Fact("dtype", made.dtype),
+        Fact("fingerprint", fingerprint(made).hex(), "fingerprint"),
     ]
 
 
@@ -209,7 +201,7 @@ def describe_mixing(made: Plan) -> str:
     return made.network.describe_mixing(made.budget.num_steps, made.cooldown_steps)
 
 
-def describe_grid(made: Plan) -> str:
+def _describe_grid(made: Plan) -> str:
     """Return the grid of releases and the largest model for which the promise is proved."""
     proved = (
         f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
@@ -219,27 +211,3 @@ def describe_grid(made: Plan) -> str:
         return proved
     # An agent's gradient is clipped as a whole, so this concerns samples only.
     return f"{proved} that compute each sample's gradient without regard to others in its batch"
-
-
-def _print(made: Plan) -> None:
-    streams, certificate = made.decomposition.count_streams(), made.certificate
-    kind = "mask" if made.decomposition.is_masked else "stream"
-    print_facts(
-        f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on "
-        f"{made.network.source}",
-        [
-            ("promise", made.budget.describe()),
-            *strictest_facts(made.budget, made.num_agents),
-            *declared_facts(made.budget),
-            ("against", made.threat.describe()),
-            *noise_facts(made, certificate.value, certificate.lower_bound, certificate.status),
-            ("mixing", describe_mixing(made)),
-            (
-                "seeds",
-                f"{len(made.decomposition.seed_groups):,} shared, at most "
-                f"{format_count(made.decomposition.most_masks or max(streams), kind)} per agent",
-            ),
-            ("releases", describe_grid(made)),
-            ("fingerprint", fingerprint(made).hex()),
-        ],
-    )

@@ -35,7 +35,6 @@ from corn.cli.output import (
     collect_sampling,
     describe_outcome,
     describe_reference,
-    designing,
     format_kappa,
     print_facts,
     print_json,
@@ -184,7 +183,6 @@ def train(
             cooldown_steps=mixing.choose_cooldown(network, budget.steps),
         )
         # Not with a plan: its cool-down was chosen, and maybe noted, when it was made.
-        mixing.warn_of_disagreement(network, terms.cooldown_steps)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
@@ -215,7 +213,7 @@ def train(
         _note_own_data(learning, problem)
     methods = _make_methods(mechanism, terms)
     _note_exposed(methods)
-    note_disagreement(methods, terms)
+    note_disagreement(methods)
     # The quadratic has no held-out samples; its training loss is its objective.
     column = "validation_loss" if "validation" in problem.parts else "train_loss"
     schedule = usual_schedule(learning.task or "")
@@ -330,7 +328,7 @@ def _make_methods(mechanisms: str | None, terms: TrainingTerms) -> list[learn.Me
     if mechanisms is None:
         mechanisms = _MECHANISMS if terms.plan is None else ""
     names = [name.strip() for name in mechanisms.split(",") if mechanisms]
-    with designing():
+    with working("designing the noise"):
         return planned + learn.make_methods(
             names, terms.network, terms.budget, objective=terms.objective, threat=terms.threat
         )
@@ -625,17 +623,11 @@ def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
     print_line(None if text is None else f"{chosen.name}: {text}")
 
 
-def note_disagreement(methods: Sequence[learn.Method], terms: TrainingTerms) -> None:
+def note_disagreement(methods: Sequence[learn.Method]) -> None:
     """Print a note if agents with CorN's noise, or a plan's, disagree much."""
     for method in methods:
         if method.name in ("plan", "corn"):
-            warn_of_large_disagreement(
-                terms.network,
-                terms.objective,
-                method.disagreement_ratio,
-                mechanism="corn" if terms.plan is None else terms.plan.mechanism,
-                num_steps=terms.budget.num_steps,
-            )
+            warn_of_large_disagreement(method.disagreement_ratio)
             return
 
 
@@ -679,7 +671,7 @@ def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:
         print_note(
             f"the noise, and that of the trusted server, counts on {least:,} samples of every "
             f"agent, and half of the agents have {usual:,.0f} or more: a lower rate for all agents "
-            "(--sampling poisson --sampling-rate) needs less noise"
+            "(--sampling poisson) needs less noise"
         )
 
 

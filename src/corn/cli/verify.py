@@ -10,25 +10,19 @@ import typer
 
 from corn.cli.options import JsonOption
 from corn.cli.output import (
+    Fact,
     list_agents,
     print_error,
-    print_facts,
     print_json,
     print_note,
+    print_result,
     print_table,
-    strictest_facts,
     warn_of_insiders,
     working,
 )
-from corn.cli.plan import (
-    declared_facts,
-    describe_grid,
-    describe_mixing,
-    noise_facts,
-    plan_facts,
-)
+from corn.cli.plan import plan_facts
 from corn.errors import InvalidArgumentError
-from corn.plan import AgentGuarantee, Plan, Verification, load_plan, verify_plan
+from corn.plan import AgentGuarantee, Plan, Verification, fingerprint, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.transport.links import list_connections
@@ -84,10 +78,7 @@ def verify(
                 f"{plan.threat.describe()}"
             )
     shown = [g for g in guarantees if agent is None or g.agent == agent]
-    if json:
-        print_json(_facts(plan, found, shown))
-    else:
-        _print(plan, found, shown)
+    _print(plan, found, shown, as_json=json)
     warn_of_insiders(
         plan.decomposition,
         plan.budget,
@@ -102,52 +93,38 @@ def verify(
         raise typer.Exit(1)
 
 
-def _facts(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> dict[str, object]:
-    claims = plan_facts(plan)
-    del claims["status"]  # a claim of the maker that verification does not check
-    promised = plan.budget.epsilons(plan.num_agents)
-    deltas = plan.budget.deltas(plan.num_agents)
-    return {
-        **claims,
-        "passed": found.passed,
-        "problems": found.problems,
-        "value": found.value,
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "central_ratio": found.central_ratio,
-        "epsilon": plan.budget.epsilon,
-        "delta": plan.budget.delta,
-        "unit": plan.budget.unit,
-        "agents": [
-            {
-                "agent": g.agent,
-                "epsilon": g.epsilon,
-                "promised_epsilon": float(promised[g.agent]),
-                "delta": float(deltas[g.agent]),
-                "precision": g.precision,
-                "worst_coalition": g.worst_coalition,
-            }
-            for g in shown
-        ],
-    }
-
-
-def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee]) -> None:
-    facts = plan_facts(plan)
-    print_facts(
-        f"plan {str(facts['fingerprint'])[:16]}: {'verified' if found.passed else 'BROKEN'}",
+def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_json: bool) -> None:
+    epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
+    remark = f"gap {found.gap:.2g}"
+    print_result(
+        f"plan {fingerprint(plan).hex()[:16]}: {'verified' if found.passed else 'BROKEN'}",
         [
-            ("promise", plan.budget.describe()),
-            *strictest_facts(plan.budget, plan.num_agents),
-            *declared_facts(plan.budget),
-            ("against", plan.threat.describe()),
-            *noise_facts(plan, found.value, found.lower_bound, f"gap {found.gap:.2g}"),
-            ("mixing", describe_mixing(plan)),
-            ("releases", describe_grid(plan)),
-            ("fingerprint", str(facts["fingerprint"])),
+            *plan_facts(plan, found.value, found.lower_bound, remark),
+            Fact("passed", found.passed),
+            Fact("problems", found.problems),
+            Fact("gap", found.gap),
+            Fact("epsilon", plan.budget.epsilon),
+            Fact("delta", plan.budget.delta),
+            Fact("unit", plan.budget.unit),
+            Fact(
+                "agents",
+                [
+                    {
+                        "agent": g.agent,
+                        "epsilon": g.epsilon,
+                        "promised_epsilon": float(epsilons[g.agent]),
+                        "delta": float(deltas[g.agent]),
+                        "precision": g.precision,
+                        "worst_coalition": g.worst_coalition,
+                    }
+                    for g in shown
+                ],
+            ),
         ],
+        as_json=as_json,
     )
-    _print_guarantees(plan, shown)
+    if not as_json:
+        _print_guarantees(plan, shown)
 
 
 def _show_connections(plan: Plan, agent: int | None, *, as_json: bool) -> None:

@@ -31,8 +31,7 @@ class SplitSolution:
 
     ``lower_bound`` holds for every split over the same seed groups and the same coalitions.
     ``multipliers``, shape (coalitions, n), let anyone compute it again: see ``certify``.
-    ``tolerance`` is the relative gap that the solver was asked for. ``interrupted`` is whether the
-    user ended the search before.
+    ``tolerance`` is the relative gap that the solver was asked for.
     """
 
     decomposition: Decomposition
@@ -42,7 +41,6 @@ class SplitSolution:
     evaluations: int
     num_coalitions: int
     multipliers: FloatArray | None
-    interrupted: bool = False
 
     @property
     def converged(self) -> bool:
@@ -59,7 +57,6 @@ def conclude_split(
     evaluations: int,
     num_coalitions: int,
     multipliers: FloatArray | None,
-    interrupted: bool = False,
 ) -> SplitSolution:
     """Return the solution that a feasible split is; independent noise replaces a worse split."""
     value = problem.value(decomposition.covariance)
@@ -77,7 +74,6 @@ def conclude_split(
         evaluations=evaluations,
         num_coalitions=num_coalitions,
         multipliers=multipliers,
-        interrupted=interrupted,
     )
 
 

@@ -88,14 +88,9 @@ def design_against_insiders(
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
     first, limited = final, _ = _solve_within_noise_limit(problem, seed_groups, solver)
-    interrupted = first.interrupted
     for share in _WEAK_SHARES if drop_cost > 0 else ():
-        # The user wants the design now, not after further searches.
-        if interrupted:
-            break
         kept = _keep_strong_groups(first, share)
         lean, is_limited = _solve_within_noise_limit(problem, kept, solver)
-        interrupted = lean.interrupted
         if lean.value > (1 + drop_cost) * first.value:
             break
         final, limited = lean, is_limited
@@ -112,8 +107,6 @@ def design_against_insiders(
     status: Status = "noise limited" if limited else solver.shortfall
     if final.value <= (1 + final.tolerance) * bound:
         status = "optimal"
-    elif interrupted:
-        status = "interrupted"
     elif final.lower_bound < eavesdropper_bound:
         status = "loose bound"
     R = final.decomposition.covariance
@@ -150,7 +143,7 @@ def _solve_within_noise_limit(
     while True:
         solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
         is_within = (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all()
-        if is_within or solution.interrupted:
+        if is_within:
             return solution, ridge > 0
         # Noise variance falls about as the root of the ridge, and each solve is expensive.
         ridge = max(10 * ridge, _SMALLEST_RIDGE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,22 +11,14 @@ from numpy.typing import NDArray
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise, gossip_spectrum
-from corn.covariance.objective import (
-    Horizon,
-    default_momentum,
-    disagreement_matrix,
-    mode_energies,
-)
+from corn.covariance.objective import disagreement_matrix, mode_energies
 from corn.errors import InvalidArgumentError
-from corn.topology import Gossip, Network
-from corn.topology.gossip import accelerate, apply_to_eigenvalues
+from corn.topology import Network
 from corn.topology.sparse import MOST_DENSE, find_lattice
-from corn.topology.spectrum import find_mixing_time, is_symmetric
+from corn.topology.spectrum import find_mixing_time
 
 LARGE_DISAGREEMENT = 0.35
 """κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""
-
-_MOST_ROUNDS = 100
 
 
 def disagreement_ratio(
@@ -85,66 +75,6 @@ def _lattice_energy(network: Network, noise: LatticeNoise, momentum: float) -> f
     if _never_decays(w):
         return math.inf
     return float((mode_energies(w, 1.0, momentum) * noise.eigenvalues.ravel()[1:]).sum())
-
-
-def list_remedies(
-    network: Network, objective: Horizon | None, *, num_steps: int, ratio: float
-) -> dict[str, float]:
-    """Return options that lower κ of CorN's noise, with about the κ that each leads to.
-
-    They are the fewest rounds that lead to 0.35, the default momentum if it is larger than the
-    objective's, and exact sums; exact sums alone without an ``objective``. ``ratio`` is κ of the
-    noise as it is.
-
-    CorN's noise would be another one, and need not be designed to tell κ. Where all agents are
-    alike, R = (Tr A^{1/2}/(n b)) A^{-1/2} is optimal against an eavesdropper. Elsewhere, and
-    against insiders, κ is larger by a factor that depends little on rounds and momentum.
-    """
-    found: dict[str, float] = {}
-    has_modes = network.num_agents <= MOST_DENSE and is_symmetric(network.mixing_matrix)
-    if objective is not None and has_modes and math.isfinite(ratio):
-        # Without the largest, which is 1 and belongs to the average.
-        w = np.asarray(np.linalg.eigvalsh(network.mixing_matrix)[:-1], dtype=np.float64)
-        modes = _step_modes(w, network.gossip)
-        scale = ratio / _expect_ratio(modes, objective, num_steps)
-        for gossip in _list_gossip(network.gossip.rounds):
-            expected = scale * _expect_ratio(_step_modes(w, gossip), objective, num_steps)
-            if expected <= LARGE_DISAGREEMENT:
-                found[f"--gossip {gossip}"] = expected
-                break
-        momentum = default_momentum(num_steps)
-        if momentum > objective.momentum:
-            other = replace(objective, momentum=momentum)
-            found[f"--momentum {momentum:g}"] = scale * _expect_ratio(modes, other, num_steps)
-    if not network.graph.is_directed():
-        found["--mixing sum"] = 0.0
-    return found
-
-
-def _list_gossip(least: int) -> Iterator[Gossip]:
-    for rounds in range(least, _MOST_ROUNDS + 1):
-        yield Gossip(rounds, "plain")
-        yield Gossip(rounds, "chebyshev")
-
-
-def _step_modes(eigenvalues: FloatArray, gossip: Gossip) -> FloatArray:
-    """Return the eigenvalues of a step in modes of disagreement, from those of W."""
-    if gossip.kind == "plain":
-        return np.asarray(eigenvalues**gossip.rounds)
-    return apply_to_eigenvalues(accelerate(eigenvalues, gossip.rounds), eigenvalues)
-
-
-def _expect_ratio(modes: FloatArray, objective: Horizon, num_steps: int) -> float:
-    """Return κ of the noise in closed form, from the eigenvalues of a step."""
-    n = len(modes) + 1
-    if _never_decays(modes):
-        return math.inf
-    root = np.sqrt(objective.weigh_disagreement(modes))
-    mean_root = (root.sum() + math.sqrt(objective.average_energy)) / n
-    # Eigenvalues of b R are mean_root/root. A mode that mixing removes at once leaves nothing.
-    seen = root > 0
-    energy = float((mode_energies(modes[seen], 1.0, objective.momentum) / root[seen]).sum())
-    return math.sqrt(energy * mean_root * n / num_steps)
 
 
 def _never_decays(modes: NDArray[Any]) -> bool:

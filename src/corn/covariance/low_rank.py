@@ -24,12 +24,10 @@ computation once for each set of all members but the last, whose streams are lef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar, TypeAlias, final
+from typing import ClassVar, final
 
 import numpy as np
 import scipy.sparse
@@ -45,56 +43,6 @@ from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
-
-
-@dataclass(frozen=True)
-class DesignProgress:
-    """Progress of a design.
-
-    Attributes:
-        evaluations: evaluations so far.
-        max_evaluations: where the search ends at the latest.
-        gap: the largest relative distance of the best candidate from the optimum for its seeds;
-            infinite before the first bound.
-    """
-
-    evaluations: int
-    max_evaluations: int
-    gap: float
-
-
-Watcher: TypeAlias = Callable[[DesignProgress], None]
-# Context variables, as solvers are called through layers that should not pass a callback on.
-_watcher: ContextVar[Watcher | None] = ContextVar("design watcher", default=None)
-_keeps_best: ContextVar[bool] = ContextVar("whether an interrupted design is kept", default=False)
-
-
-@contextmanager
-def watch_designs(watcher: Watcher, *, keep_best: bool = False) -> Iterator[None]:
-    """Call ``watcher`` after every evaluation of `LowRank` inside the ``with`` block.
-
-    With ``keep_best`` Ctrl-C ends such a search, and the design is the best candidate so far, with
-    the status ``interrupted``. Otherwise, and in other solvers, it raises ``KeyboardInterrupt``.
-    """
-    watching, keeping = _watcher.set(watcher), _keeps_best.set(keep_best)
-    try:
-        yield
-    finally:
-        _watcher.reset(watching)
-        _keeps_best.reset(keeping)
-
-
-def keeps_best() -> bool:
-    """Return whether the caller wants the best design so far when it is interrupted."""
-    return _keeps_best.get()
-
-
-def report_progress(progress: DesignProgress) -> None:
-    """Call the watcher, if there is one."""
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(progress)
-
 
 _CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
 
@@ -396,14 +344,13 @@ class LowRank:
         search, evaluations = _PairSearch(problem, seed_groups, min(1, threat.max_colluders)), 0
         limit = self._limit_evaluations(problem.num_agents, 1)
         with one_thread():
-            best, interrupted = search.run(self.tolerance, limit)
+            best = search.run(self.tolerance, limit)
             # Noise against one insider less is a good start, and far cheaper to find.
             for max_colluders in range(2, threat.max_colluders + 1):
                 evaluations += search.evaluations
                 search = _PairSearch(problem, seed_groups, max_colluders)
-                if not interrupted:
-                    left = self._limit_evaluations(problem.num_agents, max_colluders)
-                    best, interrupted = search.run(self.tolerance, left, start=best)
+                left = self._limit_evaluations(problem.num_agents, max_colluders)
+                best = search.run(self.tolerance, left, start=best)
             decomposition = _scale_pairs(problem, seed_groups, best)
         return conclude_split(
             problem,
@@ -413,7 +360,6 @@ class LowRank:
             evaluations=evaluations + search.evaluations,
             num_coalitions=search.updates.num_coalitions,
             multipliers=_merge_multipliers(search.proof, seed_groups, search.updates),
-            interrupted=interrupted,
         )
 
     def _limit_evaluations(self, num_agents: int, max_colluders: int) -> int:
@@ -475,18 +421,9 @@ class _PairSearch:
 
     def run(
         self, tolerance: float, max_evaluations: int, start: _Candidate | None = None
-    ) -> tuple[_Candidate, bool]:
-        """Return the best candidate, and whether the user ended the search."""
+    ) -> _Candidate:
+        """Return the best candidate."""
         self._max_evaluations = max_evaluations
-        try:
-            return self._run_rounds(tolerance, start), False
-        except KeyboardInterrupt:
-            # Every candidate can be scaled to the caps, so the best one so far is a private design.
-            if self.best is None or not keeps_best():
-                raise
-            return self.best, True
-
-    def _run_rounds(self, tolerance: float, start: _Candidate | None) -> _Candidate:
         # A start is near the optimum, from which a smooth objective would lead away.
         stalled, before, number = 0, np.inf, 0 if start is None else len(_SHARPNESS) - 1
         start = start or self._find_uniform_noise()
@@ -524,11 +461,7 @@ class _PairSearch:
             # ``shared`` is the variance of an agent's shared noise over that of its private noise.
             factors = opposite * np.sqrt(shared * n / (2 * len(pairs)))
             z = self._pack(np.ones(n), factors)
-            candidate, pressure = self._evaluate(z, _SHARPNESS[0])
-            # A first bound, so that the progress has a gap before the first round ends.
-            if pressure is not None:
-                self._improve_bound(pressure)
-            return candidate
+            return self._evaluate(z, _SHARPNESS[0])[0]
 
         best = measure(_FIRST_SHARED)
         for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
@@ -562,9 +495,6 @@ class _PairSearch:
             candidate = _Candidate(theta, factors, value)
             if self.best is None or value < self.best.value:
                 self.best = candidate
-        value = np.inf if self.best is None else self.best.value
-        gap = value / self._bound - 1 if self._bound else np.inf
-        report_progress(DesignProgress(self.evaluations, self._max_evaluations, gap))
         return candidate, pressure
 
     def _trace(self, candidate: _Candidate) -> float:

@@ -26,7 +26,6 @@ Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
     "iteration limit",
-    "interrupted",
     "accuracy limit",
     "loose bound",
     "family optimum",
@@ -148,12 +147,11 @@ class Design:
         status: ``optimal``: the gap is within the tolerance. ``noise limited``: ``max_noise_std``
             or ``ridge`` holds the value above the optimum, by the gap. ``iteration limit``: out
             of iterations, or without progress; private, but not proved to be as good as asked.
-            ``interrupted``: the user ended the search; private all the same. ``accuracy limit``:
-            float64 or the backend gets no closer. ``loose bound``: it may be optimal, but nothing
-            beyond the bound against an eavesdropper is proved: A is singular on a seed group, or
-            the network is large. ``family optimum``: best of its family (LDP, DECOR, zero-sum),
-            which need not contain the optimum. ``given``: a covariance of the user's own, scaled to
-            the caps. ``reference``: no guarantee against an eavesdropper
+            ``accuracy limit``: float64 or the backend gets no closer. ``loose bound``: it may be
+            optimal, but nothing beyond the bound against an eavesdropper is proved: A is singular
+            on a seed group, or the network is large. ``family optimum``: best of its family (LDP,
+            DECOR, zero-sum), which need not contain the optimum. ``given``: a covariance of the
+            user's own, scaled to the caps. ``reference``: no guarantee against an eavesdropper
             (central, none).
         covariance: R, shape (n, n).
         precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most

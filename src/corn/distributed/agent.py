@@ -6,8 +6,8 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from corn.distributed.entry import AgreedRun, Entry, begin_run, return_to_run
-from corn.distributed.half_step import CellBatches, HalfStep, UpdateRule
 from corn.distributed.handshake import Hello, announcing_failure, check_guarantee
 from corn.distributed.journal import Journal, Reports
 from corn.distributed.keyring import load_credentials, open_ledger
+from corn.distributed.messages import ProtocolError
 from corn.distributed.planning import plan_together
+from corn.distributed.public_state import LAST_TOTAL
 from corn.distributed.rejoin import load_addresses
 from corn.distributed.rendezvous import Rendezvous, join, naming_agent
 from corn.distributed.requirements import Requirements
@@ -40,7 +41,6 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     BatchSampler,
-    Choices,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
@@ -48,9 +48,11 @@ from corn.learn.batches import (
 from corn.learn.metrics import Row, Samples
 from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import HasFingerprint, MeanLoss, Task
 from corn.learn.training import make_task
+from corn.noise import ReleaseLedger
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
 
@@ -108,7 +110,7 @@ def run_agent(
             AgentData.from_parts([read_samples(dataset)]),
             {name: read_samples(part) for name, part in parts.items() if part is not None},
         )
-    return run_problem(
+    steps = run_steps(
         plan,
         problem,
         rendezvous=rendezvous,
@@ -118,6 +120,7 @@ def run_agent(
         requirements=requirements,
         rejoins=rejoins,
     )
+    return run_to_end(steps, problem.task, rendezvous.agent)
 
 
 @contextmanager
@@ -144,7 +147,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         # An agent opens its own data only.
         workload = config.workload
         problem = workload.build(rendezvous.num_agents, [rendezvous.agent]).judge(plan.budget)
-    result = run_problem(
+    steps = run_steps(
         plan,
         problem,
         rendezvous=rendezvous,
@@ -155,7 +158,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         data=config.workload.describe(problem),
         rejoins=config.rejoins,
     )
-    return plan, result
+    return plan, run_to_end(steps, problem.task, rendezvous.agent)
 
 
 def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
@@ -194,7 +197,22 @@ def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Pla
     return plan, seed
 
 
-def run_problem(
+def run_to_end(
+    steps: Generator[AgentStepper, None, AgentResult], task: Task, agent: int
+) -> AgentResult:
+    """Compute the gradient of every step; return the agent's result."""
+    with closing(steps):
+        while True:
+            try:
+                stepper = next(steps)
+            except StopIteration as end:
+                result: AgentResult = end.value
+                return result
+            with naming_agent(agent):
+                stepper.differentiate(task)
+
+
+def run_steps(
     plan: Plan,
     problem: TrainingProblem,
     *,
@@ -206,9 +224,10 @@ def run_problem(
     data: str = "",
     rejoins: bool = False,
     update: UpdateRule | None = None,
-) -> AgentResult:
-    """Run one agent of a plan on a problem with its own data.
+) -> Generator[AgentStepper, None, AgentResult]:
+    """Run one agent of a plan on a problem with its own data, and return its result.
 
+    Each step yields the stepper once the step has begun: the caller has it compute the gradient.
     ``data`` describes how the data was partitioned, on which all must agree. ``update`` turns a
     release into the half step, in place of step sizes and momentum. The other arguments are those
     of :func:`run_agent`.
@@ -240,9 +259,8 @@ def run_problem(
             )
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
-            choices = ledger.make_choices(digest_data(plan, agent, problem))
-            half_step, parts, notes = prepare_work(
-                plan, agent, settings, problem, choices, update=update
+            stepper, parts, notes = prepare_work(
+                plan, agent, settings, problem, ledger, update=update
             )
             # All agents start from the same model: its seed is public, and they compare a hash.
             start = problem.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
@@ -279,7 +297,7 @@ def run_problem(
                 hello=hello,
                 credentials=rendezvous.credentials,
                 ledger=ledger,
-                half_step=half_step,
+                stepper=stepper,
                 start=start,
                 folders=folders,
                 requirements=required,
@@ -287,7 +305,11 @@ def run_problem(
             run, entry = (return_to_run if rejoins else begin_run)(run, rendezvous)
             stack.callback(entry.close)
         with naming_agent(agent):
-            return train_agent(run, entry, reports, problem, parts=parts, private_notes=notes)
+            return (
+                yield from train_agent(
+                    run, entry, reports, problem, parts=parts, private_notes=notes
+                )
+            )
 
 
 def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
@@ -304,27 +326,29 @@ def prepare_work(
     agent: int,
     settings: RunSettings,
     problem: TrainingProblem,
-    choices: Choices,
+    ledger: ReleaseLedger,
     *,
     update: UpdateRule | None = None,
-) -> tuple[HalfStep, Mapping[str, Samples], tuple[str, ...]]:
-    """Return an agent's half step, the samples to measure on, and notes for its owner."""
+) -> tuple[AgentStepper, Mapping[str, Samples], tuple[str, ...]]:
+    """Return an agent's stepper, the samples to measure on, and notes for its owner."""
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
     query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
     (num_samples,) = problem.data.sizes
     require_fitting_samples(plan.budget.of_agent(agent), [num_samples], first=agent)
     data, parts = problem.place(SweepSettings(settings.steps_of(plan), size, dtype=plan.dtype))
-    half_step = HalfStep(
-        problem.task,
-        CellBatches(BatchSampler.of_agent(query, data, [choices], batch_size=size), 0),
+    choices = ledger.make_choices(digest_data(plan, agent, problem))
+    stepper = AgentStepper(
         query,
+        ledger.reserve,
+        BatchSampler.of_agent(query, data, [choices], batch_size=size),
+        num_parameters=problem.task.num_parameters,
         # A caller's own rule takes the place of momentum: both would smooth twice.
         momentum=plan.momentum if update is None else 0.0,
         update=update,
     )
     notes = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
-    return half_step, parts, (*problem.private_notes, *filter(None, notes))
+    return stepper, parts, (*problem.private_notes, *filter(None, notes))
 
 
 def describe_model(task: Task, start: Tensor) -> dict[str, str]:
@@ -344,7 +368,7 @@ def train_agent(
     *,
     parts: Mapping[str, Samples],
     private_notes: Iterable[str],
-) -> AgentResult:
+) -> Generator[AgentStepper, None, AgentResult]:
     """Run all steps that are left, and record them."""
     plan, settings, ledger = run.plan, run.settings, run.ledger
     exchange = entry.exchange
@@ -358,7 +382,7 @@ def train_agent(
         parts=parts,
         ledger=ledger,
         folders=run.folders,
-        read_memory=lambda: run.half_step.memory,
+        read_memory=lambda: run.stepper.memory,
         count_bytes=exchange.count_bytes,
         on_state=reports.on_state,
     )
@@ -373,11 +397,10 @@ def train_agent(
         settings,
         agent=run.agent,
         activate=run.activate,
-        half_step=run.half_step,
+        stepper=run.stepper,
         exchange=exchange,
         returns=entry.returns,
         membership=entry.membership,
-        ledger=ledger,
         journal=journal,
         first_step=run.first_step,
         last_step=run.last_step,
@@ -390,7 +413,7 @@ def train_agent(
     # A caller that gave an interruption catches signals itself, and would miss those caught here.
     given = reports.interruption
     with catch_interruption() if given is None else nullcontext(given) as interruption:
-        rounds.run(interruption)
+        yield from rounds.run(interruption)
     missing = rounds.lost.keys() | rounds.cut_links.keys()
     status = judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing)
     journal.record_end(rounds.step, rounds.parameters, status)
@@ -425,14 +448,18 @@ def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
         # An agent that returns begins with its sponsor's model, and keeps its own measurements.
         journal.note(f"took part again from step {step} on, with the model of a neighbour")
         rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        run.half_step.restore(run.admission.state)
+        state = {name: own for name, own in run.admission.state.items() if name != LAST_TOTAL}
+        try:
+            run.stepper.restore(state)
+        except InvalidArgumentError as error:
+            raise ProtocolError(f"a neighbour sent a state that does not fit: {error}") from error
         return run.admission.parameters.clone(), list(rows.values())
     if folders is not None and (removed := forget_after(folders, step)):
         journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
     if folders is None or step == 0:
         return run.start.clone(), []
     checkpoint = CheckpointFolder(folders.private, run.plan, run.agent).load(step)
-    run.half_step.memory = checkpoint.memory
+    run.stepper.memory = checkpoint.memory
     return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
 

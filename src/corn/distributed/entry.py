@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from corn.distributed.exchange import Exchange
-from corn.distributed.half_step import HalfStep
 from corn.distributed.handshake import (
     Agreement,
     Hello,
@@ -20,7 +19,7 @@ from corn.distributed.handshake import (
     require_budget,
     shake_hands,
 )
-from corn.distributed.keyring import NoiseShare, make_source, share_group_seeds
+from corn.distributed.keyring import make_source, share_group_seeds
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
@@ -41,6 +40,8 @@ from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.summing import integer_type
 from corn.errors import InvalidArgumentError
+from corn.learn.perturbation import NoiseShare
+from corn.learn.step import AgentStepper
 from corn.noise import ReleaseLedger, Secret
 from corn.plan import Plan
 from corn.transport import (
@@ -65,7 +66,7 @@ class AgreedRun:
         hello: the terms that it published.
         credentials: its key and the roster.
         ledger: counts its releases.
-        half_step: computes its releases.
+        stepper: makes its releases.
         start: the initial model.
         folders: for its files.
         requirements: its owner's.
@@ -81,7 +82,7 @@ class AgreedRun:
     hello: Hello
     credentials: Credentials
     ledger: ReleaseLedger
-    half_step: HalfStep
+    stepper: AgentStepper
     start: Tensor
     folders: Folders | None
     requirements: Requirements

@@ -12,15 +12,8 @@ import resource
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from corn.checks import FloatArray
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
@@ -32,7 +25,6 @@ from corn.noise import (
     Secret,
     SecureSource,
     agent_keys,
-    draw_share,
     generate_identity,
     list_used_plans,
     load_identity,
@@ -45,7 +37,6 @@ from corn.noise import (
     seal_seed,
 )
 from corn.noise.ledger import explain_missing, ledger_path
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.transport import Credentials
@@ -102,77 +93,6 @@ def make_source(
         group_seeds=group_seeds or {},
     )
     return SecureSource(keys)
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnNoise:
-    """One agent's noise of one step.
-
-    Attributes:
-        values: v_i, float64 of shape (d,); the next draw overwrites it, and the mask.
-        offset: the public offset of the grid, for exact sums: zeros for noise without masks. It
-            stays until the draw after the next, as the sum is read while the next is drawn.
-        mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
-    """
-
-    values: Tensor
-    offset: FloatArray
-    mask: MaskWords = field(repr=False)
-
-
-@final
-class NoiseShare:
-    """This agent's share of the noise under one plan; every draw overwrites the one before."""
-
-    def __init__(
-        self, plan: Plan, agent: int, source: SecureSource, *, nonce: bytes, num_parameters: int
-    ) -> None:
-        self._plan, self._agent, self._source = plan, agent, source
-        self._nonce = nonce
-        # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
-        self._share = torch.empty(num_parameters, dtype=torch.float64)
-        is_sum = plan.network.mixing == "sum"
-        size = num_parameters if is_sum else 0
-        self._offset, self._other_offset = np.zeros((2, size))
-        self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
-        self._prepared: int | None = None
-
-    def prepare(self, step: int) -> None:
-        """Draw a step's noise while messages are under way. It is released later, once."""
-        self._prepared = None  # a draw that is interrupted must not be taken for noise
-        noise, size = self._plan.decomposition, len(self._share)
-        draw_share(
-            noise,
-            self._agent,
-            source=self._source,
-            nonce=self._nonce,
-            step=step,
-            stop=size,
-            out=self._share.numpy(),
-        )
-        if noise.is_masked:
-            self._offset = draw_offset(self._nonce, step, size, out=self._offset)
-            self._mask = draw_mask(
-                noise,
-                self._agent,
-                source=self._source,
-                nonce=self._nonce,
-                step=step,
-                size=size,
-                bits=self._plan.mask_bits,
-                out=self._mask,
-            )
-        self._prepared = step
-
-    def take(self, step: int) -> DrawnNoise:
-        """Return the noise of a step."""
-        if self._prepared != step:
-            self.prepare(step)
-        # A share is handed out once: noise used twice cancels in the difference of two messages.
-        self._prepared = None
-        drawn = DrawnNoise(self._share, self._offset, self._mask)
-        self._offset, self._other_offset = self._other_offset, self._offset
-        return drawn
 
 
 def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:

@@ -1,19 +1,17 @@
 """``make_private``: the user's own training loop for one agent of a network, or for all.
 
-An agent's rounds run in a thread of their own. At each step they wait for the gradient that the
-user's loop computes, clip it, add noise and round it as always, and wait again for the half step
-that the user's optimizer makes of the release. The user's objects are used by the user's thread
-alone.
+A loop drives the agent's steps: each ``optimizer.step()`` hands over a gradient, and returns once
+the next step has begun. While the loop computes, the links' own threads receive messages and send
+heartbeats.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-import queue
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -24,17 +22,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from corn.checks import require, require_length
-from corn.distributed.agent import run_problem
+from corn.distributed.agent import run_steps
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import find_terms
-from corn.distributed.messages import ProtocolError
-from corn.distributed.public_state import LAST_TOTAL, PublicState
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import Batch
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -50,7 +45,7 @@ from corn.learn.own_loop import (
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
-from corn.learn.step import require_one_gradient, restore_state, save_state
+from corn.learn.step import AgentStepper, UpdateRule, require_one_gradient
 from corn.learn.sweep import Interruption
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
@@ -59,8 +54,6 @@ from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense
 from corn.topology import Network, load_network
-
-_SECONDS_BETWEEN_CHECKS = 0.2
 
 
 def make_private(
@@ -165,17 +158,31 @@ def make_private(
         raise InvalidArgumentError(
             "rejoins must be False under gossip, where each agent has an optimizer of its own"
         )
-    own = AgentTurns(
-        plan, model, rule, data_loader, rendezvous, settings or RunSettings(), optimizer
-    )
-    own.start(out=out, requirements=requirements, rejoins=rejoins)
+    _check_loader(data_loader, plan)
+    chosen = settings or RunSettings()
+    require(not chosen.resume, "resume", "False: optimizers have no checkpoints", True)
+    if chosen.batch_of(plan) is None:
+        chosen = replace(chosen, batch_size=data_loader.batch_size)
     part = LoaderPart.of(data_loader)
-    private = PrivateOptimizer(optimizer, model, own, plan, table, own.received)
+    run = partial(
+        run_steps,
+        plan,
+        TrainingProblem(LoopTask(model), number_rows(len(part.rows))),
+        rendezvous=rendezvous,
+        out=out,
+        settings=chosen,
+        requirements=requirements,
+        # Published as the description of the data, which the handshake compares.
+        data=rule,
+        rejoins=rejoins,
+    )
+    turns = AgentTurns(plan, rendezvous.agent, run)
+    private = PrivateOptimizer(optimizer, model, turns, plan, table)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
     return PrivateTraining(
         module,
         private,
-        PrivateLoader(own, private, {rendezvous.agent: part}, batches_per_pass=batches),
+        PrivateLoader(turns, private, {rendezvous.agent: part}, batches_per_pass=batches),
     )
 
 
@@ -233,205 +240,85 @@ def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> in
     return max(1, round(num_samples / size))
 
 
-@dataclass(frozen=True, eq=False)
-class _GradientWanted:
-    step: int
-    parameters: Tensor
-    batch: Batch
-    sample_clip: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class _StepWanted:
-    released: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Ended:
-    result: AgentResult | None
-    error: BaseException | None = None
-
-
-class _LoopLeftError(CornError):
-    """The user's loop ended before the last step."""
-
-
 @final
 class AgentTurns:
     """The turns of one agent of a running network; see ``Turns``.
 
-    ``rule`` describes the steps of the user's optimizer, and must be the same at all agents.
+    ``run`` begins the agent's run, whose steps it yields, with an update rule and reports.
     """
 
     def __init__(
         self,
         plan: Plan,
-        model: UserModel,
-        rule: str,
-        loader: DataLoader[Any],
-        rendezvous: Rendezvous,
-        settings: RunSettings,
-        optimizer: Optimizer,
+        agent: int,
+        run: Callable[..., Generator[AgentStepper, None, AgentResult]],
     ) -> None:
-        _check_loader(loader, plan)
-        require(not settings.resume, "resume", "False: optimizers have no checkpoints", True)
-        if settings.batch_of(plan) is None:
-            settings = replace(settings, batch_size=loader.batch_size)
-        self._plan, self._rendezvous, self._settings = plan, rendezvous, settings
-        count = len(loader.dataset)  # type: ignore[arg-type]
-        task = LoopTask(model, self._ask_for_gradient)
-        self._problem = TrainingProblem(task, number_rows(count))
-        # Published as the description of the data, which the handshake compares.
-        self._rule = rule
-        # One question is open at a time: each thread waits for the other, so the user's objects
-        # need no lock.
-        self._asked: queue.Queue[_GradientWanted | _StepWanted | _Ended] = queue.Queue()
-        self._answers: queue.Queue[Gradients | Tensor | _LoopLeftError] = queue.Queue()
-        self._next: _GradientWanted | _StepWanted | _Ended | None = None
-        self._ended: _Ended | None = None
-        self._thread: threading.Thread | None = None
-        self._step = 0
-        self._optimizer, self._has_stepped = optimizer, False
-        self.received: Any = None
-        self._restored: PublicState = {}
+        self._plan = plan
+        self._agent = agent
+        self._run = run
+        self._stepper: AgentStepper | None = None
         self._ledger: ReleaseLedger | None = None
+        self._error: BaseException | None = None
         self.is_simulated = False
-        self.result: AgentResult | None = None
 
     @property
     def expenses(self) -> list[Expense]:
         """See ``Turns``: what the ledger counts, in all runs and under all plans for survivors."""
         if self._ledger is None:
             raise CornError("the run must have started before its releases are counted")
-        terms = find_terms(self._plan, self._rendezvous.agent)
+        terms = find_terms(self._plan, self._agent)
         spent = terms.budget.num_steps - self._ledger.remaining
         return [Expense(terms, self._ledger.precision, spent)]
 
-    def start(
-        self, *, out: Path | None, requirements: Requirements | None, rejoins: bool = False
-    ) -> None:
-        """Join the others; return once the first step can be taken, or raise."""
-        options = {"out": out, "requirements": requirements, "rejoins": rejoins}
-        # A daemon: a script that fails must end, and its agent with it.
-        self._thread = threading.Thread(target=self._run, kwargs=options, daemon=True)
-        self._thread.start()
-        # The agent's first question comes after the handshake, so an error of the start is raised
-        # here.
-        self._next = self._wait()
+    def start(self, update: UpdateRule) -> None:
+        """Join the others; return once the first step has begun, or raise."""
+        # Signals are the user's: a script that is interrupted ends, and its agent with it.
+        reports = Reports(interruption=Interruption(), on_ledger=self._keep_ledger)
+        self._steps = self._run(update=update, reports=reports)
+        # A script that fails closes its links here. Later the interpreter has stopped the threads
+        # that do it.
+        atexit.register(self.leave)
+        self._advance()
 
     def begin(self) -> Turn | None:
         """See ``Turns``."""
-        wanted = self._next or self._wait()
-        self._next = None
-        if isinstance(wanted, _Ended):
+        # A loop that goes on after an error gets the same one again.
+        if self._error is not None:
+            raise self._error
+        if self._stepper is None:
             return None
-        if not isinstance(wanted, _GradientWanted):
-            raise CornError("optimizer.step() must follow every batch of the loader, once")
-        self._clip = wanted.sample_clip
-        return Turn(self._rendezvous.agent, wanted.step, wanted.parameters.view(-1), wanted.batch)
+        own = self._stepper
+        return Turn(self._agent, own.step, own.parameters, own.batch)
 
     def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
-        """See ``Turns``: clip, noise and rounding happen in the agent's rounds."""
-        self._answers.put(gradients(self._clip))
-        wanted = self._wait()
-        if not isinstance(wanted, _StepWanted):
-            # The sum of this step is void, and no agent takes it.
-            self._next = wanted
-            return None
-        return wanted.released
-
-    def end(self, parameters: Tensor) -> Tensor | None:
-        """Send the half step; after the last step return the final model."""
-        self._answers.put(parameters)
-        self._next = self._wait()
-        if isinstance(self._next, _GradientWanted):
-            return self._next.parameters.view(-1)
-        if isinstance(self._next, _Ended) and self._next.result is not None:
-            return self._next.result.parameters
-        return None
+        """See ``Turns``: it returns once the next step has begun, or after the last one."""
+        if self._stepper is None:
+            raise CornError("a release must follow a batch")
+        self._stepper.compute(gradients)
+        return self._advance()
 
     def leave(self) -> None:
         """End the agent's run; the others notice and go on as their settings say."""
-        self._answers.put(_LoopLeftError("the loop ended before the last step"))
+        atexit.unregister(self.leave)
+        self._stepper = None
+        self._steps.close()
 
-    def _wait(self) -> _GradientWanted | _StepWanted | _Ended:
-        """Return the next message of the agent's thread; raise its error if it failed."""
-        # Nothing comes after the end: a loop that goes on after an error gets the same one again.
-        message: _GradientWanted | _StepWanted | _Ended | None = self._ended
-        while message is None:
-            # With a time-out, so that Ctrl-C is noticed on every platform.
-            with suppress(queue.Empty):
-                message = self._asked.get(timeout=_SECONDS_BETWEEN_CHECKS)
-        if isinstance(message, _Ended):
-            self._ended = message
-            if message.error is not None:
-                raise message.error
-            self.result = message.result
-        return message
-
-    def _run(self, **options: Any) -> None:
-        """Run the agent; everything that happens in it is told to the user's thread."""
+    def _advance(self) -> Tensor:
+        """Run to the next step, or to the end; return the model."""
         try:
-            result = run_problem(
-                self._plan,
-                self._problem,
-                rendezvous=self._rendezvous,
-                settings=self._settings,
-                # Signals are the main thread's.
-                reports=Reports(interruption=Interruption(), on_ledger=self._keep_ledger),
-                data=self._rule,
-                update=self,
-                **options,
-            )
-        except BaseException as error:  # noqa: BLE001 - raised again in the user's thread
-            self._asked.put(_Ended(None, error))
-        else:
-            self._asked.put(_Ended(result))
+            self._stepper = next(self._steps)
+        except StopIteration as end:
+            self.leave()
+            result: AgentResult = end.value
+            return result.parameters
+        except BaseException as error:
+            self._error = error
+            self.leave()
+            raise
+        return self._stepper.parameters
 
     def _keep_ledger(self, ledger: ReleaseLedger) -> None:
         self._ledger = ledger
-
-    def _ask_for_gradient(
-        self, parameters: Tensor, batch: Batch, sample_clip: Tensor | None
-    ) -> Gradients:
-        answer = self._ask(_GradientWanted(self._step, parameters.clone(), batch, sample_clip))
-        if not isinstance(answer, Gradients):
-            raise CornError("the loop must answer with a gradient")
-        return answer
-
-    def begin_step(self, step: int) -> None:
-        """See ``UpdateRule``."""
-        self._step = step
-
-    def take_step(self, released: Tensor) -> Tensor:
-        """See ``UpdateRule``: the user's optimizer takes the step."""
-        self._has_stepped = True
-        answer = self._ask(_StepWanted(released.clone()))
-        if not isinstance(answer, Tensor):
-            raise CornError("the loop must answer with a half step")
-        return answer.to(released)
-
-    def save(self) -> PublicState:
-        """See ``UpdateRule``; between two steps the user's thread waits."""
-        if not self._has_stepped:
-            return self._restored
-        return save_state(self._optimizer)
-
-    def restore(self, state: PublicState) -> None:
-        """See ``UpdateRule``; before the first step the user's thread waits."""
-        own = {name: tensor for name, tensor in state.items() if name != LAST_TOTAL}
-        try:
-            self.received = restore_state(self._optimizer, own)
-        except InvalidArgumentError as error:
-            raise ProtocolError(f"a neighbour sent a state that does not fit: {error}") from error
-        self._restored = own
-
-    def _ask(self, question: _GradientWanted | _StepWanted) -> Gradients | Tensor:
-        self._asked.put(question)
-        answer = self._answers.get()
-        if isinstance(answer, _LoopLeftError):
-            raise answer
-        return answer
 
 
 def _find_plan(

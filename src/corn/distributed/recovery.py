@@ -34,7 +34,6 @@ from torch import Tensor
 from corn.checks import FloatArray
 from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.keyring import NoiseShare
 from corn.distributed.membership import Membership, NewsDelays, component_of, make_edge, name_agents
 from corn.distributed.messages import (
     PREFIX_BYTES,
@@ -46,6 +45,7 @@ from corn.distributed.messages import (
 )
 from corn.distributed.settings import RunSettings, advise_return
 from corn.errors import CornError, InfeasibleError
+from corn.learn.perturbation import NoiseShare
 from corn.noise.grid import require_provable
 from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget

@@ -8,15 +8,13 @@ same step at all agents. Losses and stops travel with the headers of these messa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from corn.checks import FloatArray
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
-from corn.distributed.half_step import HalfStep
 from corn.distributed.journal import Journal
 from corn.distributed.membership import Membership, NewsDelays, find_cuts, name_agents
 from corn.distributed.messages import (
@@ -42,10 +40,9 @@ from corn.distributed.rejoin import Admission, Returns
 from corn.distributed.settings import RunSettings
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, PublicError
-from corn.learn.step import StepStatistics
+from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
-from corn.noise import ReleaseLedger
-from corn.noise.masks import MaskWords, is_possible, read_average
+from corn.noise.masks import MaskWords
 from corn.plan import Plan
 from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
@@ -117,11 +114,10 @@ class TrainingRounds:
         settings: of the run.
         agent: this agent's number.
         activate: returns a plan for some members with this agent's noise under it.
-        half_step: gradient, clip, noise.
+        stepper: makes the releases, and the steps along them.
         exchange: the links to neighbours.
         returns: the agents that come back.
         membership: what is known of losses at the start.
-        ledger: reserves a step before anything of it is sent.
         journal: records what happens.
         first_step: steps done before.
         last_step: where the run ends: T, or earlier where a ledger allows fewer.
@@ -136,11 +132,10 @@ class TrainingRounds:
         *,
         agent: int,
         activate: Callable[[Plan, tuple[int, ...]], ActivePlan],
-        half_step: HalfStep,
+        stepper: AgentStepper,
         exchange: Exchange,
         returns: Returns,
         membership: Membership,
-        ledger: ReleaseLedger,
         journal: Journal,
         first_step: int,
         last_step: int,
@@ -149,8 +144,8 @@ class TrainingRounds:
     ) -> None:
         self._plan, self._settings, self._agent = plan, settings, agent
         self._policy = settings.policy_for(plan)
-        self._half_step, self._exchange = half_step, exchange
-        self._ledger, self._journal = ledger, journal
+        self._stepper, self._exchange = stepper, exchange
+        self._journal = journal
         self._returns, self._membership = returns, membership
         self._num_steps, self._last_step = settings.steps_of(plan), last_step
         self._observed_steps = settings.evaluation_steps(plan)
@@ -229,15 +224,18 @@ class TrainingRounds:
             return self._membership.stop
         return StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
 
-    def run(self, interruption: Interruption) -> None:
-        """Run to the last step, or to a stop on which all agents agree."""
+    def run(self, interruption: Interruption) -> Iterator[AgentStepper]:
+        """Run to the last step, or to a stop on which all agents agree.
+
+        Each step yields the stepper once it has begun: the caller has it compute the gradient.
+        """
         try:
             while self.step < self._last_step and not self._is_settled:
                 if interruption.requested:
                     self._announce_stop(StopReason.INTERRUPTED)
                 if self._membership.stop.step <= self.step:
                     break
-                self._advance()
+                yield from self._advance()
             if self._sum is not None:
                 self._close_sum(self._sum)
             if self.step < self._last_step:
@@ -249,9 +247,9 @@ class TrainingRounds:
                 self.parameters = self._gossip(self.parameters, cooldown_step)
                 self._journal.record_mixing(self.step)
         finally:
-            if self._half_step.num_broken > 1:
+            if self._stepper.num_broken > 1:
                 self._journal.note_privately(
-                    f"{self._half_step.num_broken} gradients in all were not finite and counted as "
+                    f"{self._stepper.num_broken} gradients in all were not finite and counted as "
                     "zero"
                 )
             if self._num_void > 1:
@@ -273,56 +271,42 @@ class TrainingRounds:
         step = self.step + self._delays.spread
         self._membership.note_stop(StopNotice(step, self._agent, reason))
 
-    def _advance(self) -> None:
+    def _advance(self) -> Iterator[AgentStepper]:
         """Run one step."""
         if self._sum is None:
-            self._finish_step(*self._gossip_once())
+            parameters, statistics = yield from self._gossip_once()
+            self._finish_step(parameters, statistics)
         else:
-            self._sum_once(self._sum)
+            yield from self._sum_once(self._sum)
 
     def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
         self.parameters, self.step = parameters, self.step + 1
         self._check_divergence()
         self._journal.record_step(self.step, parameters, statistics)
 
-    def _reserve(self) -> int:
-        """Return the number of the release of this step."""
-        # No noise is released twice: the step is durably reserved before anything of it is sent, so
-        # a run that crashes from here on can never release it again.
-        self._half_step.begin(self.step)
-        return self._ledger.reserve(self.step)
-
-    def _note_broken(self, had_broken: bool) -> None:
-        if self._half_step.num_broken and not had_broken:
+    def _begin(self) -> Iterator[AgentStepper]:
+        """Begin a release, and wait for its gradient."""
+        had_broken = self._stepper.num_broken > 0
+        self._stepper.begin(self.step, self._plans.active.noise, self.parameters)
+        yield self._stepper
+        if self._stepper.num_broken and not had_broken:
             self._journal.note_privately(
                 f"gradients were not finite at step {self.step} and counted as zero: check the "
                 "data, or try a smaller step size"
             )
 
-    def _sum_once(self, tree: TreeSum) -> None:
+    def _sum_once(self, tree: TreeSum) -> Iterator[AgentStepper]:
         """Release, sum up, and take the same step as all agents; after a loss, recover."""
         if self._readmit_to_sum():
             return
-        plan, noise = self._plans.active.plan, self._plans.active.noise
-        number, had_broken = self._reserve(), self._half_step.num_broken > 0
-        drawn = noise.take(self.step)
-        words, statistics = self._half_step.take_masked(
-            self.parameters,
-            drawn.values,
-            number=number,
-            grid=plan.grid,
-            offset=drawn.offset,
-            mask=drawn.mask,
-            observe=self.step + 1 in self._observed_steps,
-        )
-        self._note_broken(had_broken)
+        yield from self._begin()
+        words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
         total, found = self._add_up(tree, as_integers(words))
         # A copy, for agents that may lack it: messages are overwritten.
         self._last_total = None if total is None else total.clone()
         if total is not None:
-            sums = total.numpy().view(words.dtype)
-            moved = self._move(sums, drawn.offset)
-            self._finish_step(moved, statistics)
+            moved = self._move(total.numpy().view(words.dtype))
+            self._finish_step(moved, self._stepper.statistics)
         if found is not None:
             self._go_on(found)
 
@@ -341,7 +325,7 @@ class TrainingRounds:
         if not self._is_returning:
             self._link_returning(called & set(self._membership.planned_neighbours))
         self._is_returning = False
-        state = dict(self._half_step.save())
+        state = dict(self._stepper.save())
         if self._last_total is not None:
             state[LAST_TOTAL] = self._last_total
         self._returns.hand_over(self.step, self._header_of_return(), self.parameters, state)
@@ -358,10 +342,10 @@ class TrainingRounds:
             payload_bytes=payload_bytes,
         )
 
-    def _move(self, total: MaskWords, offset: FloatArray) -> Tensor:
+    def _move(self, total: MaskWords) -> Tensor:
         """Return the model after the step along the average of all releases."""
-        plan = self._plans.active.plan
-        if not is_possible(total, plan.largest_sum):
+        moved = self._stepper.finish(total, step_size=self._step_size)
+        if moved is None:
             self._num_void += 1
             self._count_void(self.step)
             if self._num_void == 1:
@@ -370,18 +354,7 @@ class TrainingRounds:
                     "applied it, and it counts as released; some agent's keys or messages are wrong"
                 )
             return self.parameters
-        average = read_average(
-            total,
-            num_agents=plan.num_agents,
-            grid=plan.grid,
-            offset=offset,
-            dtype=self.parameters.numpy().dtype,
-        )
-        return self._half_step.move(
-            self.parameters,
-            torch.from_numpy(average),
-            step_size=self._step_size,
-        )
+        return moved
 
     def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
         """Return the sum of all agents' integers; after a loss, what survivors agreed on.
@@ -485,7 +458,7 @@ class TrainingRounds:
             f"({step - self.step} of {self._num_steps} steps)"
         )
         self.step, self._last_total = step, None
-        self._journal.record_step(step, self.parameters, _no_statistics())
+        self._journal.record_step(step, self.parameters, no_statistics())
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
         self._require_awake({peer: error})
@@ -519,26 +492,20 @@ class TrainingRounds:
             model=model,
         )
 
-    def _gossip_once(self) -> tuple[Tensor, StepStatistics]:
+    def _gossip_once(self) -> Generator[AgentStepper, None, tuple[Tensor, StepStatistics]]:
         """Take the half step, then mix in rounds."""
         # A new plan must be in force before the step's noise is drawn, at all survivors alike.
         if self._readmit():
             self._plans.follow_return(self.step)
         self._plans.follow_losses(self.step)
-        values, statistics = self.parameters, _no_statistics()
+        values, statistics = self.parameters, no_statistics()
         # A model that is not finite stays as it is: its gradients have no meaning, and a release
         # would spend budget for nothing.
         if not self._has_diverged:
-            number, had_broken = self._reserve(), self._half_step.num_broken > 0
-            values, statistics = self._half_step.take(
-                self.parameters,
-                self._plans.active.noise.take(self.step).values,
-                number=number,
-                step_size=self._step_size,
-                grid=self._plans.active.plan.grid,
-                observe=self.step + 1 in self._observed_steps,
-            )
-            self._note_broken(had_broken)
+            yield from self._begin()
+            observe = self.step + 1 in self._observed_steps
+            values = self._stepper.release_half_step(step_size=self._step_size, observe=observe)
+            statistics = self._stepper.statistics
             # Neighbours would refuse it. The model before it stays.
             if not is_sane(values):
                 self._note_divergence()
@@ -691,8 +658,3 @@ class TrainingRounds:
             news=self._membership.news,
             attempt=self._recovery.attempt,
         )
-
-
-def _no_statistics() -> StepStatistics:
-    nan = torch.full((1, 1), torch.nan)
-    return StepStatistics(nan, nan, nan)

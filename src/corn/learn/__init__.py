@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
+    from corn.learn.file_data import Bounds as Bounds
+    from corn.learn.file_data import FileWorkload as FileWorkload
     from corn.learn.method import Method as Method
     from corn.learn.method import Trial as Trial
     from corn.learn.method import make_methods as make_methods
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from corn.learn.metrics import load_agent_results as load_agent_results
     from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
-    from corn.learn.own_data import Bounds as Bounds
-    from corn.learn.own_data import FileWorkload as FileWorkload
     from corn.learn.partition import partition_dirichlet as partition_dirichlet
     from corn.learn.partition import partition_iid as partition_iid
     from corn.learn.partition import partition_shards as partition_shards
@@ -65,7 +65,7 @@ _NAMES = {
         "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_agent_results "
         "load_results write_table"
     ),
-    "own_data": "Bounds FileWorkload",
+    "file_data": "Bounds FileWorkload",
     "partition": "partition_dirichlet partition_iid partition_shards",
     "problem": "SweepSettings TrainingProblem",
     "schedule": "Constant Cosine InverseSqrt Schedule make_schedule",

@@ -42,7 +42,7 @@ from corn.learn.batches import (
 )
 from corn.learn.method import Method
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import Mixer, StepReleases, compute_gradients
+from corn.learn.step import Mixer, StepReleases, UpdateRule, clip_gradients
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
 from corn.plan import Plan
@@ -79,27 +79,28 @@ class Turns(Protocol):
     def begin(self) -> Turn | None:
         """Return the next turn, or None after the last step."""
 
-    def leave(self) -> None:
-        """Take no more turns."""
+    def start(self, update: UpdateRule) -> None:
+        """Begin, with the rule that makes a step of a release."""
 
     def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
-        """Return what the optimizer steps along, shape (d,): the released gradient of this turn.
+        """End a turn with the release of its gradient; return the model to show, if it changed.
 
-        With exact sums it is the average of a step's releases, at the turn of the last agent, and
-        None before, and where the sum is void. ``gradients`` computes the gradient; its argument is
-        the norm to clip samples to, if any.
+        The update rule steps along the release. With exact sums it steps along the average of a
+        step's releases, at the turn of the last agent, unless the sum is void. ``gradients``
+        computes the gradient; its argument is the norm to clip samples to, if any.
         """
 
-    def end(self, parameters: Tensor) -> Tensor | None:
-        """End a turn with the agent's half step; return the model to show next, if it is known."""
+    def leave(self) -> None:
+        """Take no more turns."""
 
 
 @final
 class LoopTask:
-    """The user's loop in the place of a task: gradients come from the loop, scores do not exist."""
+    """The user's loop in the place of a task: it computes gradients, and scores do not exist."""
 
-    def __init__(self, model: UserModel, gradients: Callable[..., Gradients]) -> None:
-        self._model, self._gradients, self._start = model, gradients, model.read()
+    def __init__(self, model: UserModel) -> None:
+        self._model = model
+        self._start = model.read()
 
     @property
     def num_parameters(self) -> int:
@@ -114,11 +115,9 @@ class LoopTask:
         """Return the module's parameters."""
         return self._start.clone()
 
-    def gradient(
-        self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
-    ) -> Gradients:
-        """Return the gradient that the user's loop computes on this batch."""
-        return self._gradients(parameters, batch, sample_clip)
+    def gradient(self, *_: object, **__: object) -> Gradients:
+        """Raise, as the user's loop computes the gradients."""
+        raise CornError("gradients are those of the user's loop")
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
         """Return no scores: only the user's loop knows the loss."""
@@ -148,13 +147,7 @@ class PrivateOptimizer(Optimizer):
     ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
     belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
 
-    Args:
-        inner: the user's optimizer.
-        model: the user's module.
-        turns: of one agent, or of all.
-        plan: network, budget and noise.
-        schedule: the hyperparameters of each step; None leaves them as they are.
-        state: of the user's optimizer to begin with; by default empty.
+    ``schedule`` has the hyperparameters of each step; None leaves them as they are.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -165,16 +158,18 @@ class PrivateOptimizer(Optimizer):
         turns: Turns,
         plan: Plan,
         schedule: Sequence[HyperParameters] | None = None,
-        state: Any = None,
     ) -> None:
-        self._inner, self._model, self._turns, self._plan = inner, model, turns, plan
+        self._inner = inner
+        self._model = model
+        self._turns = turns
+        self._plan = plan
         self._schedule = schedule
         self._turn: Turn | None = None
         # Of each agent, or of the one model of exact sums, with a copy that shows changes.
         self._states: dict[int, tuple[Any, Any]] = {}
-        if state is not None:
-            self._states[0] = state, _copy_state(inner, state)
-        self._groups, self._held = _copy_groups(inner), _list_held(inner)
+        self._groups = _copy_groups(inner)
+        self._held = _list_held(inner)
+        turns.start(self)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -292,26 +287,37 @@ class PrivateOptimizer(Optimizer):
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
         self._require_same_groups()
-        owner = self._owner_of(turn)
-        self._require_same_state(owner)
-        released = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
+        self._require_same_state(self._owner_of(turn))
+        shown = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
         self._model.forget_gradient()
-        if released is None:
-            # Other agents of this step have not released yet, or their sum is void.
-            self._model.require_frozen()
-            self._turn = None
-            return loss
-        self._model.set_gradient(released)
-        self._inner.step()
-        self._states[owner] = self._inner.state, _copy_state(self._inner, self._inner.state)
-        self._model.forget_gradient()
-        # Before the model leaves the agent: ``end`` sends or mixes it.
         self._model.require_frozen()
         self._turn = None
-        shown = self._turns.end(self._model.read())
         if shown is not None:
             self._model.write(shown)
         return loss
+
+    def take_step(self, released: Tensor) -> Tensor:
+        """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
+        if self._turn is None:
+            raise CornError("a step must follow a batch of the private loader")
+        self._model.forget_gradient()
+        self._model.set_gradient(released)
+        self._inner.step()
+        state = self._inner.state
+        self._states[self._owner_of(self._turn)] = state, _copy_state(self._inner, state)
+        # Before the model leaves the agent.
+        self._model.require_frozen()
+        return self._model.read()
+
+    def save(self) -> dict[str, Tensor]:
+        """See ``UpdateRule``."""
+        return save_state(self._inner)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """See ``UpdateRule``."""
+        own = self._inner.state = restore_state(self._inner, state)
+        self._states[0] = own, _copy_state(self._inner, own)
+        self._groups = _copy_groups(self._inner)
 
     def _owner_of(self, turn: Turn) -> int:
         """Return the agent whose state of the optimizer a turn uses: with exact sums the first."""
@@ -368,6 +374,68 @@ class PrivateOptimizer(Optimizer):
                 "agent with keys, draws secret noise"
             )
         return f"the models keep {self._plan.describe()}"
+
+
+def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
+
+    >>> parameter = nn.Parameter(torch.ones(2))
+    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
+    >>> parameter.grad = torch.ones(2)
+    >>> first.step()
+    >>> second.state = restore_state(second, save_state(first))
+    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
+    ([1.0, 1.0], 0.1)
+    """
+    saved: dict[str, Tensor] = {}
+    for place, parameter in enumerate(_list_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                saved[f"tensor {place} {name}"] = value.detach().clone()
+            elif value is not None:
+                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    for place, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if isinstance(value, int | float):
+                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    return saved
+
+
+def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
+    """Return the state to give to an optimizer, and set the numbers of its groups.
+
+    Raises:
+        InvalidArgumentError: the state is of other parameters.
+    """
+    state = type(optimizer.state)(dict)
+    parameters = _list_parameters(optimizer)
+    for key, value in saved.items():
+        kind, number, name = (*key.split(" ", 2), "", "")[:3]
+        # int() raises for thousands of digits.
+        place = int(number) if number.isdecimal() and len(number) < 10 else -1
+        known = optimizer.param_groups if kind == "group" else parameters
+        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
+        if kind == "tensor" and fits:
+            fits = value.dim() == 0 or value.shape == parameters[place].shape
+        else:
+            fits = fits and value.dim() == 0
+        if not fits or name == "params":
+            raise InvalidArgumentError("the optimizer's state is that of other parameters")
+        if kind == "group":
+            optimizer.param_groups[place][name] = value.item()
+        else:
+            state[parameters[place]][name] = value if kind == "tensor" else value.item()
+    return state
+
+
+def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [own for group in optimizer.param_groups for own in group["params"]]
+
+
+def _type_of(value: bool | int | float) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int) else torch.float64
 
 
 def tabulate_schedule(
@@ -682,11 +750,12 @@ class SimulatedTurns:
         # Clipping in float64, as the proof for floats assumes (docs/floats.md).
         self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
         self._turn: Turn | None = None
-        self._gradients: Callable[[Tensor | None], Gradients] | None = None
-        # ``compute_gradients`` asks the task, and the task hands over what the user's loop found:
-        # clipping is then done by the same function as in an agent.
-        self._task = LoopTask(model, self._hand_over)
-        self._agent, self._step = 0, 0
+        self._agent = 0
+        self._step = 0
+
+    def start(self, update: UpdateRule) -> None:
+        """See ``Turns``."""
+        self._update = update
 
     @cached_property
     def _precisions(self) -> list[float]:
@@ -724,38 +793,28 @@ class SimulatedTurns:
         """See ``Turns``: as an agent does it, by the same functions."""
         if self._turn is None:
             raise CornError("a release must follow a batch")
-        self._gradients = gradients
-        found = compute_gradients(
-            self._task,
-            self._turn.parameters.view(1, 1, -1),
-            self._turn.batch,
-            self._clip,
-            clips_samples=self._queries[self._agent].unit == "sample",
-        )
+        is_sample = self._plan.budget.unit == "sample"
+        found = gradients(self._clip if is_sample else None)
+        clipped = clip_gradients(found, self._clip, clips_samples=is_sample)
         # The turn ends here: a second release in it would reuse the same noise, and raises instead.
         self._turn = None
-        self._releases.release(slice(self._agent, self._agent + 1), found)
+        agent = self._agent
+        self._releases.release(slice(agent, agent + 1), clipped)
         if not self._is_sum:
-            # A copy, as the next step overwrites it.
-            return self._releases.values[0, self._agent, 0].clone()
+            # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
+            # step all agents' gradients are taken before any exchange.
+            half = self._update.take_step(self._releases.values[0, agent, 0].clone())
+            self._models[agent] = half.to(self._models)
         self._agent += 1
         if self._agent < self._plan.num_agents:
             return None
-        return self._releases.finish()[0, 0, 0].clone()
-
-    @torch.no_grad()
-    def end(self, parameters: Tensor) -> Tensor | None:
-        """Keep an agent's half step; mix after the last, and return the average model."""
         if self._is_sum:
-            self._models[0] = parameters.to(self._models)
-            self._agent, self._step = 0, self._step + 1
+            average = self._releases.finish()[0, 0, 0].clone()
+            self._models[0] = self._update.take_step(average).to(self._models)
+        self._agent = 0
+        self._step += 1
+        if self._is_sum:
             return self._models[0]
-        # Kept, not mixed yet: in a step all agents' gradients are taken before any exchange.
-        self._models[self._agent] = parameters.to(self._models)
-        self._agent += 1
-        if self._agent < self._plan.num_agents:
-            return None
-        self._agent, self._step = 0, self._step + 1
         # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
         rounds = 1
         if self._step == self._plan.budget.num_steps:
@@ -763,8 +822,3 @@ class SimulatedTurns:
         for _ in range(rounds):
             self._models = self._mixer.mix(self._models.unsqueeze(0))[0]
         return self._models.mean(dim=0)
-
-    def _hand_over(self, _: Tensor, __: object, sample_clip: Tensor | None) -> Gradients:
-        if self._gradients is None:
-            raise CornError("a release must follow a batch")
-        return self._gradients(sample_clip)

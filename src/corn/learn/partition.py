@@ -30,7 +30,6 @@ from corn.errors import InvalidArgumentError
 _MAX_DRAWS = 100
 # Proportions of this α and of larger ones are equal.
 _MOST_CONCENTRATED = 1e200
-_RULE = "iid, dirichlet:ALPHA or shards:K"
 
 AgentRows: TypeAlias = list[IntArray]
 """The row numbers of each agent's samples: disjoint, complete, and, unless stated otherwise, at
@@ -129,6 +128,25 @@ def deal_by_coins(coins: FloatArray, num_agents: int) -> AgentRows:
     return [np.flatnonzero(agents == agent) for agent in range(num_agents)]
 
 
+def partition_samples(spec: str, labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
+    """Assign samples to agents by ``iid``, ``dirichlet:α`` (default 10) or ``shards:k`` (2)."""
+    kind, _, number = spec.partition(":")
+    rule = "iid, dirichlet:ALPHA or shards:K"
+    try:
+        if kind == "dirichlet":
+            concentration = float(number or 10)
+            return partition_dirichlet(labels, num_agents, concentration=concentration, seed=seed)
+        if kind == "shards":
+            count = int(number or 2)
+            return partition_shards(labels, num_agents, shards_per_agent=count, seed=seed)
+    except InvalidArgumentError:
+        raise
+    except ValueError as error:
+        raise InvalidArgumentError(f"partition must be {rule}, found {spec!r}") from error
+    require(spec == "iid", "partition", rule, repr(spec))
+    return partition_iid(labels, num_agents, seed=seed)
+
+
 def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
     """Assign samples to agents at random; sizes differ by at most one."""
     labels = _check_labels(labels, num_agents)
@@ -162,13 +180,27 @@ def partition_dirichlet(
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
             part.append(piece)
     joined = [np.sort(np.concatenate(part)) for part in parts]
-    for agent, own in enumerate(joined):
-        if not len(own):
+    for agent, rows in enumerate(joined):
+        if not len(rows):
             largest = max(range(num_agents), key=lambda k: len(joined[k]))
             # The agent with most samples has at least two, because ``_check_labels`` ensures a
             # sample for each agent.
             joined[agent], joined[largest] = joined[largest][-1:], joined[largest][:-1]
     return joined
+
+
+def _draw_proportions(
+    rng: np.random.Generator, num_agents: int, concentration: float
+) -> FloatArray:
+    # For tiny α all gamma variates behind a draw can underflow to zero, which gives NaN. The limit
+    # α → 0 gives everything to one agent.
+    for _ in range(_MAX_DRAWS):
+        proportions = rng.dirichlet(np.full(num_agents, concentration))
+        if np.isfinite(proportions).all():
+            return np.asarray(proportions)
+    proportions = np.zeros(num_agents)
+    proportions[rng.integers(num_agents)] = 1.0
+    return proportions
 
 
 def partition_shards(
@@ -195,48 +227,6 @@ def partition_shards(
     return [np.sort(np.concatenate([shards[k] for k in own])) for own in assigned]
 
 
-@dataclass(frozen=True)
-class PartitionSpec:
-    """A partition by name: ``iid``, ``dirichlet:α`` (default 10) or ``shards:k`` (default 2).
-
-    >>> PartitionSpec.parse("dirichlet:0.5")
-    PartitionSpec(kind='dirichlet', parameter=0.5)
-    """
-
-    kind: str
-    parameter: float | None = None
-
-    def __post_init__(self) -> None:
-        require(self.kind in _DEFAULTS, "partition", _RULE, repr(self.kind))
-        if self.kind == "iid":
-            require(self.parameter is None, "partition", "iid without a number", self.parameter)
-        if self.kind == "shards":
-            is_whole = float(self.parameter or 0).is_integer()
-            require(is_whole, "shards", "a whole number", self.parameter)
-
-    @classmethod
-    def parse(cls, text: str) -> PartitionSpec:
-        """Read a spec from text."""
-        kind, _, parameter = text.partition(":")
-        try:
-            # An unknown kind has no default, and is refused with the names of those that exist.
-            return cls(kind, float(parameter) if parameter else _DEFAULTS.get(kind))
-        except ValueError as error:
-            raise InvalidArgumentError(f"partition must be {_RULE}, found {text!r}") from error
-
-    def assign(self, labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
-        """Assign samples with these labels to agents."""
-        parameter = self.parameter or 0.0
-        if self.kind == "iid":
-            return partition_iid(labels, num_agents, seed=seed)
-        if self.kind == "shards":
-            return partition_shards(labels, num_agents, shards_per_agent=int(parameter), seed=seed)
-        return partition_dirichlet(labels, num_agents, concentration=parameter, seed=seed)
-
-
-_DEFAULTS: dict[str, float | None] = {"iid": None, "dirichlet": 10.0, "shards": 2.0}
-
-
 def _make_generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(require_count("seed", seed, least=0))
 
@@ -251,17 +241,3 @@ def _check_labels(labels: ArrayLike, num_agents: int) -> IntArray:
         advice="each agent needs a sample of its own; take fewer agents or a larger data set",
     )
     return found.astype(np.int64)
-
-
-def _draw_proportions(
-    rng: np.random.Generator, num_agents: int, concentration: float
-) -> FloatArray:
-    # For tiny α all gamma variates behind a draw can underflow to zero, which gives NaN. The limit
-    # α → 0 gives everything to one agent.
-    for _ in range(_MAX_DRAWS):
-        proportions = rng.dirichlet(np.full(num_agents, concentration))
-        if np.isfinite(proportions).all():
-            return np.asarray(proportions)
-    proportions = np.zeros(num_agents)
-    proportions[rng.integers(num_agents)] = 1.0
-    return proportions

@@ -13,7 +13,7 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -32,11 +32,13 @@ from corn.noise import (
     SimulationSource,
     StreamAddress,
     draw_all_shares,
+    draw_share,
     owners,
     simulated_keys,
 )
-from corn.noise.masks import draw_offset
+from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
 from corn.noise.stream import NONCE_BYTES
+from corn.plan import Plan
 from corn.topology.mixing import SparseMatrix
 
 # Drawing a normal takes about as long as this many entries of a dense product.
@@ -355,6 +357,84 @@ class KeyedNoise:
         self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int
     ) -> FloatArray:
         return draw_all_shares(shares, source=source, nonce=nonce, step=step, stop=self._stop)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnNoise:
+    """One agent's noise of one step.
+
+    Attributes:
+        values: v_i, float64 of shape (d,); the next draw overwrites it, and the mask.
+        offset: the public offset of the grid, for exact sums: zeros for noise without masks. It
+            stays until the draw after the next, as the sum is read while the next is drawn.
+        mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
+    """
+
+    values: Tensor = field(repr=False)
+    offset: FloatArray
+    mask: MaskWords = field(repr=False)
+
+
+@final
+class NoiseShare:
+    """This agent's share of the noise under one plan; every draw overwrites the one before.
+
+    Args:
+        plan: The plan, in which this agent has the number ``agent``.
+        agent: This agent's number in the plan.
+        source: The agent's keys.
+        nonce: The nonce of the run, under which no noise was drawn before.
+        num_parameters: d, the number of coordinates.
+        offset_seed: A seed of the offset of the grid, for a single release; by default the offset
+            follows from the nonce, at all agents alike.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        agent: int,
+        source: SecureSource,
+        *,
+        nonce: bytes,
+        num_parameters: int,
+        offset_seed: bytes | None = None,
+    ) -> None:
+        self.plan = plan
+        self._agent = agent
+        self._at: dict[str, Any] = {"source": source, "nonce": nonce}
+        self._nonce = nonce
+        self._offset_seed = offset_seed
+        # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
+        self._share = torch.empty(num_parameters, dtype=torch.float64)
+        is_sum = plan.network.mixing == "sum"
+        size = num_parameters if is_sum else 0
+        self._offset, self._other_offset = np.zeros((2, size))
+        self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
+        self._prepared: int | None = None
+
+    def prepare(self, step: int) -> None:
+        """Draw a step's noise while messages are under way. It is released later, once."""
+        self._prepared = None  # a draw that is interrupted must not be taken for noise
+        noise, size = self.plan.decomposition, len(self._share)
+        at = {**self._at, "step": step}
+        draw_share(noise, self._agent, **at, stop=size, out=self._share.numpy())
+        if noise.is_masked:
+            # A seed is of one release, so that there are no other steps to keep apart.
+            origin = (self._nonce, step) if self._offset_seed is None else (self._offset_seed, 0)
+            self._offset = draw_offset(*origin, size, out=self._offset)
+            bits = self.plan.mask_bits
+            self._mask = draw_mask(noise, self._agent, **at, size=size, bits=bits, out=self._mask)
+        self._prepared = step
+
+    def take(self, step: int) -> DrawnNoise:
+        """Return the noise of a step."""
+        if self._prepared != step:
+            self.prepare(step)
+        # A share is handed out once: noise used twice cancels in the difference of two messages.
+        self._prepared = None
+        drawn = DrawnNoise(self._share, self._offset, self._mask)
+        self._offset, self._other_offset = self._other_offset, self._offset
+        return drawn
 
 
 def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSource:

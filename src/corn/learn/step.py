@@ -17,23 +17,34 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from corn.checks import FloatArray, require
-from corn.errors import InvalidArgumentError
-from corn.learn.batches import Batch
-from corn.learn.perturbation import AverageNoise, KeyedNoise, StepNoise, to_sparse_tensor
+from corn.errors import CornError, InvalidArgumentError
+from corn.learn.batches import Batch, BatchSampler
+from corn.learn.perturbation import (
+    AverageNoise,
+    DrawnNoise,
+    KeyedNoise,
+    NoiseShare,
+    StepNoise,
+    to_sparse_tensor,
+)
 from corn.noise import find_compiled
-from corn.noise.masks import SIGNED, MaskWords, mask_release
+from corn.noise.masks import SIGNED, MaskWords, is_possible, mask_release, read_average
+from corn.plan import Plan
+from corn.privacy import ClippedQuery
 from corn.topology import Network
 
 if TYPE_CHECKING:  # tasks clip samples with the functions of this module
     from corn.learn.tasks import Task
+    from corn.learn.tasks.protocol import Gradients
 
 # A norm in floating point is right to some ulps only, a sum of m numbers to m ulps. Gradients are
 # clipped by this much more, so that the true norm is at most C: in float64 for up to 10⁹ numbers.
@@ -61,6 +72,12 @@ class StepStatistics:
     gradient_norm: Tensor
     fraction_clipped: Tensor
     noise_norm: Tensor
+
+
+def no_statistics() -> StepStatistics:
+    """Return the statistics of a step without a release."""
+    nan = torch.full((1, 1), torch.nan)
+    return StepStatistics(nan, nan, nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,45 +113,40 @@ def compute_gradients(
         clips_samples: clip each sample's gradient instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
+    return clip_gradients(found, clip, clips_samples=clips_samples)
+
+
+def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> ClippedGradients:
+    """Clip one gradient for each model, or check that each of its samples was clipped."""
     # In the clip's type, whatever that of the gradient: a float32 norm could be too small.
     norms = gradient_norms(found.values, clip.dtype)
-    if clips_samples:
-        # A task that ignored sample_clip, or summed in float32, would return gradients whose
-        # sensitivity exceeds the one that ε was computed for.
-        if found.fraction_clipped is None or found.num_broken is None:
-            raise InvalidArgumentError(
-                f"a budget with the sample unit needs a task that clips each sample, found "
-                f"{type(task).__name__}, whose gradient() ignores sample_clip"
-            )
-        if found.values.dtype != clip.dtype:
-            raise InvalidArgumentError(
-                f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype} of "
-                f"{type(task).__name__}"
-            )
+    if not clips_samples:
+        factors = clip_factors(norms, clip)
         return ClippedGradients(
-            values=found.values,
-            factors=torch.ones_like(norms),
+            values=drop_broken(found.values, factors),
+            factors=factors,
             norms=norms,
-            fraction_clipped=found.fraction_clipped,
-            num_broken=found.num_broken,
+            fraction_clipped=(factors < 1).to(norms),
+            # A factor is 0 only where the norm is not finite: C is positive.
+            num_broken=(factors == 0).long(),
         )
-    return _clip_once(found.values, norms, clip)
-
-
-def clip_batch_gradients(gradients: Tensor, clip: Tensor) -> ClippedGradients:
-    """Clip one gradient for each model once, shape (cells, trials, parameters)."""
-    return _clip_once(gradients, gradient_norms(gradients, clip.dtype), clip)
-
-
-def _clip_once(gradients: Tensor, norms: Tensor, clip: Tensor) -> ClippedGradients:
-    factors = clip_factors(norms, clip)
+    # A task that ignored sample_clip, or summed in float32, would return gradients whose
+    # sensitivity exceeds the one that ε was computed for.
+    if found.fraction_clipped is None or found.num_broken is None:
+        raise InvalidArgumentError(
+            "a budget with the sample unit needs a task that clips each sample, found one whose "
+            "gradient() ignores sample_clip"
+        )
+    if found.values.dtype != clip.dtype:
+        raise InvalidArgumentError(
+            f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype}"
+        )
     return ClippedGradients(
-        values=drop_broken(gradients, factors),
-        factors=factors,
+        values=found.values,
+        factors=torch.ones_like(norms),
         norms=norms,
-        fraction_clipped=(factors < 1).to(norms),
-        # A factor is 0 only where the norm is not finite: C is positive.
-        num_broken=(factors == 0).long(),
+        fraction_clipped=found.fraction_clipped,
+        num_broken=found.num_broken,
     )
 
 
@@ -361,6 +373,200 @@ def take_half_step(
     return half
 
 
+class UpdateRule(Protocol):
+    """A caller's own rule for steps along releases.
+
+    It must see nothing but releases and public models: then it is post-processing, whatever it
+    does.
+    """
+
+    def take_step(self, released: Tensor) -> Tensor:
+        """Return the half step along a released gradient, or the average of all agents'."""
+
+    def save(self) -> Mapping[str, Tensor]:
+        """Return what the rule keeps between steps."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what another agent's rule keeps; raise ``InvalidArgumentError`` otherwise."""
+
+
+@final
+class AgentStepper:
+    """One agent's steps, without the messages: ``begin``, ``compute``, ``release``, ``finish``.
+
+    Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
+    ``release_masked`` returns it, and ``finish`` takes the step along the average of all agents'
+    messages. Whoever carries messages comes in between.
+
+    Args:
+        query: The gradient that is released, and its sensitivity.
+        reserve: Allows the release of a step, once and durably, and returns its number.
+        batches: The sampler of the agent's batches; none where others compute gradients.
+        cell: The agent's place in these batches.
+        num_parameters: The length of the model, for momentum.
+        momentum: The part of the average of all releases so far that stays in a step.
+        update: A rule that replaces the step along the release, or along the average of all.
+
+    Attributes:
+        step: The step under way.
+        parameters: The model that it begins with.
+        statistics: Those of the last release, for the agent's owner.
+        num_broken: The number of gradients so far that were not finite and counted as zero.
+            Whether one was depends on data without noise, so that it is for the owner alone.
+        memory: The average of releases that steps follow; None without momentum.
+    """
+
+    def __init__(
+        self,
+        query: ClippedQuery,
+        reserve: Callable[[int], int],
+        batches: BatchSampler | None = None,
+        *,
+        cell: int = 0,
+        num_parameters: int = 0,
+        momentum: float = 0.0,
+        update: UpdateRule | None = None,
+    ) -> None:
+        self._query = query
+        self._reserve = reserve
+        self._batches = batches
+        self._cell = cell
+        self._momentum = momentum
+        self._update = update
+        # Releases are clipped in float64, so that the true norm is at most C (docs/floats.md).
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._batch: Batch | None = None
+        self._drawn: DrawnNoise | None = None
+        self._found: ClippedGradients | None = None
+        self.step = 0
+        self.parameters = torch.empty(0)
+        self.statistics = no_statistics()
+        self.num_broken = 0
+        self.memory = torch.zeros(num_parameters) if momentum else None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch of the step under way."""
+        if self._batch is None:
+            raise CornError("a step must begin before it has a batch")
+        return self._batch
+
+    def begin(self, step: int, noise: NoiseShare, parameters: Tensor | None = None) -> None:
+        """Reserve the release of a step, then take its noise and its batch."""
+        # No noise is released twice: the step is durably reserved before anything of it is sent, so
+        # a run that crashes from here on can never release it again.
+        number = self._reserve(step)
+        self._plan = noise.plan
+        self._drawn = noise.take(step)
+        self._found = None
+        self.step = step
+        if parameters is not None:
+            self.parameters = parameters
+        if self._batches is not None:
+            self._batch = self._batches.draw(number).take(self._cell)
+
+    @torch.no_grad()
+    def compute(self, gradients: Callable[[Tensor | None], Gradients]) -> None:
+        """Clip the gradient of the step; the argument is the norm to clip samples to, if any."""
+        is_sample = self._query.unit == "sample"
+        found = gradients(self._clip if is_sample else None)
+        self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
+
+    def hand_over(self, clipped: ClippedGradients) -> None:
+        """Take the gradient of the step, clipped as the query demands."""
+        self._found = clipped
+        self.num_broken += int(clipped.num_broken.sum())
+
+    def differentiate(self, task: Task) -> None:
+        """Compute the gradient of a task on the batch."""
+        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
+        model, batch = self.parameters.view(1, 1, -1), self.batch
+        self.compute(lambda clip: task.gradient(model, batch, sample_clip=clip))
+
+    def _take(self, *, observe: bool) -> tuple[tuple[Tensor, Tensor, Tensor], DrawnNoise]:
+        """Return gradient, factor and noise of the step, once."""
+        found, drawn = self._found, self._drawn
+        if found is None or drawn is None:
+            raise CornError("a release must follow the gradient of a step that has begun, once")
+        self._found = None
+        # The norm of the noise takes a while to compute.
+        noise_norm = torch.linalg.vector_norm(drawn.values if observe else drawn.values[:0])
+        self.statistics = StepStatistics(found.norms, found.fraction_clipped, noise_norm.view(1, 1))
+        return (found.values.view(-1), found.factors.view(-1), drawn.values), drawn
+
+    @torch.no_grad()
+    def release_half_step(self, *, step_size: float, observe: bool = True) -> Tensor:
+        """Return X − η (clipped gradient + noise, on the grid), shape (d,).
+
+        With momentum, the average of all releases so far takes the place of this one.
+        """
+        terms, _ = self._take(observe=observe)
+        model, grid = self.parameters, self._plan.grid
+        if self._update is None and self.memory is None:
+            # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
+            # one function does both.
+            return take_half_step(model, *terms, grid=grid, step_size=step_size)
+        # A step of size −1 from zero is the release itself.
+        released = take_half_step(torch.zeros_like(model), *terms, grid=grid, step_size=-1.0)
+        return self.move(released, step_size=step_size)
+
+    @torch.no_grad()
+    def release_masked(self, *, observe: bool = True) -> MaskWords:
+        """Return the release for an exact sum, under masks."""
+        terms, drawn = self._take(observe=observe)
+        return release_masked(*terms, grid=self._plan.grid, offset=drawn.offset, mask=drawn.mask)
+
+    @torch.no_grad()
+    def finish(self, total: MaskWords, *, step_size: float) -> Tensor | None:
+        """Return the model after the step along the average, or None where the sum is void."""
+        if self._drawn is None:
+            raise CornError("a step must begin before it ends")
+        offset, dtype = self._drawn.offset, self.parameters.numpy().dtype
+        average = read_sum(total, self._plan, offset=offset, dtype=dtype)
+        if average is None:
+            return None
+        return self.move(torch.from_numpy(average), step_size=step_size)
+
+    def move(self, released: Tensor, *, step_size: float) -> Tensor:
+        """Return the step along a release, or the average of all agents'; by the caller's rule.
+
+        Operations round one by one, in a fixed order: where releases are summed exactly all agents
+        get the same bits, on whatever machine.
+        """
+        if self._update is not None:
+            return self._update.take_step(released).to(released)
+        parameters = self.parameters
+        if self.memory is not None:
+            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
+            released = self.memory
+        return parameters - released * parameters.new_full((1,), step_size)
+
+    def save(self) -> Mapping[str, Tensor]:
+        """Return what this agent keeps between steps where releases are summed exactly."""
+        if self._update is not None:
+            return self._update.save()
+        return {} if self.memory is None else {"memory": self.memory}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what another agent keeps; raise ``InvalidArgumentError`` for other models."""
+        if self._update is not None:
+            self._update.restore(state)
+        elif self.memory is not None and "memory" in state:
+            if state["memory"].shape != self.memory.shape:
+                raise InvalidArgumentError("the average of releases has another length")
+            self.memory = state["memory"]
+
+
+def read_sum(
+    total: MaskWords, plan: Plan, *, offset: FloatArray, dtype: DTypeLike = np.float64
+) -> NDArray[Any] | None:
+    """Return the average release from the sum of all messages; None where masks did not cancel."""
+    if not is_possible(total, plan.largest_sum):
+        return None
+    n = plan.num_agents
+    return read_average(total, num_agents=n, grid=plan.grid, offset=offset, dtype=dtype)
+
+
 @final
 class StepReleases:
     """What all agents of all runs release in a step: ``begin``, ``release``, then ``finish``.
@@ -546,10 +752,6 @@ NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
 """Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
 
 
-# int() raises for thousands of digits.
-_MAX_DIGITS = 10
-
-
 @final
 class RunOptimizers:
     """One optimizer for each run of a sweep, each on the parameters of its model as one vector.
@@ -598,67 +800,6 @@ class RunOptimizers:
         """Continue from saved states."""
         for (*_, optimizer), state in zip(self._runs, states, strict=True):
             optimizer.load_state_dict(state)
-
-
-def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
-
-    >>> parameter = nn.Parameter(torch.ones(2))
-    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
-    >>> parameter.grad = torch.ones(2)
-    >>> first.step()
-    >>> second.state = restore_state(second, save_state(first))
-    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
-    ([1.0, 1.0], 0.1)
-    """
-    saved: dict[str, Tensor] = {}
-    for place, parameter in enumerate(_list_parameters(optimizer)):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                saved[f"tensor {place} {name}"] = value.detach().clone()
-            elif value is not None:
-                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
-    for place, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if isinstance(value, int | float):
-                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
-    return saved
-
-
-def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
-    """Return the state to give to an optimizer, and set the numbers of its groups.
-
-    Raises:
-        InvalidArgumentError: the state is of other parameters.
-    """
-    state = type(optimizer.state)(dict)
-    parameters = _list_parameters(optimizer)
-    for key, value in saved.items():
-        kind, number, name = (*key.split(" ", 2), "", "")[:3]
-        place = int(number) if number.isdecimal() and len(number) < _MAX_DIGITS else -1
-        known = optimizer.param_groups if kind == "group" else parameters
-        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
-        if kind == "tensor" and fits:
-            fits = value.dim() == 0 or value.shape == parameters[place].shape
-        else:
-            fits = fits and value.dim() == 0
-        if not fits or name == "params":
-            raise InvalidArgumentError("the optimizer's state is that of other parameters")
-        if kind == "group":
-            optimizer.param_groups[place][name] = value.item()
-        else:
-            state[parameters[place]][name] = value if kind == "tensor" else value.item()
-    return state
-
-
-def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [own for group in optimizer.param_groups for own in group["params"]]
-
-
-def _type_of(value: bool | int | float) -> torch.dtype:
-    if isinstance(value, bool):
-        return torch.bool
-    return torch.int64 if isinstance(value, int) else torch.float64
 
 
 def require_exact_sums(network: Network) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
@@ -19,16 +20,32 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import count_broken, fraction_clipped, sum_clipped_samples
 from corn.learn.tasks.module import (
+    differentiate,
+    map_in_a_loop,
     require_no_batch_statistics,
     tensor_bytes,
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients
 
-LayerRule: TypeAlias = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
-"""(layer, inputs, gradient of the outputs) → the gradient of each sample by parameter name."""
-
 _TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own gradient
+
+
+# Layers that hooks call again must not be hooked then, nor by other hooks on the same module.
+_HOOKS = threading.local()
+
+
+def _is_paused() -> bool:
+    return getattr(_HOOKS, "are_paused", False)
+
+
+@contextmanager
+def _paused() -> Iterator[None]:
+    _HOOKS.are_paused = True
+    try:
+        yield
+    finally:
+        _HOOKS.are_paused = False
 
 
 @final
@@ -41,27 +58,35 @@ class SampleGradients:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        # Shared by all hooks: gradient of each sample by parameter, shape (samples, …).
-        self._found: dict[nn.Parameter, Tensor] = {}
-        self._names: dict[nn.Parameter, str] = {}
+        # The gradient of each sample by parameter, shape (samples, …).
+        self._rows: dict[nn.Parameter, Tensor] = {}
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._subset = _Subset()
-        self._seen: set[tuple[Any, ...]] = set()
-        self._num_batches, self._inputs = 0, list[Tensor]()
-        owners = find_owners(module)
-        self._independence = _IndependenceCheck(owners)
-        self._handles = [module.register_forward_pre_hook(self._independence, with_kwargs=True)]
-        for name, layer in owners.items():
-            for parameter in layer.parameters():
-                self._names[parameter] = name or type(layer).__name__
-            hook = _Hook(self._found, layer, self._subset)
-            handle = layer.register_forward_hook(hook, with_kwargs=True)
-            self._handles.append(handle)
+        self._owners = find_owners(module)
+        self._names = {
+            parameter: name or type(layer).__name__
+            for name, layer in self._owners.items()
+            for parameter in layer.parameters()
+        }
+        # Whether the module ran with gradients since the last losses.
+        self._was_called = False
+        # Kinds of inputs and of losses that were checked.
+        self._checked: set[tuple[Any, ...]] = set()
+        self._num_batches = 0
+        self._inputs: list[Tensor] = []
+        # Samples whose losses are differentiated to see whether others move; else None.
+        self._chosen: Tensor | None = None
+        self._are_mixed = False
+        handles = [
+            layer.register_forward_hook(self._after_layer, with_kwargs=True)
+            for layer in self._owners.values()
+        ]
+        before = module.register_forward_pre_hook(self._require_independence, with_kwargs=True)
+        self._handles = [*handles, before]
 
     @property
     def is_empty(self) -> bool:
         """Whether no gradient was collected since the last call of ``take`` or ``clear``."""
-        return not self._found
+        return not self._rows
 
     def watch(self, batch: Any, num_samples: int) -> Any:
         """Return a batch that shows, when it has gradients, which losses its samples reach.
@@ -90,7 +115,7 @@ class SampleGradients:
 
         It leaves the gradient of the sum in ``.grad``.
         """
-        if not self._independence.was_called:
+        if not self._was_called:
             raise InvalidArgumentError(
                 "losses must be computed from the outputs of the whole module, found that it was "
                 "not called on tensors of this batch: call model(inputs), not single layers of it"
@@ -98,7 +123,7 @@ class SampleGradients:
         # Which operations lead from layers to losses, not how often: sequences of other lengths
         # have the same. A term that is added in a later pass brings a new kind.
         kind = len(losses) > 1, _list_operations(losses)
-        is_new = kind not in self._seen or bool(self._inputs)
+        is_new = kind not in self._checked or bool(self._inputs)
         # In the sum every loss has weight 1, so that each row is the gradient of a sample's loss.
         torch.autograd.backward(losses.sum(), retain_graph=is_new)
         rows = self._join(len(losses))
@@ -106,45 +131,85 @@ class SampleGradients:
         if is_new:
             self._require_sum(rows)
             self._require_own_losses(losses)
-            self._seen.add(kind)
+            self._checked.add(kind)
         self.clear()
         self._inputs.clear()
-        self._independence.was_called = False
+        self._was_called = False
         return rows
 
     def clear(self) -> None:
         """Forget all gradients."""
-        self._found.clear()
+        self._rows.clear()
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self.clear()
+
+    def _after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Keep a layer's inputs, and compute gradients of samples when those of outputs come."""
+        # Recurrent and attention layers return (outputs, state or weights).
+        result = output[0] if isinstance(output, tuple) else output
+        if _is_paused() or not torch.is_grad_enabled() or not result.requires_grad:
+            return
+        kept = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
+        # Inputs are kept without a copy, so a later change in place would give wrong gradients.
+        versions = [a._version for a in kept if isinstance(a, Tensor)]
+
+        def collect(gradient: Tensor) -> None:
+            if self._chosen is not None:
+                self._look_at(gradient, self._chosen)
+                return
+            if versions != [a._version for a in kept if isinstance(a, Tensor)]:
+                raise InvalidArgumentError(
+                    f"the inputs of {type(layer).__name__} must not be changed in place after it "
+                    "used them, found that they were: use operations that return new tensors"
+                )
+            # Runs inside the user's backward pass, whose graph must not grow by these products.
+            with _paused(), torch.no_grad():
+                slopes_of = _differentiate(layer, kept, kwargs, gradient)
+            for name, slopes in slopes_of.items():
+                parameter = layer.get_parameter(name)
+                earlier = self._rows.get(parameter)
+                # A layer that runs twice in one pass, or shares its weights, adds up.
+                self._rows[parameter] = slopes if earlier is None else earlier + slopes
+
+        # On the output, not a full backward hook of the module: that one wraps inputs and outputs,
+        # and fails on later changes in place.
+        result.register_hook(collect)
+
+    def _look_at(self, gradient: Tensor, chosen: Tensor) -> None:
+        """Note whether a gradient has other rows than those chosen."""
+        others = gradient[~chosen.to(gradient.device)]
+        # A broken sample has NaN in its own row, also where its loss has weight 0.
+        self._are_mixed |= bool(torch.nan_to_num(others, 0.0, 0.0, 0.0).any())
 
     def _join(self, num_samples: int) -> Tensor:
-        rows = []
+        pieces = []
         for parameter in self._parameters:
-            found = self._found.get(parameter)
             # A layer that this batch did not use has no gradient, as in autograd.
-            if found is None:
-                found = parameter.new_zeros(num_samples, *parameter.shape)
+            rows = self._rows.get(parameter, parameter.new_zeros(num_samples, *parameter.shape))
             # A layer that takes samples along another dimension, as (time, batch, …), is noticed
             # here if that has another length, and by the check of independence if not.
-            if len(found) != num_samples:
+            if len(rows) != num_samples:
                 raise InvalidArgumentError(
                     f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
-                    f"batch along its first dimension, found {len(found)}: gradients of single "
+                    f"batch along its first dimension, found {len(rows)}: gradients of single "
                     "samples need it, and so do layers with batch_first=True"
                 )
-            rows.append(found.reshape(num_samples, -1))
-        return torch.cat(rows, dim=1)
+            pieces.append(rows.reshape(num_samples, -1))
+        return torch.cat(pieces, dim=1)
 
     def _require_sum(self, rows: Tensor) -> None:
         """Raise unless the gradients of the samples add up to the gradient that autograd found."""
-        start = 0
-        for parameter in self._parameters:
-            own = rows[:, start : start + parameter.numel()].sum(dim=0)
-            start += parameter.numel()
+        sums = torch.split(rows.sum(dim=0), [p.numel() for p in self._parameters])
+        for parameter, total in zip(self._parameters, sums, strict=True):
             gradient = parameter.grad
-            usual = torch.zeros_like(own) if gradient is None else gradient.flatten()
+            usual = torch.zeros_like(total) if gradient is None else gradient.flatten()
             # Relative to both norms: where gradients vanish there is nothing to compare.
-            scale = float(usual.norm()) + float(own.norm())
-            if float((usual - own).norm()) > _TOLERANCE * scale:
+            scale = float(usual.norm()) + float(total.norm())
+            if float((usual - total).norm()) > _TOLERANCE * scale:
                 raise InvalidArgumentError(
                     f"the gradients of single samples of layer {self._names[parameter]!r} do not "
                     "add up to that of the batch: its parameters are used outside of the layer, "
@@ -157,62 +222,82 @@ class SampleGradients:
         numbers = torch.arange(count, device=losses.device)
         # Different weights, so that gradients of two losses do not cancel.
         weighted = losses * (1 + numbers / count)
+        self._are_mixed = False
         # Two numbers differ in a bit, so that each pair of samples is split, in both directions.
-        for bit in range((count - 1).bit_length()):
-            for side in (0, 1):
-                chosen = (numbers >> bit) & 1 == side
-                with self._subset.watch(chosen):
-                    slopes = torch.autograd.grad(
-                        weighted[chosen].sum(),
-                        [*self._parameters, *self._inputs],
-                        retain_graph=True,
-                        allow_unused=True,
-                    )
+        for bit, side in itertools.product(range((count - 1).bit_length()), (0, 1)):
+            self._chosen = (numbers >> bit) & 1 == side
+            try:
+                slopes = torch.autograd.grad(
+                    weighted[self._chosen].sum(),
+                    [*self._parameters, *self._inputs],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
                 for slope in slopes[len(self._parameters) :]:
                     if slope is not None:
-                        self._subset.look_at(slope, chosen)
-                if self._subset.is_left:
-                    raise InvalidArgumentError(
-                        "each of the losses must depend on its own sample alone, found one that "
-                        "depends on others of the batch: compute one loss for each sample, in "
-                        "their order, with reduction='none'; mix no samples before the model, as "
-                        "mixup does, and compare none in the loss; unit='agent' allows all of this"
-                    )
+                        self._look_at(slope, self._chosen)
+            finally:
+                self._chosen = None
+        if self._are_mixed:
+            raise InvalidArgumentError(
+                "each of the losses must depend on its own sample alone, found one that depends on "
+                "others of the batch: compute one loss for each sample, in their order, with "
+                "reduction='none'; mix no samples before the model, as mixup does, and compare "
+                "none in the loss; unit='agent' allows all of this"
+            )
 
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self.clear()
+    def _require_independence(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Change one sample before the module runs, and raise if rows of others change.
 
+        Clipping a row bounds the influence of one sample only if no other sample has a part in it.
+        A layer that takes (time, batch, …) has other rows, which their number does not show where
+        there are as many times as samples; and a module may mix samples between its layers.
+        """
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
+        if _is_paused() or not torch.is_grad_enabled() or not tensors:
+            return
+        self._was_called = True
+        count = len(tensors[0])
+        # Other lengths than before need no other check, unless they coincide with the samples.
+        kind = tuple(tuple(size == count for size in x.shape) for x in tensors)
+        if kind in self._checked or count < 2:
+            return
+        with _paused(), torch.no_grad():
+            usual = self._record(module, *tree_map(_copy, (args, kwargs)))
+            changed = self._record(module, *tree_map(partial(_change, count), (args, kwargs)))
+        for (name, before), (_, after) in zip(usual, changed, strict=True):
+            if len(before) == count and not _agree(before[1:], after[1:]):
+                raise InvalidArgumentError(
+                    f"each row of layer {name!r} must belong to one sample, found that a change of "
+                    "one sample changes the rows of others: use batch_first=True, or a layer that "
+                    "does not mix samples"
+                )
+        self._checked.add(kind)
 
-@final
-class _Subset:
-    """Some samples of a batch while their losses are differentiated, to see whether others move.
+    def _record(self, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
+        """Return the inputs of each layer and the outputs of the module, in order."""
+        found: list[tuple[str, Tensor]] = []
 
-    Attributes:
-        chosen: which samples; None while gradients are collected.
-        is_left: whether a gradient was found in the row of another sample.
-    """
+        def keep(name: str, inputs: Any) -> None:
+            leaves = tree_leaves(inputs)
+            found.extend((name, x.clone()) for x in leaves if isinstance(x, Tensor) and x.dim())
 
-    def __init__(self) -> None:
-        self.chosen: Tensor | None = None
-        self.is_left = False
+        def follow(name: str) -> Callable[..., None]:
+            return lambda _layer, own, named: keep(name or type(module).__name__, (own, named))
 
-    @contextmanager
-    def watch(self, chosen: Tensor) -> Iterator[None]:
-        """Look at the gradients of layers instead of collecting them."""
-        self.chosen, self.is_left = chosen, False
+        handles = [
+            layer.register_forward_pre_hook(follow(name), with_kwargs=True)
+            for name, layer in self._owners.items()
+        ]
         try:
-            yield
+            # The same random numbers each time, for dropout, and none taken from the user's.
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                keep(type(module).__name__, module(*args, **kwargs))
         finally:
-            self.chosen = None
-
-    def look_at(self, gradient: Tensor, chosen: Tensor) -> None:
-        """Note whether a gradient of a layer's outputs has other rows than those chosen."""
-        others = gradient[~chosen.to(gradient.device)]
-        # A broken sample has NaN in its own row, also where its loss has weight 0.
-        self.is_left = self.is_left or bool(torch.nan_to_num(others, 0.0, 0.0, 0.0).any())
+            for handle in handles:
+                handle.remove()
+        return found
 
 
 def _list_operations(losses: Tensor) -> frozenset[tuple[str, str]]:
@@ -232,130 +317,15 @@ def _list_operations(losses: Tensor) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-@final
-class _Hook:
-    """Keeps a layer's inputs, and computes the gradients of samples when those of outputs come."""
-
-    def __init__(
-        self, found: dict[nn.Parameter, Tensor], layer: nn.Module, subset: _Subset
-    ) -> None:
-        self._found, self._subset = found, subset
-        self._named = {n: p for n, p in layer.named_parameters() if p.requires_grad}
-        self._is_differentiating = False
-
-    def __call__(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        # Recurrent and attention layers return (outputs, state or weights).
-        result = output[0] if isinstance(output, tuple) else output
-        # Differentiation calls the layer again, and must not be hooked itself.
-        if self._is_differentiating or not torch.is_grad_enabled() or not result.requires_grad:
-            return
-        kept = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-        # Inputs are kept without a copy, so a later change in place would give wrong gradients.
-        versions = [a._version for a in kept if isinstance(a, Tensor)]
-
-        def collect(gradient: Tensor) -> None:
-            if self._subset.chosen is not None:
-                self._subset.look_at(gradient, self._subset.chosen)
-                return
-            if versions != [a._version for a in kept if isinstance(a, Tensor)]:
-                raise InvalidArgumentError(
-                    f"the inputs of {type(layer).__name__} must not be changed in place after it "
-                    "used them, found that they were: use operations that return new tensors"
-                )
-            self._is_differentiating = True
-            try:
-                # Runs inside the user's backward pass, whose graph must not grow by these products.
-                with torch.no_grad():
-                    slopes_of = _differentiate(layer, kept, kwargs, gradient)
-            finally:
-                self._is_differentiating = False
-            for name, slopes in slopes_of.items():
-                parameter = self._named[name]
-                earlier = self._found.get(parameter)
-                # A layer that runs twice in one pass, or shares its weights, adds up.
-                self._found[parameter] = slopes if earlier is None else earlier + slopes
-
-        # On the output, not a full backward hook of the module: that one wraps inputs and outputs,
-        # and fails on later changes in place.
-        result.register_hook(collect)
-
-
-@final
-class _IndependenceCheck:
-    """A hook before a module that changes one sample of a batch, and compares all other rows.
-
-    Clipping a row bounds the influence of one sample only if no other sample has a part in it. A
-    layer that takes (time, batch, …) has other rows, which their number does not show where there
-    are as many times as samples; and a module may mix samples between its layers.
-    """
-
-    def __init__(self, owners: Mapping[str, nn.Module]) -> None:
-        self._owners, self._is_running = owners, False
-        # Whether the module ran with gradients since the last losses.
-        self.was_called = False
-        self._seen: set[tuple[Any, ...]] = set()
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
-        if self._is_running or not torch.is_grad_enabled() or not tensors:
-            return
-        self.was_called = True
-        count = len(tensors[0])
-        # Other lengths than before need no other check, unless they coincide with the samples.
-        kind = tuple(tuple(size == count for size in x.shape) for x in tensors)
-        if kind in self._seen or count < 2:
-            return
-        self._is_running = True
-        try:
-            with torch.no_grad():
-                usual = self._record(module, *tree_map(_copy, (args, kwargs)))
-                changed = self._record(module, *tree_map(partial(_change, count), (args, kwargs)))
-        finally:
-            self._is_running = False
-        for (name, before), (_, after) in zip(usual, changed, strict=True):
-            if len(before) == count and not _agree(before[1:], after[1:]):
-                raise InvalidArgumentError(
-                    f"each row of layer {name!r} must belong to one sample, found that a change of "
-                    "one sample changes the rows of others: use batch_first=True, or a layer that "
-                    "does not mix samples"
-                )
-        self._seen.add(kind)
-
-    def _record(self, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
-        """Return the inputs of each layer and the outputs of the module, in order."""
-        found: list[tuple[str, Tensor]] = []
-
-        def keep(name: str, inputs: Any) -> None:
-            leaves = tree_leaves(inputs)
-            found.extend((name, x.clone()) for x in leaves if isinstance(x, Tensor) and x.dim())
-
-        def watch(name: str) -> Callable[..., None]:
-            return lambda _layer, own, named: keep(name or type(module).__name__, (own, named))
-
-        handles = [
-            layer.register_forward_pre_hook(watch(name), with_kwargs=True)
-            for name, layer in self._owners.items()
-        ]
-        try:
-            # The same random numbers each time, for dropout, and none taken from the user's.
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                keep(type(module).__name__, module(*args, **kwargs))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return found
-
-
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _change(count: int, value: Any) -> Any:
     """Return a batch in which the first sample has other values of the same range."""
+    changed = _copy(value)
     if not isinstance(value, Tensor) or not value.dim() or len(value) != count:
-        return _copy(value)
-    changed = value.clone()
+        return changed
     if value.dtype == torch.bool:
         changed[0] = ~value[0]
     elif value.numel() and not value.is_complex():
@@ -387,35 +357,16 @@ def find_owners(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _differentiate(layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor) -> dict[str, Tensor]:
-    # Exact types only: a subclass may compute something else from the same parameters.
-    rule = _RULES.get(type(layer))
-    if rule is not None and len(args) == 1 and not kwargs:
-        found = rule(layer, args[0], gradient)
-        trained = {name for name, p in layer.named_parameters() if p.requires_grad}
-        return {name: slopes for name, slopes in found.items() if name in trained}
-    try:
-        return _differentiate_vectorised(layer, args, kwargs, gradient)
-    except RuntimeError:
-        # Layers without a batching rule, such as recurrent ones.
-        return _differentiate_in_a_loop(layer, args, kwargs, gradient)
-
-
-def _split_parameters(layer: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradient of each sample by parameter name, from the gradient of the outputs."""
     named = dict(layer.named_parameters())
     trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
-    fixed = {name: p.detach() for name, p in named.items() if name not in trained}
-    return trained, fixed | dict(layer.named_buffers())
-
-
-def _differentiate_vectorised(
-    layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor
-) -> dict[str, Tensor]:
-    trained, fixed = _split_parameters(layer)
+    fixed = {name: p.detach() for name, p in named.items() if not p.requires_grad}
+    fixed |= dict(layer.named_buffers())
     inputs = [a for a in args if isinstance(a, Tensor)]
 
     def product(weights: dict[str, Tensor], samples: list[Tensor], own: Tensor) -> Tensor:
         # Layers expect a batch, so each sample is a batch of one. Tensors among keyword arguments
-        # are not split: ``check`` refuses layers whose gradients come out wrong for it.
+        # are not split: the check of the sum refuses layers whose gradients come out wrong for it.
         alone = iter([sample.unsqueeze(0) for sample in samples])
         call = tuple(next(alone) if isinstance(a, Tensor) else a for a in args)
         output = functional_call(layer, {**weights, **fixed}, call, kwargs)
@@ -423,104 +374,16 @@ def _differentiate_vectorised(
         # The gradient of ⟨output, g⟩ is the product of g with the layer's Jacobian.
         return torch.sum(result.squeeze(0) * own)
 
+    dims = (None, 0, 0)
     # Fused attention has no batching rule, its plain formula has.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        found: dict[str, Tensor] = vmap(grad(product), in_dims=(None, 0, 0))(
-            trained, inputs, gradient
-        )
+        try:
+            found: dict[str, Tensor] = vmap(grad(product), dims)(trained, inputs, gradient)
+        except RuntimeError:
+            # Layers without a batching rule, such as recurrent ones.
+            found = map_in_a_loop(differentiate(product), dims)(trained, inputs, gradient)
     return found
 
-
-def _differentiate_in_a_loop(
-    layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor
-) -> dict[str, Tensor]:
-    trained, fixed = _split_parameters(layer)
-    weights = {name: p.clone().requires_grad_() for name, p in trained.items()}
-    rows: list[tuple[Tensor, ...]] = []
-    for k in range(len(gradient)):
-        call = tuple(a[k : k + 1] if isinstance(a, Tensor) else a for a in args)
-        with torch.enable_grad():
-            output = functional_call(layer, {**weights, **fixed}, call, kwargs)
-            result = output[0] if isinstance(output, tuple) else output
-            rows.append(torch.autograd.grad(result, list(weights.values()), gradient[k : k + 1]))
-    return {
-        name: torch.stack(own) for name, own in zip(weights, zip(*rows, strict=True), strict=True)
-    }
-
-
-def _linear(_: nn.Linear, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    # (samples, out, 1) times (samples, 1, in): one outer product per sample.
-    if gradient.dim() == 2:
-        return {"weight": gradient.unsqueeze(2) * inputs.unsqueeze(1), "bias": gradient}
-    # Sequences use the weights once per position: their outer products add up, by one product.
-    a, g = inputs.flatten(1, -2), gradient.flatten(1, -2)
-    return {"weight": torch.bmm(g.mT, a), "bias": g.sum(dim=1)}
-
-
-def _conv2d(layer: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        return _differentiate_vectorised(layer, (inputs,), {}, gradient)
-    # A convolution is a linear layer on patches: (samples, in · kernel, positions).
-    columns = functional.unfold(
-        inputs,
-        layer.kernel_size,
-        dilation=layer.dilation,
-        padding=layer.padding,
-        stride=layer.stride,
-    )
-    count, groups = len(inputs), layer.groups
-    # Each group of channels is a convolution of its own, so groups join the batch dimension.
-    g = gradient.reshape(count * groups, layer.out_channels // groups, -1)
-    slopes = torch.bmm(g, columns.reshape(count * groups, -1, columns.shape[-1]).mT)
-    return {
-        "weight": slopes.view(count, *layer.weight.shape),
-        "bias": gradient.sum(dim=(2, 3)),
-    }
-
-
-def _layer_norm(layer: nn.LayerNorm, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    normal = functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
-    # Dimensions between the sample and the normalised ones share weights, so they are summed.
-    inner = tuple(range(1, inputs.dim() - len(layer.normalized_shape)))
-    product = gradient * normal
-    return {
-        "weight": product.sum(dim=inner) if inner else product,
-        "bias": gradient.sum(dim=inner) if inner else gradient,
-    }
-
-
-def _group_norm(layer: nn.GroupNorm, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    normal = functional.group_norm(inputs, layer.num_groups, eps=layer.eps)
-    product, inner = gradient * normal, tuple(range(2, inputs.dim()))
-    return {
-        "weight": product.sum(dim=inner) if inner else product,
-        "bias": gradient.sum(dim=inner) if inner else gradient,
-    }
-
-
-def _embedding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    # ``max_norm`` changes weights in the forward pass, and ``scale_grad_by_freq`` counts tokens:
-    # only the layer itself does either.
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
-        return _differentiate_in_a_loop(layer, (tokens,), {}, gradient)
-    g = gradient.reshape(len(tokens), -1, layer.embedding_dim)
-    rows = tokens.reshape(len(tokens), -1, 1).expand_as(g)
-    # A sample may have a token several times: scatter_add_ adds up what indexing would overwrite.
-    slopes = g.new_zeros(len(tokens), layer.num_embeddings, layer.embedding_dim)
-    slopes.scatter_add_(1, rows, g)
-    if layer.padding_idx is not None:
-        # As autograd does: the padding row is not trained.
-        slopes[:, layer.padding_idx] = 0.0
-    return {"weight": slopes}
-
-
-_RULES: dict[type[nn.Module], LayerRule] = {
-    nn.Linear: _linear,
-    nn.Conv2d: _conv2d,
-    nn.LayerNorm: _layer_norm,
-    nn.GroupNorm: _group_norm,
-    nn.Embedding: _embedding,
-}
 
 # Gradients of single samples are clipped in float64, this many values at once.
 _VALUES_AT_ONCE = 1 << 22
@@ -537,11 +400,8 @@ class UserModel:
 
     def __init__(self, module: nn.Module, *, clips_samples: bool) -> None:
         require_no_batch_statistics(module)
-        self.module, self._trained = module, trained_parameters(module)
-        if not self._trained:
-            raise InvalidArgumentError(
-                "module must have parameters that are not frozen, found none: set requires_grad"
-            )
+        self.module = module
+        self._trained = trained_parameters(module)
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]

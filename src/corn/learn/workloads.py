@@ -20,7 +20,7 @@ from corn.learn.batches import AgentData
 from corn.learn.datasets import Dataset, load_dataset
 from corn.learn.metrics import Samples
 from corn.learn.names import PAPER_PARTITION, WORKLOADS, ModelName
-from corn.learn.partition import PartitionSpec, split_samples
+from corn.learn.partition import partition_samples, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import (
     LinearClassifier,
@@ -171,7 +171,7 @@ def make_workload(
     split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
     # Partitioned after the split: ``own`` counts rows of the training part.
     labels = dataset.targets[split.train]
-    assigned = PartitionSpec.parse(partition).assign(labels, num_agents, seed=seed)
+    assigned = partition_samples(partition, labels, num_agents, seed=seed)
     parts = [_pick(dataset, split.train[own]) for own in assigned]
     if model is None:
         model = "network" if name == "mnist" else "linear"

@@ -2,9 +2,8 @@
 
 - ``PrivacyBudget``: (ε, δ) for a run, one for all agents or one for each; its unit, its sampling,
   and the largest [R⁻¹]_ii that keeps it.
-- ``account``, ``account_precision``: from noise to ε(δ), δ(ε) and curves, agent by agent;
+- ``account``, ``account_precision``: from noise to ε(δ) and δ(ε), agent by agent;
   ``account_promises``: each agent's ε at the δ that a budget promises it.
-- ``check_budget``: whether a covariance keeps a budget, by its ``precision_diagonal``.
 - ``compare_samplings``: the noise that each sampling needs for the same promise.
 - ``order_promises``, ``read_promises``: ε of each agent by name, from a mapping or a file.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
@@ -14,15 +13,10 @@
 
 from corn.privacy import gaussian, subsampling
 from corn.privacy.accounting import (
-    BudgetCheck,
-    PrivacyCurve,
     PrivacyLoss,
-    SamplingCost,
-    TradeoffCurve,
     account,
     account_precision,
     account_promises,
-    check_budget,
     compare_samplings,
     precision_diagonal,
 )
@@ -44,19 +38,14 @@ __all__ = [
     "Accounting",
     "Adjacency",
     "AgentPromise",
-    "BudgetCheck",
     "ClippedQuery",
     "PrivacyBudget",
-    "PrivacyCurve",
     "PrivacyLoss",
     "Sampling",
-    "SamplingCost",
-    "TradeoffCurve",
     "Unit",
     "account",
     "account_precision",
     "account_promises",
-    "check_budget",
     "compare_samplings",
     "gaussian",
     "is_proved",

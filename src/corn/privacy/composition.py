@@ -242,7 +242,7 @@ def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> 
 def _compose_ideal(ideal: _Ideal) -> Any:
     # All losses must lie on one grid. The finest is accurate for all; the Gaussian part, whose
     # losses spread furthest, limits how fine it can be.
-    finest = min(choose_interval([shift], [steps], rate) for shift, rate, steps in ideal.phases)
+    finest = min(choose_interval(shift, rate) for shift, rate, _ in ideal.phases)
     interval = max(finest, _FINEST * ideal.mu * (ideal.mu / 2 + 10))
     total = compose_phases(ideal.phases, ideal.adjacency, interval=interval)
     if ideal.mu > 0:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from scipy.special import erfcx, ndtr, ndtri
+from scipy.special import erfcx
 
 from corn.checks import require, require_choice, require_in_range
 from corn.errors import CornWarning
@@ -110,19 +110,6 @@ def mu_from(epsilon: float, delta: float) -> float:
     while is_private(too_much):
         too_much *= 2
     return round_down(bisect(is_private, accepted=0.0, rejected=too_much))
-
-
-def tradeoff(mu: float, false_positive_rate: float) -> float:
-    """Return f(α) = Φ(Φ⁻¹(1 − α) − μ): the least false negative rate of any test at level α.
-
-    >>> tradeoff(0.0, 0.25)
-    0.75
-    """
-    require_in_range("mu", mu, 0)
-    require_in_range("false_positive_rate", false_positive_rate, 0, 1)
-    if false_positive_rate in (0, 1):
-        return 1.0 - false_positive_rate
-    return float(ndtr(-ndtri(false_positive_rate) - mu))
 
 
 def round_down(value: float) -> float:

@@ -57,37 +57,35 @@ _MOST_STEPS = 10**6
 
 
 def bound_epsilon(
-    precision: Sequence[float],
+    precision: float,
     delta: float,
     *,
-    num_steps: Sequence[int],
+    num_steps: int,
     query: ClippedQuery,
     discretisation: float = DISCRETISATION,
 ) -> float:
-    """Return an upper bound on ε(δ) after ``num_steps[k]`` steps at [R⁻¹]_jj = ``precision[k]``."""
-    if math.inf in precision:
+    """Return an upper bound on ε(δ) after this many steps at [R⁻¹]_jj = ``precision``."""
+    left = delta - allow_for_rounding(delta, num_steps)
+    if math.isinf(precision) or left <= 0:
         return math.inf
-    left = delta - allow_for_rounding(delta, sum(num_steps))
-    if left <= 0:
-        return math.inf
-    losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
+    losses = _compose(precision, num_steps, query, discretisation)
     return float(losses.get_epsilon_for_delta(left))
 
 
 def bound_delta(
-    precision: Sequence[float],
+    precision: float,
     epsilon: float,
     *,
-    num_steps: Sequence[int],
+    num_steps: int,
     query: ClippedQuery,
     discretisation: float = DISCRETISATION,
 ) -> float:
     """Return an upper bound on δ(ε), for steps as in ``bound_epsilon``."""
-    if math.inf in precision:
+    if math.isinf(precision):
         return 1.0
-    losses = _compose(tuple(precision), tuple(num_steps), query, discretisation)
+    losses = _compose(precision, num_steps, query, discretisation)
     found = float(losses.get_delta_for_epsilon(epsilon))
-    return min(1.0, found + allow_for_rounding(found, sum(num_steps)))
+    return min(1.0, found + allow_for_rounding(found, num_steps))
 
 
 def allow_for_rounding(delta: float, num_steps: int) -> float:
@@ -123,9 +121,9 @@ def calibrate_precision(
 
     def excess(log_precision: float) -> float:
         spent = bound_epsilon(
-            [math.exp(log_precision)],
+            math.exp(log_precision),
             delta,
-            num_steps=[num_steps],
+            num_steps=num_steps,
             query=query,
             discretisation=discretisation,
         )
@@ -152,12 +150,7 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
     rate = query.sampling_rate
     if rate is None or rate == 1:
         raise InvalidArgumentError(f"sampling_rate must be below 1 here, found {rate}")
-    require_count(
-        "num_steps",
-        num_steps,
-        most=_MOST_STEPS,
-        advice="the composition of more steps of Poisson sampling takes minutes",
-    )
+    _require_few_steps(num_steps)
     drawn = -math.expm1(num_steps * math.log1p(-rate))
     least = max(SMALLEST_DELTA, 10 * LOST_PER_STEP * num_steps)
     if not least <= delta < drawn:
@@ -166,6 +159,15 @@ def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> 
             f"{num_steps} steps, found {write_exactly(delta)}: below, numerical accounting cannot "
             "resolve it; above, releases need no noise, because a sample is rarely drawn"
         )
+
+
+def _require_few_steps(num_steps: int) -> None:
+    require_count(
+        "num_steps",
+        num_steps,
+        most=_MOST_STEPS,
+        advice="the composition of more steps of Poisson sampling takes minutes",
+    )
 
 
 def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -> float:
@@ -256,17 +258,11 @@ def _losses(x: FloatArray, shift: float, rate: float, query: ClippedQuery) -> Fl
 
 
 @lru_cache(maxsize=8)
-def _compose(
-    precision: tuple[float, ...],
-    num_steps: tuple[int, ...],
-    query: ClippedQuery,
-    discretisation: float,
-) -> Any:
-    rate = query.sampling_rate or 1.0
-    shifts = [query.contribution * math.sqrt(y) for y in precision]
-    interval = choose_interval(shifts, num_steps, rate, discretisation)
-    phases = [(shift, rate, count) for shift, count in zip(shifts, num_steps, strict=True)]
-    return compose_phases(phases, query.adjacency, interval=interval)
+def _compose(precision: float, num_steps: int, query: ClippedQuery, discretisation: float) -> Any:
+    _require_few_steps(num_steps)
+    shift, rate = query.contribution * math.sqrt(precision), query.sampling_rate or 1.0
+    interval = choose_interval(shift, rate, discretisation)
+    return compose_phases([(shift, rate, num_steps)], query.adjacency, interval=interval)
 
 
 def compose_phases(
@@ -304,20 +300,15 @@ def make_step(shift: float, rate: float, adjacency: Adjacency, *, interval: floa
 
 
 def choose_interval(
-    shifts: Sequence[float],
-    num_steps: Sequence[int],
-    sampling_rate: float,
-    discretisation: float = DISCRETISATION,
+    shift: float, sampling_rate: float, discretisation: float = DISCRETISATION
 ) -> float:
-    """Return the interval of the grid of losses, for phases of ``num_steps[k]`` steps each."""
+    """Return the interval of the grid of losses, for steps of this shift."""
     # One step's loss has variance about p²(exp(s²) − 1), to which rounding to the grid adds about
     # interval²/4. Below 1e-5 the rounding of floats, added up over the steps, is the larger error.
-    variances = [math.expm1(min(shift * shift, 50.0)) for shift in shifts]
-    total = sum(count * v for count, v in zip(num_steps, variances, strict=True))
-    step_std = sampling_rate * math.sqrt(total / sum(num_steps))
+    step_std = sampling_rate * math.sqrt(math.expm1(min(shift * shift, 50.0)))
     # Ten standard deviations of noise bound the loss: at most 1000/discretisation points for it,
     # and never more than a million, however little noise there is.
-    furthest = max(shift * (shift / 2 + 10) for shift in shifts)
+    furthest = shift * (shift / 2 + 10)
     loss_range = furthest if furthest > 700 else math.log1p(sampling_rate * math.expm1(furthest))
     interval = discretisation * max(step_std, 1e-3 * loss_range)
     return max(min(interval, 1e-3), 1e-6 * loss_range, 1e-5)

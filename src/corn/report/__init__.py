@@ -1,14 +1,12 @@
 """Figures, tables and pages.
 
-- ``plot_network``, ``plot_comparison``, ``plot_privacy``, ``plot_training``: the
-  ``--plot`` of one command each.
+- ``plot_network``, ``plot_comparison``, ``plot_training``: the ``--plot`` of one command each.
 - ``save_figure``: write a figure as PNG, SVG or PDF.
 """
 
 from corn.report.plots import (
     plot_comparison,
     plot_network,
-    plot_privacy,
     plot_training,
 )
 from corn.report.style import MECHANISM_COLOURS, MECHANISM_NAMES, save_figure
@@ -18,7 +16,6 @@ __all__ = [
     "MECHANISM_NAMES",
     "plot_comparison",
     "plot_network",
-    "plot_privacy",
     "plot_training",
     "save_figure",
 ]

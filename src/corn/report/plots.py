@@ -1,10 +1,8 @@
-"""Plots of single results: a network, a design, mechanisms compared, a privacy curve, a run."""
+"""Plots of single results: a network, mechanisms compared, a training run."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from corn.checks import FloatArray
-from corn.errors import CornWarning, InvalidArgumentError, make_printable
-from corn.privacy import ACCOUNTANTS, Accounting, PrivacyCurve, PrivacyLoss
-from corn.privacy.rounding import round_up
+from corn.errors import make_printable
 from corn.report.style import (
     INK,
     LINK,
@@ -28,7 +24,6 @@ from corn.report.style import (
     PALE,
     SHORT_NAMES,
     LineEnd,
-    darken,
     label_ends,
 )
 from corn.topology import Graph, Network, Spectrum, name_of
@@ -55,7 +50,6 @@ def place_agents(graph: Graph) -> dict[int, tuple[float, float]]:
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list(
     "weights", ["#FFFFFF", "#9CC6E3", LINK, "#00304D"]
 )
-_ACCOUNTANT_COLOURS = {"gdp": "#0072B2", "rdp": "#E69F00", "paper": "#D55E00"}
 _MAX_NAMED_AGENTS = 60
 _MAX_QUOTED = 60
 _TITLE_LETTERS = 50
@@ -109,22 +103,6 @@ def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Fi
         xlim=(0, 1.15 * max(1.0, *ratios)),
     )
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def plot_privacy(loss: PrivacyLoss) -> Figure:
-    """Draw δ(ε) by each accountant and the trade-off of error rates, for the worst agent."""
-    if math.isinf(loss.worst_epsilon(1e-5)):
-        raise InvalidArgumentError("there is no privacy curve to draw: some agent has ε = ∞")
-    # With subsampling there is neither a formula of the paper nor a single μ for the trade-off.
-    subsampled = loss.query.is_subsampled
-    figure = Figure(figsize=(6 if subsampled else 11, 4.4), layout="constrained")
-    panels = figure.subplots(1, 1 if subsampled else 2, squeeze=False)[0]
-    _draw_privacy_curves(panels[0], loss, ["gdp"] if subsampled else list(ACCOUNTANTS))
-    if not subsampled:
-        _draw_tradeoff(panels[1], loss)
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -209,48 +187,6 @@ def _draw_spectrum(axes: Axes, measured: Spectrum) -> None:
         fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_privacy_curves(axes: Axes, loss: PrivacyLoss, names: Sequence[Accounting]) -> None:
-    with warnings.catch_warnings():
-        # The paper's formula warns outside its proven range. The figure shows that range: its curve
-        # crosses the exact one.
-        warnings.simplefilter("ignore", CornWarning)
-        for name in names:
-            curve = loss.curve(accounting=name)
-            label = ACCOUNTANTS[name].description
-            if loss.query.is_subsampled:
-                label = "privacy loss distribution"
-            colour = _ACCOUNTANT_COLOURS[name]
-            axes.semilogy(curve.epsilon, curve.delta, color=colour)
-            _name_curve(axes, curve, label, colour)
-    axes.set(xlabel="ε", ylabel="δ", ylim=(1e-10, 1.5), xlim=(0, None))
-    # A `PrivacyLoss` is that of an adversary who observes every message and knows no seed.
-    axes.set_title(
-        f"protects {loss.query.protects} against an eavesdropper\n{loss.query.recipe}", fontsize=9
-    )
-
-
-def _name_curve(axes: Axes, curve: PrivacyCurve, name: str, colour: str) -> None:
-    """Write a curve's name beside it, where the three curves leave room."""
-    # The exact curve is the lowest, so that there is room to its left; the paper's to its right.
-    exponent, side = {"#0072B2": (-7, "right"), "#E69F00": (-9, "left")}.get(colour, (-4, "left"))
-    at = int(np.abs(np.log10(np.maximum(curve.delta, 1e-300)) - exponent).argmin())
-    place = curve.epsilon[at], curve.delta[at]
-    axes.annotate(f" {name} ", place, color=darken(colour), fontsize=9, va="center", ha=side)
-
-
-def _draw_tradeoff(axes: Axes, loss: PrivacyLoss) -> None:
-    tradeoff = loss.tradeoff(np.linspace(0, 1, 401))
-    axes.plot([0, 1], [1, 0], color=PALE, linestyle="--")
-    axes.text(0.72, 0.30, "guessing", color=INK, fontsize=9)
-    rates, colour = tradeoff.false_negative_rate, _ACCOUNTANT_COLOURS["gdp"]
-    axes.plot(tradeoff.false_positive_rate, rates, color=colour)
-    # Below the curve, which is convex, there is room for its name.
-    name = f"best attack,\nμ = {round_up(loss.mu.max(), 4)}"
-    axes.text(0.03, 0.04, name, color=colour, fontsize=9)
-    axes.set(xlabel="attacker's false positive rate", ylabel="false negative rate")
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
 
 
 def _draw_runs(axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], column: str) -> None:

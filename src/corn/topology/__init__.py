@@ -15,7 +15,6 @@ from corn.topology.network import (
     Mixing,
     Network,
     choose_cooldown,
-    find_remaining_disagreement,
     load_network,
     measure_network,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "check_mixing_matrix",
     "choose_cooldown",
     "describe_kind",
-    "find_remaining_disagreement",
     "graph_of",
     "is_connected",
     "load_network",

@@ -40,7 +40,7 @@ from corn.topology.sparse import (
     is_symmetric_sparse,
     sparse_spectrum,
 )
-from corn.topology.spectrum import Spectrum, disagreement, find_mixing_time, is_symmetric, spectrum
+from corn.topology.spectrum import Spectrum, find_mixing_time, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -179,22 +179,6 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     measured = None if is_small else measure_network(network)
     time = measured.mixing_time if measured else find_mixing_time(network.step_matrix)
     return 0 if math.isinf(time) else min(int(time), num_steps)
-
-
-def find_remaining_disagreement(network: Network, num_steps: int) -> float:
-    """Return the share of any disagreement between agents that steps of mixing leave at most.
-
-    >>> round(find_remaining_disagreement(load_network("ring:6", mixing="gossip"), 12), 4)
-    0.0077
-    """
-    if network.mixing == "sum":
-        return 0.0
-    if network.num_agents > MOST_DENSE:
-        return measure_network(network).second_singular_value ** num_steps
-    W = network.step_matrix
-    if is_symmetric(W):
-        return disagreement(W) ** num_steps
-    return disagreement(np.linalg.matrix_power(W, num_steps))
 
 
 def load_network(

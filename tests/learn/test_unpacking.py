@@ -14,8 +14,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from corn.errors import FileFormatError
-from corn.learn import datasets
-from corn.learn.own_files import read_own_samples
+from corn.learn import file_data
+from corn.learn.file_data import read_table
 
 LIMIT = 1 << 20
 ROWS = 3 * LIMIT // 8  # of one number each: three times the limit
@@ -72,9 +72,9 @@ def test_a_file_that_decompresses_to_far_more_is_refused(
 ) -> None:
     path = tmp_path / name
     write(path)
-    monkeypatch.setattr(datasets, "_MOST_UNPACKED_BYTES", LIMIT)
+    monkeypatch.setattr(file_data, "_MOST_UNPACKED_BYTES", LIMIT)
     with pytest.raises(FileFormatError, match=r"must be at most 1,048,576 bytes.*without compress"):
-        read_own_samples(path, None if path.is_dir() else "y")
+        read_table(path, None if path.is_dir() else "y")
 
 
 def test_short_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -> None:
@@ -83,24 +83,24 @@ def test_short_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -
     path.write_bytes(gzip.compress(b"x,y\n" + b"0,yes\n" * 100_000))
     tracemalloc.start()
     try:
-        samples = read_own_samples(path, "y")
+        samples = read_table(path, "y")
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(samples.targets) == 100_000
-    assert set(samples.targets) == {"yes"}
+    assert set(samples.targets.to_pylist()) == {"yes"}
     assert most < 60 * 100_000
 
 
 def test_ordinary_compressed_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits that are random compress by less than a hundred, whatever the size of the file."""
-    monkeypatch.setattr(datasets, "_MOST_UNPACKED_BYTES", 0)
+    monkeypatch.setattr(file_data, "_MOST_UNPACKED_BYTES", 0)
     numbers = np.random.default_rng(0).integers(0, 9, 5000)
     text = "x,y\n" + "".join(f"{number},1\n" for number in numbers)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     np.savez_compressed(tmp_path / "a.npz", x=numbers[:, None], y=np.ones(5000))
     for name in ("a.csv.gz", "a.npz"):
-        found = read_own_samples(tmp_path / name, "y")
+        found = read_table(tmp_path / name, "y")
         assert np.array_equal(found.inputs[:, 0], numbers)
 
 
@@ -114,4 +114,4 @@ def test_an_array_without_memory_for_it_is_one_line(
 
     monkeypatch.setattr("numpy.lib.format.read_array", allocate)
     with pytest.raises(FileFormatError, match=r"not an \.npz file of plain arrays: Unable"):
-        read_own_samples(tmp_path / "a.npz", "y")
+        read_table(tmp_path / "a.npz", "y")

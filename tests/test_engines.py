@@ -1,0 +1,288 @@
+"""Sums at a server that agents ask: who is in them, what is void, and what a server cannot do."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from corn.distributed.keyring import make_keys
+from corn.engines import AgentRelease, GradientSteps, SumRounds, sum_releases
+from corn.errors import CornError, PublicError
+from corn.learn.step import ClippedGradients, clip_gradients
+from corn.learn.tasks import Gradients
+from corn.learn.tasks.module import ModuleTask
+from corn.noise import BudgetSpentError, load_roster
+from corn.plan import Plan, make_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+N, D = 4, 50
+MODEL = b"m" * 32
+BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=1.0)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(load_network("complete:4", mixing="sum"), BUDGET)
+
+
+@pytest.fixture
+def agents(plan: Plan, tmp_path: Path) -> list[AgentRelease]:
+    make_keys(tmp_path, N)
+    return [AgentRelease(plan, agent, tmp_path) for agent in range(N)]
+
+
+@pytest.fixture
+def rounds(agents: list[AgentRelease], tmp_path: Path) -> SumRounds:
+    assert agents
+    return SumRounds(load_roster(tmp_path / "roster.json"), wait=60.0)
+
+
+@pytest.fixture
+def impatient(agents: list[AgentRelease], tmp_path: Path) -> SumRounds:
+    assert agents
+    return SumRounds(load_roster(tmp_path / "roster.json"), wait=2.0)
+
+
+def gradient(value: float) -> ClippedGradients:
+    values = torch.full((1, 1, D), value, dtype=torch.float64)
+    clip = torch.tensor([1.0], dtype=torch.float64)
+    return clip_gradients(Gradients(values), clip, clips_samples=False)
+
+
+Ask = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+
+
+def run_all(
+    agents: list[AgentRelease], ask: Callable[[int], Ask], models: dict[int, bytes] | None = None
+) -> list[Any]:
+    """Return each agent's average, or its error."""
+
+    def run(own: AgentRelease) -> Any:
+        model = (models or {}).get(own.agent, MODEL)
+        try:
+            return sum_releases(own, gradient(0.1), model=model, ask=ask(own.agent), wait=0.5)
+        except CornError as error:
+            return error
+
+    with ThreadPoolExecutor(len(agents)) as pool:
+        return list(pool.map(run, agents))
+
+
+def at(step: int) -> dict[int, bytes]:
+    """Return the digest of the model at a step, the same for all agents."""
+    return dict.fromkeys(range(N), bytes([step]) * 32)
+
+
+def honest(rounds: SumRounds) -> Callable[[int], Ask]:
+    return lambda agent: lambda request: rounds.answer(request, f"site-{agent}")
+
+
+def test_all_agents_get_the_same_average_with_the_noise_of_the_plan(
+    agents: list[AgentRelease], rounds: SumRounds, plan: Plan
+) -> None:
+    sums = [run_all(agents, honest(rounds), at(k)) for k in range(3)]
+    for averages in sums:
+        assert all(np.array_equal(each, averages[0]) for each in averages)
+    noise = np.concatenate([averages[0] - 0.1 for averages in sums])
+    # n private shares of variance θ = 1/((n − q) b) for q insiders: their average has θ/n.
+    theta = 1 / ((N - plan.threat.max_colluders) * plan.precision_caps[0])
+    expected = np.sqrt(theta / N)
+    assert noise.std() / expected == pytest.approx(1, abs=0.25)
+    assert not np.array_equal(sums[0][0], sums[1][0])
+    assert agents[0].introduce()[1] == BUDGET.num_steps - 3
+
+
+def test_a_sum_without_an_agent_begins_after_the_wait_and_then_at_once(
+    agents: list[AgentRelease], impatient: SumRounds
+) -> None:
+    first, second, third = run_all(agents[:3], honest(impatient))
+    assert first is not None
+    assert np.array_equal(first, second)
+    assert np.array_equal(first, third)
+    # The absent agent is not awaited again. It may come back, and is awaited in the sum after.
+    began = time.monotonic()
+    run_all(agents[:3], honest(impatient), at(1))
+    assert time.monotonic() - began < 1.9
+    (late,) = run_all(agents[3:], honest(impatient), at(1))
+    assert late is None
+    assert agents[3].introduce()[1] == BUDGET.num_steps
+    back = run_all(agents, honest(impatient), at(2))
+    assert all(np.array_equal(each, back[0]) for each in back)
+
+
+def test_an_agent_that_is_lost_on_the_way_makes_the_sum_void_for_all(
+    agents: list[AgentRelease], impatient: SumRounds
+) -> None:
+    def ask(agent: int) -> Ask:
+        def send(request: dict[str, Any]) -> Mapping[str, Any] | None:
+            if agent == 3 and "integers" in request:
+                return None
+            return impatient.answer(request, f"site-{agent}")
+
+        return send
+
+    *others, lost = run_all(agents, ask)
+    assert others == [None, None, None]
+    assert isinstance(lost, CornError)
+    # The next sum is of the others, without a wait for the lost agent.
+    averages = run_all(agents[:3], honest(impatient))
+    assert all(np.array_equal(each, averages[0]) for each in averages)
+
+
+def test_agents_with_different_models_are_never_in_one_sum(
+    agents: list[AgentRelease], impatient: SumRounds
+) -> None:
+    found = run_all(agents, honest(impatient), {0: b"a" * 32, 1: b"a" * 32, 2: b"b" * 32})
+    assert np.array_equal(found[0], found[1])
+    assert isinstance(found[2], CornError)
+    assert isinstance(found[3], CornError)
+
+
+def test_a_server_that_shows_two_groups_different_sums_has_no_sum_of_both_again(
+    agents: list[AgentRelease], rounds: SumRounds
+) -> None:
+    def lie(agent: int) -> Ask:
+        def send(request: dict[str, Any]) -> Mapping[str, Any] | None:
+            answer = rounds.answer(request, f"site-{agent}")
+            if answer["status"] == "sum" and agent >= 2:
+                return {**answer, "integers": answer["integers"] + np.uint16(1)}
+            return answer
+
+        return send
+
+    averages = run_all(agents, lie)
+    assert not np.array_equal(averages[0], averages[3])
+    # It forwards the hellos of all as if all had one model.
+    hellos = [own.say_hello(bytes([own.agent // 2]) * 32) for own in agents]
+    with pytest.raises(PublicError, match="another plan or model"):
+        agents[0].release_to(gradient(0.1), [list(each) for each in hellos], own=hellos[0])
+
+
+def test_a_server_cannot_forge_repeat_or_leave_out_hellos(agents: list[AgentRelease]) -> None:
+    hellos = [own.say_hello(MODEL) for own in agents]
+    listed = [list(each) for each in hellos]
+    forged = [*listed[:3], [*listed[3][:3], b"x" * 32, listed[3][4]]]
+    other = agents[0].say_hello(MODEL)  # a new run: the earlier hello is of no use
+    before = agents[0].introduce()[1]
+    for wrong in (forged, listed[1:], [*listed, listed[1]], [*listed[:3], "hello"], listed[:1]):
+        own = hellos[0]
+        with pytest.raises(PublicError, match="refuses"):
+            agents[0].release_to(gradient(0.1), wrong, own=own)
+    with pytest.raises(PublicError, match="nonce"):
+        agents[0].release_to(gradient(0.1), listed, own=hellos[0])
+    assert agents[0].introduce()[1] == before
+    assert other.nonce != hellos[0].nonce
+
+
+def test_masks_that_do_not_cancel_make_a_sum_void(
+    agents: list[AgentRelease], rounds: SumRounds
+) -> None:
+    def ask(agent: int) -> Ask:
+        def send(request: dict[str, Any]) -> Mapping[str, Any] | None:
+            if agent == 2 and "integers" in request:
+                noise = np.random.default_rng(0).integers(0, 2**16, D).astype(np.uint16)
+                request = {**request, "integers": noise}
+            return rounds.answer(request, f"site-{agent}")
+
+        return send
+
+    assert run_all(agents, ask) == [None] * N
+
+
+def test_one_agent_cannot_speak_for_another(agents: list[AgentRelease], rounds: SumRounds) -> None:
+    stranger = [1, bytes(32), MODEL, bytes(32), bytes(64)]
+    assert rounds.answer({"hello": stranger}, "site-0")["status"] == "refused"
+    for wrong in ([1], "x", [1, 2, 3, 4, 5], [True, bytes(32), MODEL, bytes(32), bytes(64)], None):
+        assert rounds.answer({"hello": wrong}, "site-0")["status"] == "refused"
+    for own in agents:
+        last = rounds.answer({"hello": list(own.say_hello(MODEL))}, f"site-{own.agent}")
+    assert last["status"] == "begun"
+    words = np.zeros(D, np.uint16)
+    message = {"sum": last["sum"], "agent": 2, "integers": words, "offset_seed": bytes(32)}
+    assert rounds.answer(message, "site-1")["status"] == "refused"
+    assert rounds.answer({**message, "sum": 99}, "site-2")["status"] == "refused"
+    assert rounds.answer({**message, "integers": words.astype(float)}, "site-2")["status"] == (
+        "refused"
+    )
+    assert rounds.answer({**message, "offset_seed": b""}, "site-2")["status"] == "refused"
+    assert rounds.answer(message, "site-2")["status"] == "wait"
+
+
+def test_an_unreachable_server_is_asked_again_and_then_given_up(
+    agents: list[AgentRelease], rounds: SumRounds
+) -> None:
+    failures = threading.Semaphore(20)
+
+    def ask(agent: int) -> Ask:
+        return lambda request: (
+            None if failures.acquire(blocking=False) else rounds.answer(request, f"site-{agent}")
+        )
+
+    averages = run_all(agents, ask)
+    assert all(np.array_equal(each, averages[0]) for each in averages)
+    (error,) = run_all(agents[:1], lambda _: lambda _: None)
+    assert "was not reached" in str(error)
+
+
+def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Path) -> None:
+    make_keys(tmp_path, 3)
+    budget = PrivacyBudget(
+        50, 1e-5, num_steps=3, clip=0.05, unit="sample", batch_size=20, samples_per_agent=20
+    )
+    plan = make_plan(load_network("star:3", mixing="sum"), budget)
+    rounds = SumRounds(load_roster(tmp_path / "roster.json"), wait=5.0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(60, 4, generator=generator)
+    targets = torch.randint(0, 2, (60,), generator=generator)
+    steps = [
+        GradientSteps(
+            AgentRelease(plan, k, tmp_path),
+            ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy),
+            (inputs[20 * k : 20 * k + 20], targets[20 * k : 20 * k + 20]),
+            step_size=1.0,
+        )
+        for k in range(3)
+    ]
+
+    def expected(parameters: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(10)
+        for x, y in zip(inputs, targets, strict=True):
+            weight = parameters[:8].view(2, 4).clone().requires_grad_()
+            bias = parameters[8:].clone().requires_grad_()
+            torch.autograd.backward(nn.functional.cross_entropy(weight @ x + bias, y))
+            assert weight.grad is not None
+            assert bias.grad is not None
+            own = torch.cat([weight.grad.view(-1), bias.grad])
+            total += own * min(1.0, 0.05 / float(own.norm()))
+        return parameters - total / 60
+
+    models = [torch.zeros(10)] * 3
+    for step in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            calls = [
+                pool.submit(own.take, model, step=step, ask=honest(rounds)(k), wait=5.0)
+                for k, (own, model) in enumerate(zip(steps, models, strict=True))
+            ]
+            moved = [each for call in calls if (each := call.result()) is not None]
+        assert len(moved) == 3
+        target = expected(models[0])
+        for each in moved:
+            assert torch.equal(each, moved[0])
+            torch.testing.assert_close(each, target, atol=3e-3, rtol=0)
+        models = moved
+
+
+def test_nothing_is_released_beyond_the_plan(agents: list[AgentRelease], rounds: SumRounds) -> None:
+    for k in range(BUDGET.num_steps):
+        assert run_all(agents, honest(rounds), at(k))[0] is not None
+    with pytest.raises(BudgetSpentError):
+        agents[0].say_hello(MODEL)
+    assert agents[0].get_epsilon(1e-5) <= 5
