@@ -112,7 +112,6 @@ def main() -> None:
                 out=folder / f"run-{run}",
                 settings=RunSettings(Constant(1.0)),
                 keys=folder / f"{run}.keys",
-                show_table=False,
             )
             published = float(result.measured.average_parameters[0, weight])
             # A larger sum of gradients makes a smaller weight.

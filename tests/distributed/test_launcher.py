@@ -1,17 +1,13 @@
 """The launcher reports on agents in one line each."""
 
-import io
-import math
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from corn.distributed.launcher import LaunchDisplay, draw_table, launch
+from corn.distributed.launcher import ProgressLog, launch
 from corn.distributed.logs import writing_log
 from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
@@ -27,12 +23,11 @@ from corn.distributed.results import (
     require_done,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import PrivateState
 from corn.errors import CornError, StoppedByUserError
 from corn.plan import save_plan
 
 from .harness import WORKLOAD, small_plan
-from .monitored import LOCAL, PRIVATE_NUMBERS, make_state
+from .monitored import make_state
 
 KILLED = Failure(FailureKind.ENDED, "agent 2: ended by SIGKILL")
 
@@ -71,42 +66,20 @@ def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
     assert len(closed) == 1
 
 
-def test_the_table_shows_every_agent() -> None:
-    private = PrivateState(12.5, train_loss=0.77, gradient_norm=1.0, fraction_clipped=0.5)
-    states = {
-        0: make_state(agent=0, step=40),
-        1: make_state(agent=1, step=41, test_loss=None, simulation="labels decide"),
-    }
-    own = {0: private, 1: replace(private, fraction_clipped=math.nan)}
-    results = {1: failed(1, KILLED), 2: done(2)}
-    public = ("40/400", "0.25", "3.21", "simulated", "1.5", "lost", "done")
-    for show_private in (False, True):
-        written = io.StringIO()
-        promise = "(10, 1e-5)-DP of an agent, clip [0.1]"
-        table = draw_table(states, results, promise, own if show_private else None)
-        Console(width=160, file=written).print(table)
-        text = written.getvalue()
-        assert "nan" not in text
-        assert f"ε: {promise}" in text
-        assert all(shown in text for shown in public)
-        assert all((shown in text) == show_private for shown in ("0.77", "50%", "clipped"))
-
-
-def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(
+def test_there_is_a_line_per_checkpoint_and_event(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     news = [Note(0, "agent 2 is gone"), Note(1, "agent 2 is gone"), Note(1, "odd", True)]
     processes = AgentProcesses({})
-    display = LaunchDisplay("the promise", checkpoint_every=100)
-    with writing_log("text"), display:
+    progress = ProgressLog("the promise", checkpoint_every=100)
+    with writing_log("text"):
         for step in (40, 99, 101, 130, 330, 370, 400):
             for agent in range(2):
                 processes.states[agent] = make_state(agent=agent, step=step + agent)
-                processes.private_states[agent] = LOCAL
             processes.news = news[: 3 if step > 99 else 0]
             if step == 400:
                 processes.results = {0: failed(0, KILLED), 1: done(1)}
-            display.update(processes)
+            progress.update(processes)
     lines = capsys.readouterr().err.splitlines()
     ends = [line.partition(": ")[2] for line in lines]
     assert [text.partition(",")[0] for text in ends if "of 400" in text] == [
@@ -118,7 +91,6 @@ def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(
     assert ends.count("private, do not publish: odd") == 1
     assert any("ended by SIGKILL" in text for text in ends)
     assert "complete after 0 steps" in ends
-    assert not any(number in line for line in lines for number in PRIVATE_NUMBERS)
 
 
 @pytest.mark.parametrize("cause", [Failure(FailureKind.ERROR, "agent 2: no key"), KILLED])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
-from corn.cli.config_file import ConfigOption, is_given, merge_requirements
+from corn.cli.config_file import ConfigOption, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
@@ -156,32 +156,27 @@ class RunOptions:
         )
 
 
-def read_source(
-    path: Path, context: typer.Context, option: str
-) -> Plan | distributed.PlanningRequest:
-    """Return the plan of a file, or the request for one, which ``option`` belongs to.
+def read_source(path: Path, option: str, given: object) -> Plan | distributed.PlanningRequest:
+    """Return the plan of a file, or the request for one, which needs ``option``.
 
     Raises:
         BadParameter: the option is missing for a request, or given with a plan.
         FileFormatError: the file is neither.
     """
-    is_request = is_given(context, option)
+    source: Plan | distributed.PlanningRequest
     try:
-        return distributed.read_request(path) if is_request else load_plan(path)
-    except FileFormatError:
-        other = load_plan if is_request else distributed.read_request
+        source = load_plan(path)
+    except FileFormatError as error:
         try:
-            other(path)
+            source = distributed.read_request(path)
         except FileFormatError:
-            pass
-        else:
-            raise typer.BadParameter(
-                f"{path} is a plan, which decides this: omit the option"
-                if is_request
-                else f"{path} is a request for a plan, which needs this option",
-                param_hint=f"--{option}",
-            ) from None
-        raise
+            raise error from None
+    if isinstance(source, Plan) == (given is not None):
+        kind = "a plan, which decides this: omit the option"
+        if given is None:
+            kind = "a request for a plan, which needs this option"
+        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{option}")
+    return source
 
 
 def agent(
@@ -254,7 +249,7 @@ def agent(
     # shape.
     learning.require_public_classes()
     learning.require_stated_partition()
-    source = read_source(plan, context, "neighbours")
+    source = read_source(plan, "neighbours", neighbours)
     refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning),

@@ -88,7 +88,7 @@ def launch(
     """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     learning.require_public_classes()
-    source = read_source(plan, context, "graph")
+    source = read_source(plan, "graph", graph)
     refuse_options_of_plan(context, source.budget)
     network = None
     if graph is not None and not isinstance(source, Plan):
@@ -103,7 +103,6 @@ def launch(
         keys=keys or plan.with_suffix(".keys"),
         network=network,
         requirements=run.make_requirements(),
-        show_table=not json,
         show_private=show_private,
         monitoring=monitoring.make(),
     )

@@ -11,8 +11,22 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_facts, print_json, print_note, print_table
 from corn.errors import FileFormatError
+from corn.privacy.rounding import round_up, write_exactly
 
 EXAMPLE = "corn status out/run"
+_COLUMNS = (
+    "agent",
+    "step",
+    "steps/min",
+    "ε at most",
+    "promised",
+    "at δ",
+    "releases left",
+    "neighbours",
+    "lost",
+    "MB sent",
+    "state",
+)
 
 
 def status(
@@ -21,7 +35,7 @@ def status(
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
     # Here, as torch takes seconds to import.
-    from corn.distributed.state import COLUMNS, has_ended, judge_condition, list_cells, read_states
+    from corn.distributed.state import has_ended, judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -47,8 +61,26 @@ def status(
                 *([("simulated", first.simulation)] if first.simulation else []),
             ],
         )
-        rows = [[*list_cells(own), now.text] for own, now in states]
-        print_table("agents here", [*COLUMNS, "state"], rows)
+        print_table(
+            "agents here",
+            _COLUMNS,
+            [
+                [
+                    str(own.agent),
+                    f"{own.step}/{own.num_steps}",
+                    f"{own.steps_per_minute:.0f}",
+                    round_up(own.epsilon),
+                    write_exactly(own.promised_epsilon),
+                    write_exactly(own.delta),
+                    str(own.releases_left),
+                    ", ".join(map(str, own.neighbours)) or "none",
+                    ", ".join(own.lost) or "none",
+                    f"{own.bytes_sent / 1e6:.1f}",
+                    now.text,
+                ]
+                for own, now in states
+            ],
+        )
     # Agents on other hosts, or agents that have not begun.
     missing = sorted(set(range(first.num_agents)) - found.keys())
     if missing and not json:

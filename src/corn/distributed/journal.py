@@ -55,7 +55,7 @@ from corn.version import __version__
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
 _SECONDS_OF_PACE = 60.0
-# A live table needs a few states per second; a file of which each costs a write needs fewer.
+# The launcher needs a few states per second; a file of which each costs a write needs fewer.
 _SECONDS_BETWEEN_STATES = 0.1
 _SECONDS_BETWEEN_FILES = 1.0
 

@@ -1,6 +1,6 @@
 """Launch of a run on this machine: keys, store, agents, result.
 
-While agents run, their progress is shown as a table or as log lines.
+While agents run, their progress is logged.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from corn.distributed.journal import Pace
 from corn.distributed.keyring import load_credentials, make_keys
@@ -36,7 +31,7 @@ from corn.distributed.results import (
     raise_common_failure,
 )
 from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.state import COLUMNS, AgentState, PrivateState, list_cells
+from corn.distributed.state import AgentState
 from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.metrics import Result
@@ -49,57 +44,30 @@ from corn.topology import Network
 from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
-# The longest time that Ctrl-C or a refresh of the table waits.
+# The longest time that Ctrl-C waits.
 _SECONDS_BETWEEN_POLLS = 0.2
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 @final
-class LaunchDisplay:
-    """Display of all agents' progress on stderr.
+class ProgressLog:
+    """Log lines of all agents' notes, ends and progress; ``promise`` says what ε means.
 
-    Args:
-        promise: what ε means: unit, clipping and adversary, and whether it is simulated.
-        checkpoint_every: steps between log lines.
-        show_table: False writes log lines on a terminal too.
-        show_private: show numbers computed from private data without noise in the table, too.
+    ``corn status`` shows the agents one by one.
     """
 
-    def __init__(
-        self,
-        promise: str,
-        *,
-        checkpoint_every: int = 100,
-        show_table: bool = True,
-        show_private: bool = False,
-    ) -> None:
-        console = Console(stderr=True)
-        self.has_table = show_table and console.is_terminal
+    def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
-        self._shows_private = show_private
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._pace = Pace()
+        self._last_line = time.monotonic()
         self._logged_step = 0
         self._num_logged = 0
         self._num_ended = 0
         self._logged_notes: set[str] = set()
 
-    def __enter__(self) -> LaunchDisplay:
-        if self.has_table:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.has_table:
-            self._live.stop()
-
     def update(self, processes: AgentProcesses) -> None:
-        """Show the newest figures, new notes, and the agents that have ended."""
-        states, results = processes.states, processes.results
-        if self.has_table:
-            private = processes.private_states if self._shows_private else None
-            self._live.update(draw_table(states, results, self._promise, private))
-            return
+        """Log what is new."""
         # Agents often note the same event, for example a loss: the first one is enough.
         for note in processes.news[self._num_logged :]:
             if note.text not in self._logged_notes:
@@ -107,31 +75,29 @@ class LaunchDisplay:
                 level = logging.WARNING
                 log_event(note.agent, "note", note.text, level=level, is_private=note.is_private)
         self._num_logged = len(processes.news)
+        states, results = processes.states, processes.results
         # Where no agent has begun, the failure that all have in common is the command's last line.
-        if states:
-            self._log_ends(results)
-        self._log_progress([own for agent, own in states.items() if agent not in results])
-
-    def _log_ends(self, results: Mapping[int, AgentResult]) -> None:
-        for agent, own in list(results.items())[self._num_ended :]:
+        for agent, own in list(results.items())[self._num_ended :] if states else ():
             if own.failure is not None:
                 text = own.failure.describe_publicly(agent).removeprefix(f"agent {agent}: ")
                 log_event(agent, "loss", text, level=logging.ERROR)
             else:
                 log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
-        self._num_ended = len(results)
+            self._num_ended += 1
+        running = [own for agent, own in states.items() if agent not in results]
+        if running:
+            self._log_progress(running)
 
     def _log_progress(self, running: list[AgentState]) -> None:
-        """Log one line when the slowest agent that runs passes a checkpoint."""
-        slowest = min(running, key=lambda own: own.step, default=None)
-        if slowest is None:
-            return
-        pace = self._pace.measure(slowest.step, time.monotonic())
+        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
+        slowest, now = min(running, key=lambda own: own.step), time.monotonic()
+        pace = self._pace.measure(slowest.step, now)
         # A launch that resumes begins at a later step.
         reached = slowest.step - slowest.step % self._checkpoint_every
-        if reached <= self._logged_step:
+        if reached <= self._logged_step and now < self._last_line + _SECONDS_BETWEEN_LINES:
             return
         self._logged_step = reached
+        self._last_line = now
         epsilon = max(own.epsilon for own in running)
         losses = [own.test_loss for own in running if own.test_loss is not None]
         loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
@@ -146,36 +112,6 @@ class LaunchDisplay:
             f"at most {round_up(epsilon)}: {self._promise}",
             fields=asdict(state) | {"agents": sorted(own.agent for own in running)},
         )
-
-
-def draw_table(
-    states: Mapping[int, AgentState],
-    results: Mapping[int, AgentResult],
-    promise: str,
-    private_states: Mapping[int, PrivateState] | None = None,
-) -> Table:
-    """Return the table of agents as rich draws it, with what ε means below it."""
-    # As text: rich would take brackets for markup.
-    table = Table(caption=Text(f"ε: {promise}"))
-    private_columns: tuple[str, ...] = ()
-    if private_states is not None:
-        table.title = "training loss and clipped: private, no noise"
-        private_columns = "training loss", "clipped"
-    for name in (*COLUMNS, *private_columns, ""):
-        table.add_column(name, justify="right")
-    for agent in sorted(states.keys() | results.keys()):
-        cells = [str(agent), *[""] * (len(COLUMNS) + len(private_columns) - 1)]
-        if agent in states:
-            cells = list_cells(states[agent])
-            if private_states is not None:
-                private = private_states[agent]
-                clipped = private.fraction_clipped
-                cells += [f"{private.train_loss:.4g}", f"{clipped:.0%}" if clipped >= 0 else ""]
-        end = ""
-        if agent in results:
-            end = "done" if results[agent].failure is None else "lost"
-        table.add_row(*cells, end)
-    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +179,6 @@ def launch(
     keys: Path,
     network: Network | None = None,
     requirements: Requirements | None = None,
-    show_table: bool = True,
     show_private: bool = False,
     monitoring: Monitoring | None = None,
 ) -> LaunchResult:
@@ -258,9 +193,8 @@ def launch(
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
         network: the links between agents, where they plan together.
         requirements: the owner's, of the plan and of all releases of each agent's data.
-        show_table: show a live table if there is a terminal; log lines are written otherwise.
-        show_private: show and return measurements on private data, too. No noise protects them:
-            only for a machine whose user owns the data of all agents.
+        show_private: return measurements on private data, too. No noise protects them: only for a
+            machine whose user owns the data of all agents.
         monitoring: log and status server. Agent i serves its status at the given port plus i.
 
     Raises:
@@ -317,15 +251,13 @@ def launch(
         }
     )
     promise = f"{promised.budget.describe()}, against {promised.threat.describe()}"
-    display = LaunchDisplay(
+    progress = ProgressLog(
         f"simulated: {promise}; {problem.simulation}" if problem.simulation else promise,
         checkpoint_every=settings.checkpoint_every,
-        show_table=show_table,
-        show_private=show_private,
     )
     try:
-        with writing_log(monitored.log_format, to_stderr=not display.has_table):
-            was_interrupted = _watch(processes, display)
+        with writing_log(monitored.log_format):
+            was_interrupted = _watch(processes, progress)
     finally:
         # Its port would otherwise stay taken as long as this process lasts.
         store.close()
@@ -351,18 +283,18 @@ def launch(
     )
 
 
-def _watch(processes: AgentProcesses, display: LaunchDisplay) -> bool:
+def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
     """Run processes until all have ended, none is left behind; return if a person stopped them.
 
     Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
     """
     try:
-        with catch_interruption() as interruption, display:
+        with catch_interruption() as interruption:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
-                display.update(processes)
+                progress.update(processes)
                 if interruption.requested:
                     processes.request_stop()
     except KeyboardInterrupt as error:

@@ -36,7 +36,7 @@ from corn.distributed.results import (
 )
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.state import AgentState, PrivateState
+from corn.distributed.state import AgentState
 from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
@@ -83,7 +83,8 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
             note = Note(config.agent, record.getMessage(), bool(getattr(record, "is_private", 0)))
             _report(connection, note)
 
-    reports = Reports(interruption, on_state=lambda *state: _report(connection, state))
+    # Private numbers stay in this process.
+    reports = Reports(interruption, on_state=lambda state, _: _report(connection, state))
     try:
         with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
             _, result = run_workload(config, monitored)
@@ -191,7 +192,6 @@ class AgentProcesses:
 
     Attributes:
         states: the newest state of each agent that has begun to train.
-        private_states: their private numbers.
         results: of the agents that have ended.
         seconds_to_start: until every agent had begun to train; 0 before.
         news: notes of all agents, in the order in which they came.
@@ -204,7 +204,6 @@ class AgentProcesses:
         self._suspended: dict[int, float] = {}
         self._began, self._has_asked = time.monotonic(), False
         self.states: dict[int, AgentState] = {}
-        self.private_states: dict[int, PrivateState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
         self.news: list[Note] = []
@@ -286,8 +285,8 @@ class AgentProcesses:
             return
         if isinstance(report, Note):
             self.news.append(report)
-        elif isinstance(report, tuple):
-            self.states[agent], self.private_states[agent] = report
+        elif isinstance(report, AgentState):
+            self.states[agent] = report
             if not self.seconds_to_start and len(self.states) == len(self._configs):
                 self.seconds_to_start = time.monotonic() - self._began
         else:

@@ -96,39 +96,6 @@ class AgentState:
         )
 
 
-COLUMNS = (
-    "agent",
-    "step",
-    "steps/min",
-    "ε at most",
-    "promised",
-    "at δ",
-    "releases left",
-    "neighbours",
-    "lost",
-    "MB sent",
-    "test loss",
-)
-"""The columns of a table of agents."""
-
-
-def list_cells(state: AgentState) -> list[str]:
-    """Return a state as the row of a table, in the order of ``COLUMNS``."""
-    return [
-        str(state.agent),
-        f"{state.step}/{state.num_steps}",
-        f"{state.steps_per_minute:.0f}",
-        f"{'simulated ' if state.simulation else ''}{round_up(state.epsilon)}",
-        write_exactly(state.promised_epsilon),
-        write_exactly(state.delta),
-        str(state.releases_left),
-        ", ".join(map(str, state.neighbours)) or "none",
-        ", ".join(state.lost) or "none",
-        f"{state.bytes_sent / 1e6:.1f}",
-        "" if state.test_loss is None else f"{state.test_loss:.4g}",
-    ]
-
-
 @dataclass(frozen=True)
 class PrivateState:
     """Numbers that depend on data without noise, for the agent's owner; they are not in its file.
