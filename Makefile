@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs docs-check release coverage lint format types pytest clean
+.PHONY: help demo test engines docs docs-check release coverage lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -15,6 +15,12 @@ demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at
 
 test: lint  ## install the development extras, lint, type-check and run every test
 	@$(MAKE) --no-print-directory --jobs 2 types pytest
+	@echo 'left out: tests with Flower and NVFlare, which make engines runs'
+
+# Each engine has an environment of its own, because their dependencies exclude each other.
+engines: $(VENV)-flower/installed $(VENV)-nvflare/installed  ## run agents on Flower and NVFlare, with real servers and sites
+	$(VENV)-flower/bin/pytest -n 2 tests/test_engines.py tests/test_flower.py tests/test_flower_deployment.py
+	$(VENV)-nvflare/bin/pytest -n 0 tests/test_nvflare.py
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -48,13 +54,18 @@ coverage: $(VENV)/installed-dev  ## run every test and measure coverage, which t
 	$(BIN)/pytest --cov --cov-report=term
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) out build dist docs/_build docs/generated docs/out docs/tutorials/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-flower $(VENV)-nvflare out build dist docs/_build docs/generated docs/out docs/tutorials/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # A stamp that is newer than pyproject.toml shows that the environment matches it. A second run then
 # installs nothing.
 $(VENV)/created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("corn needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)-%/installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)-$*
+	$(VENV)-$*/bin/pip install --quiet --editable '.[$*]' pytest pytest-xdist hypothesis
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/created

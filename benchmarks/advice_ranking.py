@@ -42,10 +42,7 @@ def compare(
         seeds=tuple(range(num_runs)),
         cooldown_steps=choose_cooldown(NETWORK, num_steps),
     )
-    result = learn.search_step_sizes(
-        problem, NETWORK, [method], settings=settings, evaluate_at=[num_steps]
-    )
-    tuning = learn.read_tuning(result)
+    tuning = learn.tune(problem, NETWORK, [method], settings=settings, evaluate_at=[num_steps])
     loss, accuracy = (tuning.score(f"test_{name}")["corn"] for name in ("loss", "accuracy"))
     print(
         f"T = {num_steps:5d}  B = {size:4d}  excess {expected.excess:.4f}  "
@@ -67,9 +64,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cache", type=Path)
     given = parser.parse_args()
-    problem = learn.make_workload(
-        given.task, 20, model="linear", partition="iid", directory=given.cache, stand_in=False
-    )
+    problem = learn.Workload(
+        given.task, model="linear", partition="iid", directory=given.cache
+    ).build(20)
     scale = TrainingScale(
         num_agents=20,
         samples=min(problem.data.sizes),

@@ -27,9 +27,10 @@ from corn.audit import DEPLOYED, AuditSettings, View, audit_plan, audit_training
 from corn.audit.observation import MaskedMessages, no_gradients
 from corn.audit.program import NoiseRecord, list_releases
 from corn.covariance import DEFAULT_THREAT
-from corn.learn import make_schedule, make_workload
+from corn.learn import Workload, make_schedule
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
+from tests.audit.recording import ProcessObservation
 from tests.oracles.word_statistics import WordStatistics
 
 GRAPH, EPSILON, DELTA, STEPS = "er:n=12,p=0.4,seed=1", 3.0, 1e-5, 200
@@ -128,11 +129,15 @@ def audit_row(setting: Setting, trials: int) -> str:
     began = time.perf_counter()
     plan = setting.make_plan()
     size = trials if setting.through == "shares" else STEP_TRIALS
+    is_recorded = setting.through == "processes"
     report = audit_plan(
         plan,
         victims=[0] if setting.through == "step" else None,
         view=setting.view,
-        settings=AuditSettings(setting.through, num_trials=size),
+        settings=AuditSettings("shares" if is_recorded else setting.through, num_trials=size),
+        observation=(
+            ProcessObservation(plan, num_trials=size, num_releases=4) if is_recorded else None
+        ),
     )
     strongest = max(report.findings, key=lambda one: one.ratio)
     promised, found = strongest.promise, strongest
@@ -157,7 +162,7 @@ def audit_row(setting: Setting, trials: int) -> str:
 def audit_one_run() -> str:
     """Audit one training run of a classifier of digits."""
     began = time.perf_counter()
-    problem = make_workload("digits", 4, partition="iid")
+    problem = Workload("digits", partition="iid").build(4)
     budget = PrivacyBudget(
         EPSILON,
         DELTA,

@@ -28,8 +28,8 @@ from corn.learn import (
     SweepSettings,
     TrainingProblem,
     Trial,
+    Workload,
     make_methods,
-    make_workload,
 )
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -80,12 +80,12 @@ class Study:
 
 def make_study(arguments: argparse.Namespace, num_agents: int) -> Study:
     """Return the study of a task: agents on a9a, samples on MNIST."""
-    options = {"directory": arguments.data_dir, "stand_in": False}
+    options = {"directory": arguments.data_dir}
     if arguments.task == "a9a":
-        problem = make_workload("a9a", num_agents, seed=1, **options)
+        problem = Workload("a9a", seed=1, **options).build(num_agents)
         budget = PrivacyBudget(10, 1e-5, 5000, 0.1)
         return Study(problem, budget, (0.0075, 0.01, 0.015), "loss")
-    problem = make_workload("mnist", num_agents, model="linear", **options)
+    problem = Workload("mnist", model="linear", **options).build(num_agents)
     budget = PrivacyBudget(
         0.1,
         1e-5,

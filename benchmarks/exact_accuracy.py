@@ -38,12 +38,13 @@ from corn.covariance import default_objective
 from corn.files import load_function
 from corn.learn import (
     AgentData,
+    Constant,
     Result,
     SweepSettings,
     TrainingProblem,
-    make_grid,
+    Trial,
+    Workload,
     make_methods,
-    make_workload,
     run_sweep,
 )
 from corn.learn.tasks.module import small_cnn
@@ -258,15 +259,13 @@ class Runs:
 @cache
 def make_problem(model: str, partition: str, directory: str) -> TrainingProblem:
     """Return a9a, MNIST, or features of MNIST, split and dealt out by one fixed seed."""
-    made = make_workload(
+    made = Workload(
         "a9a" if model == "a9a" else "mnist",
-        _AGENTS,
         model="linear" if model in ("a9a", "hog") else model,
         partition=partition,
         seed=_SPLIT_SEED,
-        directory=directory,
-        stand_in=False,
-    )
+        directory=Path(directory),
+    ).build(_AGENTS)
     if model == "hog":
         made = compute_features(made)
     most = _MOST_MEASURED.get(model)
@@ -339,7 +338,7 @@ def sweep(
     result: Result = run_sweep(
         replace(problem, parts={part: problem.parts[part]}),
         network,
-        make_grid(methods, step_sizes=step_sizes),
+        [Trial(method, Constant(size)) for method in methods for size in step_sizes],
         settings=settings,
         evaluate_at=[budget.num_steps],
         max_train_samples=100,

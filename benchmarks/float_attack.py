@@ -41,7 +41,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
-from corn.audit.recording import AgentPool
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
 from corn.learn.batches import SeededChoices
@@ -51,6 +50,7 @@ from corn.learn.workloads import Workload, select_agents
 from corn.noise import NoiseSource, SecureSource, draw_share, simulated_keys
 from corn.plan import FloatType
 from corn.threads import limit_threads
+from tests.audit.recording import AgentPool
 from tests.oracles.deployed_release import (
     NONCE,
     Floats,

@@ -32,8 +32,8 @@ from corn.learn import (
     SweepSettings,
     TrainingProblem,
     Trial,
+    Workload,
     make_methods,
-    make_workload,
 )
 from corn.learn.metrics import Samples
 from corn.privacy import PrivacyBudget
@@ -89,13 +89,9 @@ class Trials:
         self._num_steps, self._batch_size, _ = _SETTINGS[arguments.model]
         self._objective = default_objective(self._num_steps)
         self._network = load_network(_GRAPH, mixing="gossip")
-        self._problem = make_workload(
-            "mnist",
-            self._network.num_agents,
-            model=arguments.model,
-            directory=arguments.data_dir,
-            stand_in=False,
-        )
+        self._problem = Workload(
+            "mnist", model=arguments.model, directory=arguments.data_dir
+        ).build(self._network.num_agents)
         self._rows: dict[tuple[Setting, float, int], dict[str, float]] = dict(self._read())
         self._methods: dict[Setting, Method] = {}
 

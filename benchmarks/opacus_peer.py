@@ -37,7 +37,7 @@ from corn.learn import (
     SweepSettings,
     TrainingProblem,
     Trial,
-    make_workload,
+    Workload,
     run_sweep,
 )
 from corn.privacy import PrivacyBudget, account_precision
@@ -153,15 +153,13 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook")
     limit_threads()
     # Equal shares, so that one rate and one divisor are those of every agent and of the pool.
-    problem = make_workload(
+    problem = Workload(
         "mnist",
-        _AGENTS,
         model="linear",
         partition="iid",
         l2=0.0,
         directory=arguments.data_dir,
-        stand_in=False,
-    )
+    ).build(_AGENTS)
     batch_size = round(_RATE * min(problem.data.sizes))
     budget = PrivacyBudget(
         arguments.epsilon,

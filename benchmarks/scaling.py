@@ -161,7 +161,7 @@ def _simulate(size: int, insiders: int) -> dict[str, float]:
     """Return the costs of a simulation of about ``size`` agents on a torus."""
     rows = max(3, int(size**0.5))
     network = load_network(f"torus:{rows}x{size // rows}", mixing="gossip")
-    problem = learn.make_workload("synthetic", network.num_agents)
+    problem = learn.Workload("synthetic").build(network.num_agents)
     names = ["corn", "decor", "ldp", "none"]
     target, threat = default_objective(_BUDGET.num_steps), ThreatModel(insiders)
     methods, designing = _time(

@@ -56,7 +56,7 @@ def compute_piece(images: np.ndarray) -> np.ndarray:
 def load_images() -> tuple[Dataset, float]:
     """Return MNIST and ε = 0.1, or the embedded digits and ε = 4."""
     try:
-        return load_dataset("mnist", stand_in=False), 0.1
+        return load_dataset("mnist"), 0.1
     except FileFormatError as error:
         print(f"{error}. The embedded digits take its place, with ε = 4 for so few images.")
         return load_dataset("digits"), 4.0

@@ -409,7 +409,7 @@ def main() -> None:
     # The attacker reads single releases, which masks hide under exact sums.
     network = load_network(options.graph, mixing="gossip")
     budget = PrivacyBudget(options.epsilon, 1e-5, num_steps=options.steps, clip=0.1)
-    dataset = load_dataset(options.task, stand_in=False)
+    dataset = load_dataset(options.task)
     data, prior = choose_images(dataset, network.num_agents, seed=0)
     scenes = make_scenes(network, budget)
     # Nobody who attacks in one scene is a victim in another, so that rows show the same images.

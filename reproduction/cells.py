@@ -169,17 +169,13 @@ class TrainingCell:
             directory: the data cache.
         """
         network = load_network(self.graph, mixing="gossip")
-        problem = learn.make_workload(
+        problem = learn.Workload(
             self.task,
-            network.num_agents,
             model=self.model,
             partition=self.partition,
             seed=self.data_seed,
             directory=directory,
-            # The result is stored under the name of the task, so that no other data may take its
-            # place.
-            stand_in=False,
-        )
+        ).build(network.num_agents)
         # Momentum, cool-down and sampling belong to a sweep, so mechanisms that differ in them are
         # trained apart. Their random numbers are the same: a seed decides them.
         sweeps = [

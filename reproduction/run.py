@@ -137,8 +137,7 @@ def _list_notes(results: Results) -> Iterator[str]:
 def _require_inputs(cells: Sequence[Cell], directory: Path | None) -> None:
     """Raise if a data set is absent or a graph is not connected: now, not after an hour."""
     for task in {cell.task for cell in cells if isinstance(cell, TrainingCell)} - {"quadratic"}:
-        # No stand-in: a figure of the paper on another data set would be mistaken for its own.
-        load_dataset(task, directory=directory, stand_in=False)
+        load_dataset(task, directory=directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CornWarning)
         for graph in {cell.graph for cell in cells}:

@@ -29,6 +29,7 @@ PACKAGES = [
     "distributed",
     "engines",
     "flower",
+    "nvflare",
     "audit",
     "report",
     "cli",

@@ -7,7 +7,7 @@ import sys
 import pytest
 import threadpoolctl
 
-from corn.threads import map_in_workers, own_threads
+from corn.threads import own_threads
 
 REPORT = """
 import json, os, sys
@@ -38,10 +38,6 @@ def threads_in_use(_: int) -> set[int]:
     return {pool["num_threads"] for pool in threadpoolctl.threadpool_info()}
 
 
-def test_workers_use_one_thread() -> None:
-    assert map_in_workers(threads_in_use, range(2), num_workers=2) == [{1}, {1}]
-
-
 def test_one_thread_inside_a_block() -> None:
     code = (
         "import numpy, threadpoolctl; from corn.threads import one_thread\n"
@@ -59,7 +55,7 @@ def test_one_thread_inside_a_block() -> None:
 def test_training_uses_one_thread_unless_the_environment_sets_a_number(
     num_threads: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch  # here, as worker processes import this module
+    import torch
 
     for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
         monkeypatch.delenv(name)

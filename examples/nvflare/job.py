@@ -1,7 +1,7 @@
 """A private FedAvg job of NVFlare: in its simulator, or as a folder to submit.
 
 python examples/nvflare/job.py --simulate        # four sites in one process
-python examples/nvflare/job.py --export DIR      # the job; each site has its own filter
+python examples/nvflare/job.py --job DIR         # the job; each site has its own filter
 """
 
 import argparse
@@ -44,7 +44,7 @@ def read_options(description: str | None) -> argparse.Namespace:
     """Return what to do with the job."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--export", type=Path)
+    parser.add_argument("--job", type=Path)
     parser.add_argument("--sites", type=Path, default=Path("nvflare-sites"))
     return parser.parse_args()
 
@@ -62,8 +62,8 @@ def main() -> None:
     keys = make_sites(options.sites)
     folder = str(options.sites.resolve() / "{site}") if options.simulate else None
     make_private(recipe, keys, folder=folder, wait=60)
-    if options.export:
-        recipe.export(str(options.export))
+    if options.job:
+        recipe.export(str(options.job))
     else:
         print(recipe.execute(SimEnv(num_clients=SITES)).get_result())
 

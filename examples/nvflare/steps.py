@@ -1,7 +1,7 @@
 """Private gradient steps on NVFlare, for a budget that protects each row (unit sample).
 
 python examples/nvflare/steps.py --simulate
-python examples/nvflare/steps.py --export DIR
+python examples/nvflare/steps.py --job DIR
 """
 
 from pathlib import Path
@@ -47,8 +47,8 @@ def main() -> None:
     executor = CornExecutor("steps.make_problem", step_size=1.0, steps=STEPS, folder=folder)
     fed_job.to_clients(executor, tasks=["train"])
     fed_job.to_clients(str(Path(__file__)))
-    if options.export:
-        fed_job.export_job(str(options.export))
+    if options.job:
+        fed_job.export_job(str(options.job))
     else:
         SimEnv(num_clients=job.SITES).deploy(fed_job)
 

@@ -108,6 +108,10 @@ def _find_precision(plan: Plan, agent: int) -> float:
     return check_guarantee(plan, agent).precision
 
 
+class TooFewAgentsError(CornError):
+    """Fewer agents are left than a sum must have: stop, and keep the model."""
+
+
 class Hello(NamedTuple):
     """An agent's signed statement that it is ready for a sum.
 
@@ -524,7 +528,8 @@ def sum_releases(
         wait: The seconds after which an unreachable server is given up.
 
     Raises:
-        CornError: The server cannot be reached, or too few agents are ready.
+        TooFewAgentsError: Fewer agents are ready than a sum must have.
+        CornError: The server cannot be reached.
         PublicError: Under what the server says nothing may be released.
         BudgetSpentError: Nothing of the budget is left.
     """
@@ -645,7 +650,7 @@ def _ask_until(
         if found == "refused":
             raise PublicError(f"the server refuses: {answer.get('reason')}")
         if found == "few":
-            raise CornError(f"too few agents are ready: {answer.get('absent')} are absent")
+            raise TooFewAgentsError(f"too few agents are ready, without {answer.get('absent')}")
         if found == "wait":
             # The server has its own limit, after which it answers otherwise.
             deadline, request = time.monotonic() + wait, again or request

@@ -37,13 +37,14 @@ from corn.engines import (
     AgentRelease,
     GradientSteps,
     SumRounds,
+    TooFewAgentsError,
     add_to_arrays,
     flatten,
     sum_releases,
 )
 from corn.errors import CornError, MissingExtraError, PublicError
 from corn.learn.training import make_task
-from corn.noise import Roster
+from corn.noise import BudgetSpentError, Roster
 from corn.noise.ledger import find_agents
 from corn.noise.stream import encode_fields
 from corn.plan import load_plan
@@ -235,12 +236,17 @@ class CornExecutor(Executor):  # type: ignore[misc]
         for step in range(first, min(first + (self.steps or num_steps), num_steps)):
             if abort_signal.triggered:
                 return make_reply(ReturnCode.TASK_ABORTED)
-            moved = steps.take(
-                parameters,
-                step=step,
-                ask=lambda request: _ask(request, fl_ctx, self.timeout),
-                wait=self.wait,
-            )
+            try:
+                moved = steps.take(
+                    parameters,
+                    step=step,
+                    ask=lambda request: _ask(request, fl_ctx, self.timeout),
+                    wait=self.wait,
+                )
+            except (BudgetSpentError, TooFewAgentsError) as error:
+                # All that are left stop with the same model.
+                _LOGGER.warning("training ends before step %s: %s", step, error)
+                break
             parameters = parameters if moved is None else moved
         torch.nn.utils.vector_to_parameters(parameters, trained.values())
         # What is not trained goes back as it came.

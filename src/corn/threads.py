@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
 
 import threadpoolctl
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -63,28 +59,3 @@ def own_threads() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def map_in_workers(
-    function: Callable[[Item], Result], items: Iterable[Item], *, num_workers: int
-) -> list[Result]:
-    """Apply ``function`` to every item, in ``num_workers`` processes of one compute thread each.
-
-    With one worker everything runs in this process, whose threads stay as they are.
-
-    >>> map_in_workers(abs, [-1, 2, -3], num_workers=1)
-    [1, 2, 3]
-    """
-    if num_workers == 1:
-        return [function(item) for item in items]
-    import joblib
-
-    # joblib's workers are processes of their own, reused between calls, so each call limits again.
-    parallel = joblib.Parallel(n_jobs=num_workers)
-    results: list[Result] = parallel(joblib.delayed(_call_limited)(function, i) for i in items)
-    return results
-
-
-def _call_limited(function: Callable[[Item], Result], item: Item) -> Result:
-    limit_threads()
-    return function(item)

@@ -48,4 +48,4 @@ def record_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def use_threads() -> Iterator[_Context]:
         yield _Context()
 
-    monkeypatch.setattr("corn.audit.recording.preloaded_context", use_threads)
+    monkeypatch.setattr("tests.audit.recording.preloaded_context", use_threads)

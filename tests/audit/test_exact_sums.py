@@ -14,12 +14,12 @@ from torch import Tensor
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.checks import uniform_p_value
 from corn.audit.observation import MaskedMessages
-from corn.audit.program import STEP_SIZE, NoiseRecord, derive_keys, draw_nonce, list_releases
+from corn.audit.program import NoiseRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
 from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.covariance.decomposition import hidden_precision
-from corn.learn.step import ClippedGradients
+from corn.learn.step import release_masked
 from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan
@@ -251,10 +251,9 @@ def draw_one_offset(nonce: bytes, step: int, size: int) -> FloatArray:
 
 
 def send_without_offset(
-    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+    gradient: Tensor, factor: Tensor, noise: Tensor, *, offset: FloatArray, **rest: Any
 ) -> MaskWords:
-    noisy = found.values.flatten(1) * found.factors.flatten().unsqueeze(1) + noise
-    return mask_release(noisy.numpy(), grid=grid, offset=np.zeros_like(offset), mask=mask)
+    return release_masked(gradient, factor, noise, offset=np.zeros_like(offset), **rest)
 
 
 def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray:
@@ -273,7 +272,7 @@ FAULTS: list[tuple[str, Any, set[str]]] = [
     # No attacker can show this: δ changes too little.
     ("draw_offset", draw_no_offset, {"offsets"}),
     ("draw_offset", draw_one_offset, {"offsets"}),
-    ("make_masked_messages", send_without_offset, {"sums"}),
+    ("release_masked", send_without_offset, {"sums"}),
     ("draw_share", draw_too_little, {"sums", "noise", "attack"}),
 ]
 
@@ -320,19 +319,18 @@ def test_a_plan_with_noise_for_fewer_insiders(monkeypatch: pytest.MonkeyPatch) -
 
 
 def round_apart(
-    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
+    gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, mask: MaskWords, **rest: Any
 ) -> MaskWords:
-    gradient = found.values.flatten(1).double() * found.factors.flatten().unsqueeze(1)
     rounded = np.rint(noise.numpy() / grid).astype(np.int64).astype(mask.dtype)
-    return rounded + mask_release(gradient.numpy(), grid=grid, offset=offset, mask=mask)
+    clipped = (gradient.double() * factor).numpy()
+    return rounded + mask_release(clipped, grid=grid, mask=mask, **rest)
 
 
 def round_apart_in_gossip(
-    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+    model: Tensor, gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, step_size: float
 ) -> Tensor:
-    gradient = found.values.flatten(1).double() * found.factors.flatten().unsqueeze(1)
-    units = torch.round(gradient / grid) + torch.round(noise / grid)
-    return (model - STEP_SIZE * grid * units).float()
+    units = torch.round(gradient.double() * factor / grid) + torch.round(noise / grid)
+    return (model - step_size * grid * units).float()
 
 
 @pytest.mark.slow
@@ -340,8 +338,8 @@ def round_apart_in_gossip(
 def test_rounding_gradient_and_noise_apart(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is on the grid, and its variance changes little. It is no function of the sum."""
     faulty: dict[str, Any] = {
-        "make_masked_messages": round_apart,
-        "make_messages": round_apart_in_gossip,
+        "release_masked": round_apart,
+        "take_half_step": round_apart_in_gossip,
     }
     found = find_checks(monkeypatch, STEP, plan=agent_plan(mixing=mixing), **faulty)
     assert found - {"attack"} == {"gradient and noise"}

@@ -17,7 +17,7 @@ from corn.audit.one_run import (
     guess_p_value,
 )
 from corn.errors import InvalidArgumentError
-from corn.learn import make_schedule, make_workload
+from corn.learn import Workload, make_schedule
 from corn.learn.method import Method
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -104,7 +104,7 @@ def run(
 ) -> OneRunReport:
     return audit_training(
         plan,
-        make_workload("digits", 4, partition="iid"),
+        Workload("digits", partition="iid").build(4),
         schedule=make_schedule(0.2, "constant"),
         num_canaries=num_canaries,
         method=method,

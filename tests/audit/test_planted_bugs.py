@@ -16,7 +16,7 @@ import corn
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, Program, View, audit_plan
 from corn.audit.checks import check_sampler
 from corn.audit.observation import query_of
-from corn.audit.program import STEP_SIZE, derive_keys, draw_nonce, make_choices
+from corn.audit.program import derive_keys, draw_nonce, make_choices
 from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
@@ -118,13 +118,12 @@ def test_clipping_after_the_noise() -> None:
     def compute(task: Any, models: Any, batch: Batch, clip: Any, **rest: Any) -> ClippedGradients:
         return compute_gradients(task, models, batch, clip * 1e9, **rest)
 
-    def send(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
-        total = found.values.flatten(1) * found.factors.view(-1, 1) + noise
-        norm = gradient_norms(total).view(-1, 1)
-        clipped = total * torch.clamp(0.1 / norm, max=1.0)
-        return (model - STEP_SIZE * torch.round(clipped / grid) * grid).float()
+    def send(model: Tensor, gradient: Tensor, factor: Tensor, noise: Tensor, **at: float) -> Tensor:
+        total = gradient * factor + noise
+        clipped = total * torch.clamp(0.1 / gradient_norms(total), max=1.0)
+        return (model - at["step_size"] * torch.round(clipped / at["grid"]) * at["grid"]).float()
 
-    report = audit(replace(DEPLOYED, compute_gradients=compute, make_messages=send), STEP)
+    report = audit(replace(DEPLOYED, compute_gradients=compute, take_half_step=send), STEP)
     assert {one.verdict for one in report.findings} == {"violated"}
 
 
@@ -349,36 +348,35 @@ def test_a_leaked_pair_seed() -> None:
     assert report.violated
 
 
-def round_gradient(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
-    gradient = found.values.flatten(1) * found.factors.view(-1, 1)
-    return (model - STEP_SIZE * (torch.round(gradient / grid) * grid + noise)).float()
+def round_gradient(
+    model: Tensor, gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, step_size: float
+) -> Tensor:
+    rounded = torch.round(gradient * factor / grid) * grid
+    return (model - step_size * (rounded + noise)).float()
 
 
 def release_off_grid(
-    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+    model: Tensor, gradient: Tensor, factor: Tensor, noise: Tensor, *, step_size: float, **_: Any
 ) -> Tensor:
-    del grid
-    gradient = found.values.flatten(1) * found.factors.view(-1, 1)
-    return (model - STEP_SIZE * (gradient + noise)).float()
+    return (model - step_size * (gradient * factor + noise)).float()
 
 
 def release_float32(
-    model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+    model: Tensor, gradient: Tensor, factor: Tensor, noise: Tensor, *, step_size: float, **_: Any
 ) -> Tensor:
     """Release a plain sum in float32 with NumPy's normals, as most programs do."""
-    del grid
     state = noise.numpy().ravel()[:1].view(np.uint64)
     generator = np.random.Generator(np.random.SFC64(state))
     weight = np.float32(np.sqrt(agent_plan().decomposition.private_variance[0]))
     normals = generator.standard_normal(noise.shape, dtype=np.float32) * weight
-    gradient = (found.values.flatten(1) * found.factors.view(-1, 1)).float()
-    return model - STEP_SIZE * (gradient + torch.from_numpy(normals))
+    clipped = (gradient * factor).float()
+    return model - step_size * (clipped + torch.from_numpy(normals))
 
 
 @pytest.mark.parametrize("send", [round_gradient, release_off_grid, release_float32])
 def test_releases_off_the_grid(send: Any) -> None:
     """Noise that is added after rounding, or to a gradient that is not rounded at all."""
-    report = audit(replace(DEPLOYED, make_messages=send), STEP)
+    report = audit(replace(DEPLOYED, take_half_step=send), STEP)
     found = " ".join(report.problems)
     assert "not multiples of the grid" in found
     # Noise in float64 is finer than a float32 message. A weight times float32 leaves out values.

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.audit import AuditSettings, View, audit_plan
-from corn.audit.auditing import suggest_releases
+from corn.audit import View, audit_plan
 from corn.audit.checks import (
     check_messages,
     check_noise,
@@ -19,7 +18,6 @@ from corn.audit.checks import (
     uniform_p_value,
 )
 from corn.audit.observation import add_share_canary
-from corn.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
@@ -31,12 +29,11 @@ from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
 from tests.audit.agent_threads import record_threads
 from tests.audit.plans import agent_plan, sample_plan
+from tests.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
 
 
 def test_processes_release_no_more_than_their_ledgers_allow() -> None:
     short = agent_plan(num_steps=3)
-    assert suggest_releases(short, "processes") == 3
-    assert suggest_releases(short, "shares") == 4, "keys alone have no ledger"
     with pytest.raises(InvalidArgumentError, match="releases must be at most 3 through processes"):
         ProcessObservation(short, num_trials=100, num_releases=4)
 
@@ -46,7 +43,7 @@ def test_processes_release_no_more_than_their_ledgers_allow() -> None:
 def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
     """An insider's keys reproduce its part of the noise in two runs with different nonces."""
     plan = agent_plan(graph="complete:3", mixing=mixing)
-    report = audit_plan(plan, settings=AuditSettings("processes", num_trials=4000))
+    report = audit_plan(plan, observation=ProcessObservation(plan, num_trials=4000, num_releases=4))
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     for one in report.findings:
         assert len(one.view.coalition) == 1
@@ -59,8 +56,8 @@ def test_messages_of_real_processes_are_tight(mixing: Mixing) -> None:
 def test_a_coalition_that_cuts_an_agent_off_reads_it_from_real_processes() -> None:
     """On the seeds of a ring, agent 0 is alone between insiders 1 and 4."""
     plan = agent_plan(0, "edges", mixing="sum")
-    settings = AuditSettings("processes", num_trials=4000)
-    report = audit_plan(plan, view=View((1, 4)), settings=settings)
+    seen = ProcessObservation(plan, num_trials=4000, num_releases=4)
+    report = audit_plan(plan, view=View((1, 4)), observation=seen)
     assert {one.verdict for one in report.findings} == {"violated"}
     assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.05)
     assert report.problems == (), "the program does what the plan says"
@@ -215,20 +212,10 @@ def test_a_process_ends_when_the_audit_is_gone(monkeypatch: pytest.MonkeyPatch) 
         runs.append(1)
         raise CornError("the store is gone")
 
-    monkeypatch.setattr("corn.audit.recording.run_workload", fail)
+    monkeypatch.setattr("tests.audit.recording.run_workload", fail)
     own, theirs = multiprocessing.Pipe()
     own.send("order")
     own.close()
     _serve(theirs)
     theirs.close()
     assert len(runs) == 1, "the process took no order, so its end shows nothing"
-
-
-@pytest.mark.parametrize(
-    ("mixing", "problem"),
-    [("gossip", "view must be eavesdropper"), ("sum", "through must be shares or step")],
-)
-def test_seeds_of_larger_groups_stay_in_the_processes(mixing: Mixing, problem: str) -> None:
-    plan = agent_plan(1, "leave-one-out", graph="complete:4", mixing=mixing)
-    with pytest.raises(InvalidArgumentError, match=problem):
-        audit_plan(plan, view=View((1,)), settings=AuditSettings("processes"))

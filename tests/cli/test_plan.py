@@ -146,17 +146,6 @@ def test_a_roster_needs_the_keys_of_all_agents(corn: Runner, tmp_path: Path) -> 
     assert corn("keys", "make", tmp_path).exit_code == 2
 
 
-def test_zero_mixing_weights_do_not_change_seed_groups(corn: Runner, tmp_path: Path) -> None:
-    """The fastest weights leave some links unused; seed groups still follow the graph."""
-    arguments = ["plan", "--graph", "barbell:4", "--weights", "fastest", "--steps", 50]
-    options = ["--colluders", 0, "--seeds", "balls:1", "--out", tmp_path / "f.corn"]
-    assert corn(*arguments, *options).exit_code == 0
-    assert corn("verify", tmp_path / "f.corn").exit_code == 0
-    options[3] = "communities:4"
-    assert corn(*arguments, *options).exit_code == 0
-    assert corn("verify", tmp_path / "f.corn").exit_code == 0
-
-
 def test_the_connections_of_a_plan_are_a_table_for_a_firewall(corn: Runner, tmp_path: Path) -> None:
     path = tmp_path / "plan.corn"
     assert corn("plan", "--graph", "star:4", "--steps", 5, "--out", path).exit_code == 0

@@ -1,4 +1,4 @@
-"""``corn train`` compares mechanisms, saves results and names stand-ins."""
+"""``corn train`` compares mechanisms and saves results."""
 
 import csv
 import json
@@ -316,7 +316,7 @@ def test_a_plan_decides_network_budget_and_noise(corn: Runner, plan: Path) -> No
     assert own["unit"] == "sample"
     assert "one insider" in own["against"]
     assert 6.9 < own["simulated_epsilon"] <= 7
-    problem = learn.make_workload("breast-cancer", 6)
+    problem = learn.Workload("breast-cancer").build(6)
     parts = np.split(problem.data.inputs, problem.data.offsets[1:-1])
     labels = np.split(problem.data.targets, problem.data.offsets[1:-1])
     alone = learn.train(
@@ -357,7 +357,7 @@ def test_weights_that_never_agree_are_noted(corn: Runner, tmp_path: Path) -> Non
     np.save(tmp_path / "W.npy", (np.roll(np.eye(4), 1, 0) + np.roll(np.eye(4), -1, 0)) / 2)
     arguments = ["--graph", tmp_path / "W.npy", "--steps", 10]
     outcome = corn("plan", *arguments, "--out", tmp_path / "p.corn", "--json")
-    assert "agents never agree, so there is no cool-down" in outcome.stderr
+    assert "κ = inf is above" in outcome.stderr
     assert json.loads(outcome.stdout)["cooldown_steps"] == 0
 
 
@@ -456,13 +456,19 @@ def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
     free = corn(*quick, "0.1,0.2,0.5")
     assert "counted as free because breast-cancer is public" in free.stderr
     assert "free" not in corn(*quick, "0.1").stderr
-    outcome = corn(*quick, "0.1,0.2,0.5", "--private-tuning")
+
+
+def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("x,y\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(90)))
+    quick = ("train", "--data", path, "--target", "y", "--graph", "ring:3", "--steps", 10)
+    arguments = (*quick, "--mechanism", "ldp", "--step-size", "0.1,0.2,0.5")
+    outcome = corn(*arguments)
     assert "ldp made 3 runs on the agents' data; together they spend ε = " in outcome.stderr
     assert "one agent's whole data set" in outcome.stderr
     assert "if each run has secret noise and secret batches of its own" in outcome.stderr
     assert "without noise, which no ε covers" not in outcome.stderr
-    assert "--tune-on held-out" in outcome.stderr
-    facts = json.loads(corn(*quick, "0.1,0.2,0.5", "--private-tuning", "--json").stdout)
+    facts = json.loads(corn(*arguments, "--json").stdout)
     price = facts["tuning"]["prices"]["ldp"]
     assert price["num_runs"] == 3
     # Three runs at ε = 10 each: μ grows by √3.
@@ -471,11 +477,12 @@ def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
 
 def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
     options = ("--mechanism", "ldp,none", "--step-size", "0.001,0.1", "--tune-on", "held-out")
-    stated = corn("train", *QUICK, *options, "--private-tuning").stderr
+    stated = corn("train", *QUICK, *options).stderr
     assert "none ran on the agents' data without noise, which no ε covers" in " ".join(
         stated.split()
     )
-    facts = json.loads(corn("train", *QUICK, *options, "--private-tuning", "--json").stdout)
+    facts = json.loads(corn("train", *QUICK, *options, "--json").stdout)
+    assert facts["tuning"]["data_is_private"]
     assert facts["tuning"]["num_runs"] == 2
     assert facts["tuning"]["prices"]["ldp"]["num_runs"] == 1
     assert facts["mechanisms"]["none"]["step_size"] == "0.1"

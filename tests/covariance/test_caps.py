@@ -26,11 +26,11 @@ from corn.covariance import (
     ThreatModel,
     ZeroSum,
     design,
-    design_circulant,
     is_private,
 )
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
+from corn.covariance.lattice import design_lattice
 from corn.errors import InfeasibleError, InvalidArgumentError
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
 from tests.oracles.sdp import Sdp
@@ -279,7 +279,7 @@ def test_agents_that_only_differ_in_their_promise_are_not_alike() -> None:
     with pytest.raises(InvalidArgumentError, match="one promise"):
         paper_design(ring, alternating(5), Corn(ClosedForm()))
     with pytest.raises(InvalidArgumentError, match="precision_cap"):
-        design_circulant(ring[0], alternating(5))  # type: ignore[arg-type]
+        design_lattice(ring[0], alternating(5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.checks import FloatArray
-from corn.covariance import Horizon, design_circulant
-from corn.errors import InfeasibleError, InvalidArgumentError
-from corn.topology import Gossip
+from corn.covariance import ONE_STEP, Horizon
+from corn.covariance.lattice import LatticeNoise, design_lattice, horizon_spectrum
+from corn.errors import InvalidArgumentError
+from corn.topology import ONE_ROUND, Gossip
 from tests.covariance.networks import PROPERTY, paper_design
+
+
+def value_of(
+    noise: LatticeNoise, row: FloatArray, objective: Horizon = ONE_STEP, gossip: Gossip = ONE_ROUND
+) -> float:
+    """Return Tr(A R), by the eigenvalues of both."""
+    return float((horizon_spectrum(row, objective, gossip) * noise.eigenvalues).sum())
+
 
 WEIGHTS = st.sampled_from([0.0]) | st.floats(0.01, 1)
 ROWS = st.lists(WEIGHTS, min_size=1, max_size=9).filter(lambda row: sum(row) > 0.1)
@@ -30,31 +39,32 @@ def test_the_fft_agrees_with_the_dual_on_circulants(
     row = np.array(weights) / sum(weights)
     W = scipy.linalg.circulant(row).T
     objective = Horizon(length, gamma, momentum)
-    fast = design_circulant(row, 2.0, objective=objective, gossip=Gossip(rounds))
+    fast = design_lattice(row, 2.0, objective=objective, gossip=Gossip(rounds))
     dense = paper_design(Gossip(rounds).matrix(W), 2.0, objective=objective)
-    assert fast.lower_bound == pytest.approx(dense.lower_bound, rel=1e-5)
-    assert fast.value == pytest.approx(dense.value, rel=1e-5)
-    assert fast.central_ratio == pytest.approx(dense.central_ratio, rel=1e-4)
-    assert fast.average_noise_variance == pytest.approx(dense.average_noise_variance, rel=1e-4)
+    value = value_of(fast, row, objective, Gossip(rounds))
+    root = np.sqrt(horizon_spectrum(row, objective, Gossip(rounds)))
+    assert root.sum() ** 2 / (2.0 * len(row)) == pytest.approx(dense.lower_bound, rel=1e-5)
+    assert value == pytest.approx(dense.value, rel=1e-5)
+    assert fast.total_variance * 2.0 == pytest.approx(dense.central_ratio, rel=1e-4)
 
 
 def test_chebyshev_rounds_agree_with_the_dual_too() -> None:
     gossip, objective = Gossip(3, "chebyshev"), Horizon(50, 0.1)
-    fast = design_circulant(ring(12), 2.0, objective=objective, gossip=gossip)
+    fast = design_lattice(ring(12), 2.0, objective=objective, gossip=gossip)
     step = gossip.matrix(scipy.linalg.circulant(ring(12)).T)
     dense = paper_design(step, 2.0, objective=objective)
-    assert fast.value == pytest.approx(dense.value, rel=1e-5)
-    assert fast.central_ratio == pytest.approx(dense.central_ratio, rel=1e-4)
+    value = value_of(fast, ring(12), objective, gossip)
+    assert value == pytest.approx(dense.value, rel=1e-5)
+    assert fast.total_variance * 2.0 == pytest.approx(dense.central_ratio, rel=1e-4)
     with pytest.raises(InvalidArgumentError, match="first_row must be symmetric"):
-        design_circulant([0.5, 0.5, 0.0], 1.0, objective=objective, gossip=gossip)
+        design_lattice([0.5, 0.5, 0.0], 1.0, objective=objective, gossip=gossip)
 
 
-def test_the_first_row_is_the_covariance() -> None:
+def test_the_covariance_is_that_of_the_dual() -> None:
     row = ring(12)
-    fast = design_circulant(row, 1.0)
     dense = paper_design(scipy.linalg.circulant(row).T)
-    np.testing.assert_allclose(scipy.linalg.circulant(fast.first_row), dense.covariance, atol=1e-9)
-    np.testing.assert_allclose(fast.noise_std, dense.noise_std, rtol=1e-9)
+    found = design_lattice(row, 1.0).covariance
+    np.testing.assert_allclose(found, dense.covariance, atol=1e-9)
 
 
 def ring(n: int) -> FloatArray:
@@ -65,23 +75,25 @@ def ring(n: int) -> FloatArray:
 
 @pytest.mark.parametrize("cap", [1.0, 0.3, 7.0])
 def test_a_hundred_thousand_agents(cap: float) -> None:
-    result = design_circulant(ring(100_000), cap, objective=Horizon(1000))
+    result = design_lattice(ring(100_000), cap, objective=Horizon(1000))
     assert (1 / result.eigenvalues).mean() <= cap
-    assert 0 <= result.gap < 1e-9
+    a = horizon_spectrum(ring(100_000), Horizon(1000), ONE_ROUND)
+    value = float((a * result.eigenvalues).sum())
+    # The optimum in closed form.
+    assert value == pytest.approx(np.sqrt(a).sum() ** 2 / (100_000 * cap), rel=1e-9)
     # From 20 to 100 000 agents the cost of an agent settles: the oracle for 20 is 118.3157 in all.
-    assert result.value * cap / 100_000 < 118.3157 / 20
+    assert value * cap / 100_000 < 118.3157 / 20
 
 
 def test_circulant_noise_is_limited_too() -> None:
     complete = np.full(16, 1 / 16)
-    limited = design_circulant(complete, 4.0, max_noise_std=2.0)
-    assert limited.noise_std == pytest.approx(2.0, rel=1e-9)
-    assert limited.gap > 0
-    with pytest.raises(InfeasibleError, match="max_noise_std"):
-        design_circulant(complete, 4.0, max_noise_std=0.1)
+    # LDP's standard deviation is 1/2, so that the limit is 2.
+    limited = design_lattice(complete, 4.0, noise_ratio=4.0)
+    assert limited.eigenvalues.mean() == pytest.approx(2.0**2, rel=1e-9)
+    assert value_of(limited, complete) > value_of(design_lattice(complete, 4.0), complete)
 
 
 @pytest.mark.parametrize("row", [[], [[0.9, 0.5]], [np.nan, 1.0], [0.9, 0.9]])
 def test_rows_are_checked(row: list[float]) -> None:
     with pytest.raises(InvalidArgumentError, match="first_row"):
-        design_circulant(row, 1.0, objective=Horizon(100))
+        design_lattice(row, 1.0, objective=Horizon(100))

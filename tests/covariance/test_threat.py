@@ -1,4 +1,4 @@
-"""Threat models: seed groups on a graph, defaults, words, splits and communities."""
+"""Threat models: seed groups on a graph, defaults, words and splits."""
 
 from itertools import combinations
 
@@ -15,7 +15,6 @@ from corn.covariance.threat import (
     SeedGroups,
     ThreatModel,
     choose_partners,
-    find_communities,
     split_agents,
 )
 from corn.errors import InvalidArgumentError
@@ -139,24 +138,6 @@ def test_splits_are_even(num_agents: int, data: st.DataObject) -> None:
     assert [agent for group in groups for agent in group] == list(range(num_agents))
     assert len(groups) == count
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
-
-
-@pytest.mark.parametrize("max_size", [1, 3, 7, 100])
-@pytest.mark.parametrize(
-    "graph", [nx.karate_club_graph(), nx.complete_graph(9), nx.empty_graph(4), nx.path_graph(20)]
-)
-def test_communities_are_bounded_and_cover_everyone(graph: nx.Graph, max_size: int) -> None:
-    groups = find_communities(graph, max_size=max_size)
-    assert sorted(agent for group in groups for agent in group) == list(range(len(graph)))
-    assert max(map(len, groups)) <= max_size
-
-
-def test_communities_follow_the_cliques() -> None:
-    cliques = nx.ring_of_cliques(4, 6)
-    groups = find_communities(cliques, max_size=6)
-    assert groups == tuple(tuple(range(6 * k, 6 * k + 6)) for k in range(4))
-    with pytest.raises(InvalidArgumentError, match="max_size"):
-        find_communities(cliques, max_size=0)
 
 
 def test_with_many_partners_all_pairs_but_the_links_are_partners() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.covariance import GivenObjective, ThreatModel
+from corn.covariance import ThreatModel
 from corn.distributed import (
     AgentResult,
     Rendezvous,
@@ -41,7 +41,7 @@ from corn.learn import Constant
 from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier
-from corn.plan import Plan, make_plan, verify_plan
+from corn.plan import Plan, verify_plan
 from corn.transport import Link, LinkOpener, open_links
 
 from .harness import require_private, small_plan
@@ -447,23 +447,6 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
             assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
             assert "went on without agent 2: noise energy per agent" in notes
         assert ("for 3 agents from step 7 on" in notes) == (policy == "replan")
-        assert "by another objective" not in notes
-
-
-def test_a_note_reports_that_a_new_plan_has_another_objective(tmp_path: Path) -> None:
-    """A matrix of all agents defines no objective for fewer, so energies do not compare."""
-    given = make_plan(
-        RING.network,
-        RING.budget,
-        mechanism="decor",
-        threat=ThreatModel(),
-        objective=GivenObjective(np.eye(4)),
-    )
-    for result in lose_one("replan", tmp_path, given):
-        assert isinstance(result, AgentResult), result
-        said = [text for text in result.notes if text.startswith("new plan")]
-        assert len(said) == 1
-        assert said[0].endswith(" by another objective, as the one given is of all agents")
 
 
 def lose_one(policy: str, tmp_path: Path, plan: Plan = RING) -> list[AgentResult | BaseException]:

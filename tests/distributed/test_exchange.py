@@ -62,7 +62,7 @@ def test_a_header_is_decoded_as_it_was_encoded(step: int, news: News) -> None:
 
 
 def test_headers_are_small_where_nothing_happened() -> None:
-    assert len(replace(HEADER, news=News()).encode()) == 128
+    assert len(replace(HEADER, news=News()).encode()) == 192
     assert len(HEADER.encode()) <= message_limit(3, 3, 0)
 
 
@@ -149,7 +149,7 @@ def test_agents_receive_from_their_neighbours_only() -> None:
         return heard, traffic
 
     # Sealing adds 24 bytes for the length, and 16 for the message.
-    size = 128 + 4 * D + 24 + 16
+    size = 192 + 4 * D + 24 + 16
     for agent, result in enumerate(run_in_threads(3, run)):
         assert isinstance(result, tuple), result
         heard, traffic = result

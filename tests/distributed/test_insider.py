@@ -10,10 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from corn.distributed import messages, rounds, summing
+from corn.distributed.exchange import Exchange, Received
 from corn.distributed.keyring import make_keys
-from corn.distributed.messages import Header, StopNotice, StopReason, decode_message
+from corn.distributed.membership import Membership
+from corn.distributed.messages import (
+    Header,
+    StopNotice,
+    StopReason,
+    decode_message,
+    encode_piece,
+    is_piece,
+)
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult
+from corn.distributed.summing import digest_model
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -71,11 +82,15 @@ def attack_network(
 ) -> dict[int, AgentResult | BaseException]:
     """Run agents in threads, of which one sends other messages, and return the honest results."""
     make_keys(folder / "keys", plan.num_agents)
-    send, memory = Link.send, dict[Any, Any]()
+    send, memory, attacked = Link.send, dict[Any, Any](), set[int]()
 
     def alter(link: Link, message: bytes | memoryview) -> None:
         if getattr(AGENT, "number", None) != insider or not len(message):
             send(link, message)
+            return
+        if is_piece(memoryview(message)):
+            if link.peer not in attacked:  # attacks send pieces of their own
+                send(link, message)
             return
         dtype = AGENT.dtype
         header, values = decode_message(
@@ -84,6 +99,7 @@ def attack_network(
         if header.step < FIRST:
             send(link, message)
             return
+        attacked.add(link.peer)
         for altered in attack(Sent(link.peer, header, values, memory)):
             send(link, altered)
 
@@ -328,10 +344,125 @@ def test_different_totals_stop_the_run_and_name_the_link(
         assert own.num_steps <= FIRST + 1
 
 
+def hide_the_model_of(
+    victim: int, insider: int, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Header, int], Header]:
+    """Let the insider take the victim's digest for its own, and return what it tells the victim.
+
+    The digest that the victim expects, signed by the insider, who may be the root.
+    """
+    receive, sign = Exchange.receive, Membership.sign_model
+    memory: dict[str, Any] = {}
+
+    def read(self: Exchange, peer: int, check: Any, **options: Any) -> Received:
+        found = receive(self, peer, check, **options)
+        if AGENT.number == insider and peer == victim and not found.header.attempt:
+            memory["model"] = found.header.model
+            return replace(found, header=replace(found.header, model=AGENT.model))
+        return found
+
+    def note(parameters: Tensor) -> bytes:
+        AGENT.model = digest_model(parameters)
+        return AGENT.model
+
+    def sign_own(self: Membership, header: Header) -> Header:
+        if AGENT.number == insider:
+            memory["membership"] = self
+        return sign(self, header)
+
+    def tell(header: Header, peer: int) -> Header:
+        if peer != victim or header.attempt or "model" not in memory:
+            return header
+        told = replace(header, model=memory["model"])
+        return sign(memory["membership"], told) if "membership" in memory else told
+
+    monkeypatch.setattr(Exchange, "receive", read)
+    monkeypatch.setattr(Membership, "sign_model", sign_own)
+    monkeypatch.setattr(rounds, "digest_model", note)
+    return tell
+
+
+@pytest.mark.parametrize("tells_truth", [False, True], ids=["false digest", "root's digest"])
+def test_an_insider_cannot_hide_that_models_below_it_differ(
+    tells_truth: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes the total for its child, and tells each side the digest that it expects."""
+    tree, insider, victim = PLANS["sum"].network.tree, 2, 5
+    assert tree.parents[victim] == insider
+    assert tree.parents[insider] == tree.root
+    tell = hide_the_model_of(victim, insider, monkeypatch)
+
+    def split_models(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == victim and len(values) and not sent.header.attempt:
+            values[0] += sent.header.step == FIRST
+        header = sent.header if tells_truth else tell(sent.header, sent.peer)
+        yield header.encode() + values.numpy().tobytes()
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], insider, split_models)
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        assert own.stop.reason is StopReason.MODELS_DIFFER, (agent, own.stop, own.notes)
+        assert victim in (own.stop.by, own.stop.agent)
+        # A lost link to the insider costs a step, and then the victim has another parent.
+        assert own.num_steps <= FIRST + 4
+
+
+def test_a_root_that_signs_two_models_is_found_out_over_other_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, victim = PLANS["sum"].network.tree, 4
+    assert tree.parents[victim] == tree.root
+    assert not tree.children[victim]
+    tell = hide_the_model_of(victim, tree.root, monkeypatch)
+
+    def split_models(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == victim and len(values) and not sent.header.attempt:
+            values[0] += sent.header.step == FIRST
+        yield tell(sent.header, sent.peer).encode() + values.numpy().tobytes()
+
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], tree.root, split_models)
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        assert own.stop.reason is StopReason.MODELS_DIFFER, (agent, own.stop, own.notes)
+        assert victim in (own.stop.by, own.stop.agent)
+        assert {own.stop.by, own.stop.agent} < {3, victim, 5}
+
+
+def send_pieces_in_another_order(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield encode_piece(2) + bytes(4)
+
+
+def send_one_piece_alone(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield sent.encode()
+
+
+def send_short_pieces(sent: Sent) -> Iterator[bytes]:
+    yield sent.encode()
+    yield encode_piece(1) + bytes(2)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [send_pieces_in_another_order, send_one_piece_alone, send_short_pieces],
+    ids=lambda one: one.__name__,
+)
+def test_wrong_pieces_cost_the_links_of_their_sender(
+    attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (messages, summing):
+        monkeypatch.setattr(module, "PIECE_BYTES", 4)
+    results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 2, attack)
+    require_unharmed(results, 2, is_sum=True)
+
+
 def call_for_recoveries_without_a_loss(sent: Sent) -> Iterator[bytes]:
     attempt = sent.memory.setdefault("attempt", 0)
     if not sent.header.attempt:
-        yield sent.encode(attempt=attempt + 1, mixing_round=0, payload_bytes=0)[:128]
+        yield replace(sent.header, attempt=attempt + 1, mixing_round=0, payload_bytes=0).encode()
     else:
         sent.memory["attempt"] = sent.header.attempt
         yield sent.encode()

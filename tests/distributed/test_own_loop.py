@@ -22,17 +22,16 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import corn
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings, recovery
-from corn.distributed.agent import run_steps
 from corn.distributed.keyring import find_terms, make_keys
-from corn.distributed.own_loop import AgentTurns, make_private
+from corn.distributed.own_loop import make_private
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.own_loop import LoopTask, PrivateTraining
+from corn.learn.own_loop import PrivateTraining
+from corn.learn.perturbation import KeyedNoise
 from corn.learn.tasks import ModuleTask
-from corn.learn.user_model import UserModel
 from corn.plan import Plan, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
@@ -294,25 +293,27 @@ def test_an_agent_can_leave_before_the_last_step() -> None:
         assert run_in_threads(N, run) == [1, 30, 30]
 
 
-def test_a_loop_that_goes_on_after_a_failure_does_not_wait_for_ever() -> None:
+def test_a_loop_that_goes_on_after_a_failure_gets_the_same_error_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = make_model()
+    private = make_private(
+        small_plan(),
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loaders(),
+    )
 
-    def run(rendezvous: Rendezvous) -> int:
-        plan = small_plan()
-        problem = TrainingProblem(
-            LoopTask(UserModel(model, clips_samples=False)), AgentData.from_parts(make_parts()[:1])
-        )
-        settings = RunSettings()
-        steps = partial(run_steps, plan, problem, rendezvous=rendezvous, settings=settings)
-        turns = AgentTurns(plan, rendezvous.agent, steps)
-        nothing: Any = None
-        with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
-            turns.start(nothing)
-        with pytest.raises(InvalidArgumentError, match="the plan is for 3 agents"):
-            turns.begin()
-        return 1
+    def fail(*_: object) -> None:
+        raise CornError("the disk is full")
 
-    assert run_in_threads(1, run) == [1]
+    monkeypatch.setattr(KeyedNoise, "draw", fail)
+    with pytest.raises(CornError, match="the disk is full"):
+        run_loop(private)
+    with pytest.raises(CornError, match="the disk is full"):
+        private.optimizer.step()
+    with pytest.raises(CornError, match="the disk is full"):
+        next(iter(private.data_loader))
 
 
 class Records(Dataset[Any]):

@@ -13,6 +13,7 @@ import networkx as nx
 import pytest
 from torch import Tensor
 
+from corn.distributed import messages, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import make_keys
 from corn.distributed.messages import Header, StopReason
@@ -109,22 +110,30 @@ class Crash(Exception):  # noqa: N818
 
 
 def run_with(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, plan: Plan, crashes: dict[int, Any], **more: Any
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    plan: Plan,
+    crashes: dict[int, Any],
+    *,
+    piece: int = 0,
+    **more: Any,
 ) -> list[AgentResult | BaseException]:
-    """Run agents in threads; ``crashes`` says of a message whether its sender dies instead.
+    """Run agents in threads; ``crashes`` says of a piece whether its sender dies instead.
 
     It returns the neighbours that still get the message, or None to live on.
     """
     make_keys(folder / "keys", plan.num_agents)
-    send = Exchange.send
+    send = Exchange.send_piece
 
-    def send_some(self: Exchange, peers: Iterable[int], header: Header, values: Tensor) -> None:
-        rule = crashes.get(header.sender)
+    def send_some(
+        self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
+    ) -> None:
+        rule = crashes.get(header.sender) if number == piece else None
         left = None if rule is None else rule(header)
         if left is None:
-            send(self, peers, header, values)
+            send(self, peers, header, values, number)
             return
-        send(self, [peer for peer in peers if peer in left], header, values)
+        send(self, [peer for peer in peers if peer in left], header, values, number)
         for link in self._links.values():
             # The other end may die at the same time.
             with suppress(LinkError):
@@ -135,7 +144,7 @@ def run_with(
         AGENT.number = rendezvous.agent
         return train(rendezvous, folder, plan=plan, **more)
 
-    monkeypatch.setattr(Exchange, "send", send_some)
+    monkeypatch.setattr(Exchange, "send_piece", send_some)
     return run_in_threads(plan.num_agents, run_one)
 
 
@@ -174,6 +183,26 @@ def test_a_sum_that_reached_some_agents_is_applied_by_all(
         # The step after it was begun by those that had the total, and is void for all.
         assert (f"step {step} is void" in notes) == (gets == 0)
         assert (f"step {step + 1} is void" in notes) == (gets > 0 and step == 4)
+
+
+@pytest.mark.parametrize("piece", [1, 5], ids=["second", "last"])
+@pytest.mark.parametrize("direction", [UP, DOWN], ids=["up", "down"])
+def test_a_sum_whose_last_pieces_are_missing_is_applied_by_nobody(
+    direction: int, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent dies after it has sent a part of its message."""
+    # Twelve integers of two bytes, in six pieces.
+    for module in (messages, summing):
+        monkeypatch.setattr(module, "PIECE_BYTES", 4)
+    dying = ROOT if direction == DOWN else SMALL.network.tree.children[ROOT][0]
+
+    def die(header: Header) -> Sequence[int] | None:
+        is_here = (header.step, header.mixing_round, header.attempt) == (4, direction, 0)
+        return [] if is_here else None
+
+    results = run_with(monkeypatch, tmp_path, SMALL, {dying: die}, piece=piece)
+    for own in check_survivors(results, {dying}, 9):
+        assert "step 4 is void" in "\n".join(own.notes)
 
 
 @pytest.mark.parametrize("gets_more", [False, True])

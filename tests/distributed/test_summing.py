@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from corn.covariance import MechanismName, ThreatModel
 from corn.covariance.objective import Horizon
-from corn.distributed import rounds
+from corn.distributed import messages, rounds, summing
 from corn.distributed.keyring import make_keys
 from corn.distributed.messages import StopReason
 from corn.distributed.own_loop import make_private
@@ -108,15 +108,29 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
         assert (own.status, own.num_steps) == (RunStatus.COMPLETE, 20)
         for peer, traffic in own.traffic.items():
             is_link = peer == tree.parents[agent] or agent == tree.parents[peer]
-            # One more in the end, to learn that everybody has the last sum.
-            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 0)
+            # One more in the end, to learn that everybody has the last sum. Over the other links
+            # agents compare their last models.
+            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 1)
             num_messages += traffic.messages_sent
             num_bytes += traffic.bytes_sent
-    assert num_messages == 21 * tree.num_messages == 21 * 2 * 5
+    num_aside = 2 * (plan.network.graph.number_of_edges() - 5)
+    assert num_messages == 21 * tree.num_messages + num_aside == 21 * 2 * 5 + 2 * 2
     assert plan.mask_bits == 16
     payload = 20 * tree.num_messages * 2 * size
     # Links that are not of the tree carry heartbeats alone, of a few bytes.
-    assert payload < num_bytes <= payload + num_messages * 200 + 1000
+    assert payload < num_bytes <= payload + num_messages * 256 + 1000
+
+
+def test_sums_in_pieces_have_the_bits_of_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(PLAN, tmp_path / "whole", rehearsal_seed=3)
+    for module in (messages, summing):
+        monkeypatch.setattr(module, "PIECE_BYTES", 10)  # the last of three has two integers
+    for own in run(PLAN, tmp_path / "pieces", rehearsal_seed=3):
+        assert torch.equal(own.parameters, whole[0].parameters)
+        for traffic in own.traffic.values():
+            assert traffic.messages_sent == traffic.messages_received == 12 * 3 + 1
 
 
 def test_a_message_that_is_still_leaving_counts(

@@ -13,15 +13,15 @@ from corn.checks import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
+from corn.learn.perturbation import CommonNormals, simulation_nonce, symmetric_root
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.simulation import Simulation
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.learn.tasks.quadratic import quadratic_objectives
-from corn.learn.workloads import make_workload
-from corn.noise import SecureSource, draw_share, simulated_keys
+from corn.learn.workloads import Workload
+from corn.noise import Owner, SecureSource, draw_share, simulated_keys
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
@@ -65,13 +65,14 @@ def reference_run(
     queries = SAMPLE_BUDGET.queries if per_sample else ()
     sampler = BatchSampler(data, queries, batch_size=8, choices=[SeededChoices(seed)])
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
-    normals = JointNoise([np.eye(n)], seeds=[seed], num_parameters=len(start), dtype=torch.float64)
+    owner = Owner(tuple(range(n)), 0)
+    normals = CommonNormals(owner, [seed], (n, len(start)), torch.float64)
     R = np.zeros((n, n)) if method.noise is None else method.noise.covariance
     mixing = np.full((n, n), 1 / n) if method.is_central else W
     m = np.zeros_like(x)
     for t in range(NUM_STEPS):
         batch = sampler.draw(t)
-        v = symmetric_root(R) @ normals.draw_normals(t)[0]
+        v = symmetric_root(R) @ normals.draw(t)[0].numpy()
         g = np.zeros_like(x)
         for i, (samples, labels, weights) in enumerate(
             zip(*(part.double().numpy() for part in (batch.inputs, batch.targets, batch.weights)))  # noqa: B905
@@ -284,7 +285,7 @@ def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> N
     budget = PrivacyBudget(10, 1e-5, num_steps, 0.1)
     noise = design(W, budget.precision_cap, mechanism=mechanism, objective=Horizon(10))
     schedule = InverseSqrt(1e-3)
-    problem = make_workload("quadratic", n)
+    problem = Workload("quadratic").build(n)
     result = run_sweep(
         problem,
         network,

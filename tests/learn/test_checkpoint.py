@@ -25,7 +25,7 @@ from corn.learn import (
     Trial,
     run_sweep,
 )
-from corn.learn.sweep import load_sweep
+from corn.learn.sweep import load_checkpoint
 from corn.learn.tasks import ModuleTask
 
 from .problems import NETWORK, make_method, make_problem
@@ -75,7 +75,7 @@ def test_a_resumed_sweep_keeps_its_stopped_runs(tmp_path: Path) -> None:
 def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     sweep("corn", checkpoint=path)
-    with pytest.raises(FileFormatError, match="other data, network, methods or settings"):
+    with pytest.raises(FileFormatError, match="other data, network, mechanisms or settings"):
         sweep("ldp", checkpoint=path, resume=True)
     problem = make_logistic()
     X, y = problem.parts["test"]
@@ -92,12 +92,12 @@ def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
             )
     path.write_bytes(b"no checkpoint")
     with pytest.raises(FileFormatError, match="not a checkpoint"):
-        load_sweep(path, fingerprint="")
+        load_checkpoint(path, fingerprint="")
     torch.save(torch.zeros(3), path)
     with pytest.raises(FileFormatError, match="not a checkpoint"):
-        load_sweep(path, fingerprint="")
+        load_checkpoint(path, fingerprint="")
     with pytest.raises(FileFormatError, match="cannot be read: Is a directory"):
-        load_sweep(tmp_path, fingerprint="")
+        load_checkpoint(tmp_path, fingerprint="")
 
 
 def test_a_checkpoint_fits_no_other_module(tmp_path: Path) -> None:

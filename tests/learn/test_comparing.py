@@ -1,6 +1,5 @@
 """``corn.compare`` and data frames."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 
 import corn
 from corn.errors import CornError, FileFormatError, MissingExtraError
-from corn.learn import Comparison, load_agent_results, load_results
+from corn.learn import Comparison, load_results
 from corn.learn.metrics import COLUMNS, write_table
 from corn.learn.problem import read_samples
 
@@ -73,12 +72,10 @@ def test_results_become_data_frames(tmp_path: Path) -> None:
     write_table(found.result.rows, tmp_path / "metrics.csv")
     for path in (tmp_path, tmp_path / "metrics.csv"):
         pandas.testing.assert_frame_equal(load_results(path), frame, check_dtype=False)
-    for agent in range(2):
-        (tmp_path / "shared" / f"agent-{agent}").mkdir(parents=True)
-        write_table(found.result.rows, tmp_path / "shared" / f"agent-{agent}" / "metrics.csv")
-    # A copy that is no agent's folder is left out.
-    shutil.copytree(tmp_path / "shared" / "agent-0", tmp_path / "shared" / "agent-0-old")
-    assert set(load_agent_results(tmp_path)["agent"]) == {0, 1}
+    write_table(found.result.rows, tmp_path / "shared" / "agent-0" / "metrics.csv")
+    pandas.testing.assert_frame_equal(
+        load_results(tmp_path / "shared" / "agent-0"), frame, check_dtype=False
+    )
     table = pandas.DataFrame({"a": [1.0, 2.0], "b": [0.5, 1.5]})
     inputs, targets = read_samples((table, pandas.Series([0, 1])))
     assert inputs.tolist() == [[1.0, 0.5], [2.0, 1.5]]

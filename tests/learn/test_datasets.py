@@ -1,8 +1,7 @@
-"""The catalogue, its cache, the file formats and the stand-ins."""
+"""The catalogue, its cache and the file formats."""
 
 import gzip
 import struct
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.errors import CornWarning, FileFormatError, InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.datasets import (
     DOWNLOADABLE,
     Dataset,
@@ -30,7 +29,6 @@ def test_real_a9a_is_imported_and_loaded(tmp_path: Path) -> None:
     import_dataset("a9a", SHARED_DATA / "a9a", directory=tmp_path)
     data = load_dataset("a9a", directory=tmp_path)
     assert data.inputs.shape == (48842, 123)
-    assert data.stand_in_for is None
     assert np.bincount(data.targets).tolist() == [37155, 11687]
     assert set(np.unique(data.inputs)) == {0.0, 1.0}
     assert data.inputs[32561:, 122].max() == 0  # feature 123 never occurs in the test file
@@ -47,22 +45,14 @@ def test_real_mnist_is_imported_and_loaded(tmp_path: Path) -> None:
     assert (data.inputs.min(), data.inputs.max()) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("name", "instead"), [("a9a", "breast-cancer"), ("mnist", "digits")])
-def test_a_stand_in_gives_a_warning(tmp_path: Path, name: str, instead: str) -> None:
-    with pytest.warns(CornWarning, match=f"{instead} STANDS IN FOR IT.*corn data get {name}"):
-        data = load_dataset(name, directory=tmp_path)
-    assert (data.name, data.stand_in_for) == (instead, name)
-    assert f"STANDS IN FOR {name}" in data.describe()
+@pytest.mark.parametrize("name", DOWNLOADABLE)
+def test_an_absent_data_set_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileFormatError, match=f"corn data get {name}"):
-        load_dataset(name, directory=tmp_path, stand_in=False)
+        load_dataset(name, directory=tmp_path)
 
 
-def test_an_embedded_set_asked_for_by_name_is_no_stand_in() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load_dataset("breast-cancer")
-    assert data.stand_in_for is None
-    np.testing.assert_allclose(data.inputs.std(axis=0), 1, rtol=1e-4)
+def test_breast_cancer_is_standardised() -> None:
+    np.testing.assert_allclose(load_dataset("breast-cancer").inputs.std(axis=0), 1, rtol=1e-4)
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

@@ -10,14 +10,12 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks import (
     Gradients,
-    HasFingerprint,
     LinearClassifier,
     Scores,
-    Task,
     place_task,
     small_cnn_task,
 )
-from corn.learn.tasks.protocol import DeviceTask, FingerprintedDeviceTask
+from corn.learn.tasks.protocol import DeviceTask
 from corn.learn.workloads import Workload
 
 
@@ -56,7 +54,7 @@ def make_batch() -> Batch:
 
 
 def test_everything_is_computed_on_the_device() -> None:
-    task: Task = DeviceTask(Elsewhere(), "meta")
+    task = DeviceTask(Elsewhere(), "meta")
     clip = torch.ones(1, dtype=torch.float64)
     found = task.gradient(torch.zeros(1, 1, 3), make_batch(), sample_clip=clip)
     assert found.values.device.type == "cpu"
@@ -85,11 +83,10 @@ def test_results_are_those_of_the_task_itself(clips: bool) -> None:
 
 def test_agents_on_different_devices_compare_the_same_text() -> None:
     """Otherwise an agent with a GPU would be refused by the others."""
-    module, linear = small_cnn_task((8, 8), 10), LinearClassifier(4, 2)
-    assert isinstance(module, HasFingerprint)
-    placed = FingerprintedDeviceTask(module, "cpu", module.fingerprint())
+    module = small_cnn_task((8, 8), 10)
+    placed = DeviceTask(module, "cpu")
     assert (placed.fingerprint(), placed.describe()) == (module.fingerprint(), module.describe())
-    assert not isinstance(DeviceTask(linear, "cpu"), HasFingerprint)
+    assert not hasattr(DeviceTask(LinearClassifier(4, 2), "cpu"), "fingerprint")
     workload = Workload("breast-cancer")
     problem = workload.build(2)
     assert workload.describe(problem) == replace(workload, device="cuda:0").describe(problem)

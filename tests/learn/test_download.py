@@ -59,7 +59,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> DownloadableDataset:
     files = {name: hashlib.sha256(CONTENT[name.removesuffix(".gz")]).hexdigest() for name in SERVED}
-    dataset = DownloadableDataset("toy", files, ("http://unused/",), "digits", "a toy")
+    dataset = DownloadableDataset("toy", files, ("http://unused/",), "a toy")
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", dataset)
     return dataset
 
@@ -85,7 +85,7 @@ def test_a_data_set_is_fetched_once(
 def test_wrong_content_leaves_no_file(
     server: Server, tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
-    server.served = {**SERVED, name: content} if content else {}  # type: ignore[dict-item]
+    server.served = {**SERVED, name: content} if content else {}
     with pytest.raises(DownloadError, match=message):
         fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
     assert {path.name for path in (tmp_path / "toy").iterdir()} <= {"plain"} - {name}

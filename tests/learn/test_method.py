@@ -29,9 +29,11 @@ def test_central_noise_is_accounted_like_an_agent_at_the_cap() -> None:
 
 def test_noise_that_does_not_keep_the_budget_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
-        Method.private("weak", np.eye(6), BUDGET)
+        Method.private("weak", Decomposition(np.ones(6)), BUDGET)
+    factor = 3e4 * (np.eye(6) - 1 / 6)
+    zero_sum = Decomposition(np.zeros(6), (tuple(range(6)),), (factor,))
     with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
-        Method.private("zero-sum", 1e9 * (np.eye(6) - 1 / 6), BUDGET)
+        Method.private("zero-sum", zero_sum, BUDGET)
 
 
 def test_clipping_must_match_the_budget() -> None:

@@ -17,7 +17,7 @@ COVARIANCES = [shares.covariance for shares in SHARES]
 
 
 def joint(num_parameters: int, *seeds: int, dtype: torch.dtype = torch.float64) -> JointNoise:
-    return JointNoise(COVARIANCES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
+    return JointNoise(SHARES, seeds=seeds, num_parameters=num_parameters, dtype=dtype)
 
 
 def keyed(num_parameters: int, *seeds: int) -> KeyedNoise:

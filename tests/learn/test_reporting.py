@@ -1,15 +1,11 @@
 """Tables and progress of a sweep."""
 
 import csv
-import re
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 
-from corn.errors import FileFormatError
-from corn.learn import COLUMNS, write_table
-from corn.learn.sweep import summarize_rows
+from corn.learn import write_table
 
 from .sweeps import sweep
 
@@ -24,19 +20,6 @@ def test_csv_has_every_measurement(tmp_path: Path) -> None:
     assert rows[-1]["epsilon"] == ""
 
 
-def test_parquet_has_every_measurement(tmp_path: Path) -> None:
-    rows = sweep("corn").rows
-    write_table(rows, tmp_path / "t.parquet")
-    table = parquet.read_table(tmp_path / "t.parquet")
-    assert table.column_names == list(COLUMNS)
-    assert table.column("test_loss").to_pylist() == [row["test_loss"] for row in rows]
-
-
-def test_other_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"must end in \.csv"):
-        write_table([], tmp_path / "t.txt")
-
-
 def test_the_progress_bar_is_drawn_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,13 +32,3 @@ def test_the_progress_bar_is_drawn_on_a_terminal_only(
     assert "training" in shown
     sweep("corn", show_progress=False)
     assert capsys.readouterr().err == ""
-
-
-def test_the_progress_line_names_loss_and_epsilon() -> None:
-    rows = sweep("corn", "none").last_rows
-    assert summarize_rows(rows).startswith("best test loss 0.")
-    assert re.search(r", simulated ε \(agent\) [23]\.", summarize_rows(rows))
-    assert summarize_rows([]) == ""
-    exact = max(float(row["simulated_epsilon"]) for row in rows[:1])
-    shown = float(summarize_rows(rows[:1]).rsplit(" ", 1)[1])
-    assert exact <= shown <= exact + 0.01

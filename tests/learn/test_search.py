@@ -14,10 +14,10 @@ from scipy import stats
 
 from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
-from corn.learn import Constant, Method, Trial, make_methods, run_sweep, search_step_sizes
+from corn.learn import Constant, Method, Trial, make_methods, run_sweep, search_step_sizes, tune
 from corn.learn import tuning as search_module
 from corn.learn.metrics import Result, join_results
-from corn.learn.tuning import expect_place, find_ends, propose_places, read_tuning, step_size_at
+from corn.learn.tuning import choose_best, expect_place, propose_places, step_size_at
 from corn.privacy import PrivacyBudget
 
 from .problems import NETWORK, make_method
@@ -125,7 +125,7 @@ def test_ends_of_a_grid_are_named() -> None:
     ):
         trials = [Trial(method, Constant(size)) for method in methods for size in sizes]
         result = run_sweep(problem, NETWORK, trials, settings=SETTINGS)
-        assert find_ends(read_tuning(result)) == ends
+        assert choose_best(problem, result).ends == ends
 
 
 def test_intervals_are_student_s() -> None:
@@ -146,13 +146,9 @@ def test_settings_without_clipping_start_at_the_paper_s_step_size() -> None:
     assert step_size_at(place) == 0.1
 
 
-def test_a_search_needs_samples_to_compare_on() -> None:
-    """Without them every loss is NaN, which must not pass for runs that broke down."""
+def test_without_validation_samples_the_training_loss_decides() -> None:
     problem = replace(make_logistic(), parts={})
-    methods, settings = [make_method("ldp")], replace(SETTINGS, num_steps=2)
-    with pytest.raises(InvalidArgumentError, match="validation_loss needs validation samples"):
-        search_step_sizes(problem, NETWORK, methods, settings=settings)
-    result = run_sweep(problem, NETWORK, [Trial(methods[0], Constant(0.1))], settings=settings)
-    with pytest.raises(InvalidArgumentError, match="column must be one that was measured"):
-        read_tuning(result)
-    assert read_tuning(result, "train_loss").schedules
+    settings = replace(SETTINGS, num_steps=2)
+    tuning = tune(problem, NETWORK, [make_method("ldp")], settings=settings, step_sizes=(0.1, 0.2))
+    losses = tuning.result.average("train_loss")
+    assert losses["ldp", tuning.schedules["ldp"].describe()] == min(losses.values())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from corn.covariance import Decomposition
 from corn.errors import (
     InvalidArgumentError,
 )
@@ -217,7 +218,7 @@ def test_data_and_noise_must_have_one_part_per_agent() -> None:
         run_sweep(
             make_logistic(), load_network("ring:4", mixing="gossip"), trials, settings=SETTINGS
         )
-    other = Method.private("other", np.eye(4) * 1e6, BUDGET)
+    other = Method.private("other", Decomposition(np.full(4, 1e6)), BUDGET)
     with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):
         run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)
 

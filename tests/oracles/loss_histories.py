@@ -1,9 +1,9 @@
 """Random histories of losses and returns under exact sums, and what must hold in each of them.
 
 Agents run in threads of one process, or in processes. A history draws a graph and some faults:
-agents that die at one of their messages, which some neighbours still get; the root among them; two
-at the same step; agents that stand still for less or for more than the time-out; links that are
-cut. Agents that were lost return, and may be lost again. In every history
+agents that die at a piece of one of their messages, which some neighbours still get; the root among
+them; two at the same step; agents that stand still for less or for more than the time-out; links
+that are cut. Agents that were lost return, and may be lost again. In every history
 
 - nobody hangs;
 - agents under one plan have the same model after every step that they apply, to the bit;
@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
-from corn.distributed import RunSettings, run_agent
+from corn.distributed import RunSettings, messages, run_agent, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.messages import Header, StopReason
+from corn.distributed.messages import PIECE_BYTES, Header, StopReason
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.rendezvous import host_store
@@ -115,9 +115,11 @@ class Record:
 
 
 @contextmanager
-def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[None]:
+def watching(
+    record: Record, faults: list[Fault], down: set[int], piece_bytes: int
+) -> Iterator[None]:
     """Inject faults, and record every release and every model."""
-    send, take, finish = Exchange.send, NoiseShare.take, TrainingRounds._finish_step
+    send, take, finish = Exchange.send_piece, NoiseShare.take, TrainingRounds._finish_step
 
     def draw(self: NoiseShare, step: int) -> DrawnNoise:
         # A step takes a moment while somebody is to return, so that the run does not end before.
@@ -135,23 +137,25 @@ def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[No
             found.setdefault(digest_model(parameters), []).append(_HERE.agent)
         finish(self, parameters, statistics)
 
-    def disturb(self: Exchange, peers: Iterable[int], header: Header, values: Tensor) -> None:
+    def disturb(
+        self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
+    ) -> None:
         fault = _find_fault(faults, header)
         if fault is None:
-            send(self, peers, header, values)
+            send(self, peers, header, values, number)
             return
         with record.lock:
             record.events[fault.kind] += 1
         if "pause" in fault.kind:
             with self._lock:  # as in a process that is suspended, there are no heartbeats
                 time.sleep(TIMEOUT * (1.6 if fault.kind == "long pause" else 0.2))
-            send(self, peers, header, values)
+            send(self, peers, header, values, number)
         elif fault.kind == "cut link":
             for peer in set(fault.receivers[:1]) & set(self.neighbours):
                 self.link(peer).close()
-            send(self, peers, header, values)
+            send(self, peers, header, values, number)
         else:
-            send(self, [peer for peer in peers if peer in fault.receivers], header, values)
+            send(self, [peer for peer in peers if peer in fault.receivers], header, values, number)
             for link in self._links.values():
                 with suppress(LinkError):  # the other end may die at the same time
                     link.wait_sent(1)
@@ -160,7 +164,9 @@ def watching(record: Record, faults: list[Fault], down: set[int]) -> Iterator[No
     with (
         mock.patch.object(NoiseShare, "take", draw),
         mock.patch.object(TrainingRounds, "_finish_step", note),
-        mock.patch.object(Exchange, "send", disturb),
+        mock.patch.object(Exchange, "send_piece", disturb),
+        mock.patch.object(messages, "PIECE_BYTES", piece_bytes),
+        mock.patch.object(summing, "PIECE_BYTES", piece_bytes),
     ):
         yield
 
@@ -221,7 +227,8 @@ def run_history(seed: int, folder: Path) -> Record:
                 time.sleep(delays[agent])
 
     threads = [threading.Thread(target=run, args=(agent,), daemon=True) for agent in range(n)]
-    with watching(record, faults, down):
+    # A model has 16 bytes. Some histories send it in four pieces.
+    with watching(record, faults, down, piece_bytes=dice.choice([4, PIECE_BYTES])):
         for thread in threads:
             thread.start()
         end = time.monotonic() + SECONDS_UNTIL_HANG
@@ -304,7 +311,7 @@ class DisturbedTask(Workload):
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem; disturb and record this process from now on."""
-        take, finish, send = NoiseShare.take, TrainingRounds._finish_step, Exchange.send
+        take, finish, send = NoiseShare.take, TrainingRounds._finish_step, Exchange.send_piece
         folder, faults, passed = Path(self.record), list(self.faults), Counter[Fault]()
 
         def draw(share: NoiseShare, step: int) -> DrawnNoise:
@@ -321,7 +328,7 @@ class DisturbedTask(Workload):
             finish(rounds, parameters, statistics)
 
         def disturb(
-            exchange: Exchange, peers: Iterable[int], header: Header, values: Tensor
+            exchange: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
         ) -> None:
             for fault in list(faults):
                 if fault.agent != header.sender or header.step < fault.step:
@@ -342,12 +349,12 @@ class DisturbedTask(Workload):
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
                     os.kill(os.getpid(), signal.SIGKILL)
-            send(exchange, peers, header, values)
+            send(exchange, peers, header, values, number)
 
         for owner, name, function in (
             (NoiseShare, "take", draw),
             (TrainingRounds, "_finish_step", note),
-            (Exchange, "send", disturb),
+            (Exchange, "send_piece", disturb),
         ):
             setattr(owner, name, function)
         return super().build(num_agents, agents)

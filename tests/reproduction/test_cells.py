@@ -91,11 +91,12 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
         threat=mechanism.threat,
     )
     result = learn.run_sweep(
-        learn.make_workload(cell.task, 6, seed=cell.data_seed),
+        learn.Workload(cell.task, seed=cell.data_seed).build(6),
         network,
-        learn.make_grid(
-            [learn.Method.private(mechanism.name, made, budget)], step_sizes=step_sizes_of(cell)
-        ),
+        [
+            learn.Trial(learn.Method.private(mechanism.name, made, budget), learn.Constant(size))
+            for size in step_sizes_of(cell)
+        ],
         settings=learn.SweepSettings(cell.num_steps, cell.batch_size, (0, 1)),
         evaluate_at=[cell.num_steps],
         show_progress=False,
@@ -113,9 +114,9 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     (run,) = cell.compute({CORN_DEFAULTS.name: cell.designs[CORN_DEFAULTS.name].compute()}, None)[
         "runs"
     ]
-    problem = learn.make_workload(
-        cell.task, 6, model=cell.model, partition=cell.partition, seed=cell.data_seed
-    )
+    problem = learn.Workload(
+        cell.task, model=cell.model, partition=cell.partition, seed=cell.data_seed
+    ).build(6)
     budget = PrivacyBudget.for_sizes(
         problem.data.sizes,
         epsilon=cell.epsilon,
@@ -132,9 +133,10 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     result = learn.run_sweep(
         problem,
         network,
-        learn.make_grid(
-            [learn.Method.private("corn", noise, budget)], step_sizes=step_sizes_of(cell)
-        ),
+        [
+            learn.Trial(learn.Method.private("corn", noise, budget), learn.Constant(size))
+            for size in step_sizes_of(cell)
+        ],
         settings=learn.SweepSettings(
             cell.num_steps,
             cell.batch_size,

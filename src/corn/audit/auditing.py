@@ -39,16 +39,14 @@ from corn.audit.observation import (
     rate_of,
 )
 from corn.audit.program import DEPLOYED, Program
-from corn.audit.recording import ProcessObservation, has_hidden_seeds
 from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import FloatArray, require, require_count
-from corn.errors import InvalidArgumentError
 from corn.plan import Plan
 from corn.privacy import account_precision, gaussian
 from corn.privacy.rounding import round_bound_down, round_up
 
 Verdict: TypeAlias = Literal["tight", "loose", "violated"]
-Through: TypeAlias = Literal["shares", "step", "processes"]
+Through: TypeAlias = Literal["shares", "step"]
 
 TIGHT = 0.9
 """An attack that reaches this share of the promised μ shows that the promise is tight."""
@@ -62,8 +60,8 @@ class AuditSettings:
     """Settings of an audit.
 
     Attributes:
-        through: ``shares`` (the noise that agents draw), ``step`` (sampling, clipping, noise,
-            rounding and the half step) or ``processes`` (messages of real agents).
+        through: ``shares`` (the noise that agents draw) or ``step`` (sampling, clipping, noise,
+            rounding and the half step).
         num_trials: trials under each of the two data sets.
         num_releases: the releases of each trial; None takes a number that suits the plan.
         confidence: of all verdicts together.
@@ -208,6 +206,7 @@ def audit_plan(
     view: View | None = None,
     settings: AuditSettings | None = None,
     program: Program = DEPLOYED,
+    observation: Observation | None = None,
     track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
 ) -> AuditReport:
     """Attack the code that runs a plan, and compare the result with what the plan promises.
@@ -218,20 +217,20 @@ def audit_plan(
         view: the attacker; by default, for each victim, the worst that the plan's threat allows.
         settings: trials, seed, and the part of the program that is audited.
         program: the functions under audit: those of the library.
+        observation: releases that were observed otherwise, instead of those of the program.
         track: shows the progress of a sequence.
     """
     settings = settings or AuditSettings()
     pairs = _pair_up(plan, victims, view)
-    if settings.through == "processes" and has_hidden_seeds(plan):
-        masked = plan.decomposition.is_masked
-        if masked or any(attacker.coalition for _, attacker in pairs):
-            raise InvalidArgumentError(
-                ("through must be shares or step" if masked else "view must be eavesdropper")
-                + " for processes that share seeds in groups of three or more: these seeds never "
-                "leave the processes"
-            )
-    num_releases = settings.num_releases or suggest_releases(plan, settings.through)
-    observation = _observe(plan, settings, num_releases, program)
+    if observation is None:
+        kind = ShareObservation if settings.through == "shares" else StepObservation
+        observation = kind(
+            plan,
+            num_trials=settings.num_trials,
+            num_releases=settings.num_releases or suggest_releases(plan, settings.through),
+            seed=settings.seed,
+            program=program,
+        )
     auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
     findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
@@ -247,28 +246,7 @@ def audit_plan(
             plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
         )
     found = tuple(dict.fromkeys(problems))
-    return AuditReport(settings, num_releases, findings, found, messages)
-
-
-def _observe(
-    plan: Plan, settings: AuditSettings, num_releases: int, program: Program
-) -> Observation:
-    if settings.through == "processes":
-        # Their keys are made anew, so that no seed repeats them.
-        return ProcessObservation(
-            plan,
-            num_trials=settings.num_trials,
-            num_releases=num_releases,
-            seed=settings.seed,
-        )
-    kind = ShareObservation if settings.through == "shares" else StepObservation
-    return kind(
-        plan,
-        num_trials=settings.num_trials,
-        num_releases=num_releases,
-        seed=settings.seed,
-        program=program,
-    )
+    return AuditReport(settings, len(observation.released), findings, found, messages)
 
 
 class Auditor:
@@ -288,7 +266,7 @@ class Auditor:
     def check_noise(self) -> list[str]:
         """Compare the covariance of what was released with the plan's."""
         R = self._streams.covariance
-        if self._settings.through != "shares" or self._observation.messages is not None:
+        if self._observation.is_rounded:
             # Rounding to the grid adds an independent uniform error.
             R = R + np.eye(len(R)) * self._plan.grid**2 / 12
         return check_noise(self._observation.released, R, alpha=self.alpha)
@@ -448,8 +426,7 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     query = query_of(plan, 0)
     if through != "step" or query.unit == "agent" or query.sampling == "every-step":
         # Two attempts with two releases each, of which one step is repeated (``list_releases``).
-        # Processes have a ledger, which allows no more releases than the plan has steps.
-        return min(4, max(plan.budget.num_steps, 2)) if through == "processes" else 4
+        return 4
     # A whole number of passes; and enough steps that Poisson's canary takes part in some. Of long
     # passes the audit sees a part, in which the canary may not be: that makes it weaker, not wrong.
     steps = 2 * (query.steps_per_pass or 0) or math.ceil(3 / rate_of(query))

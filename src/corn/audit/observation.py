@@ -80,12 +80,14 @@ class Observation(Protocol):
         record: keys and noise of the releases observed.
         messages: the messages of all agents where masks hide releases, and None where nothing does.
         released: all agents' releases without any gradient, shape (releases, n, trials).
+        is_rounded: whether releases are on the grid.
     """
 
     problems: list[str]
     record: NoiseRecord
     messages: MaskedMessages | None
     released: FloatArray
+    is_rounded: bool
 
     def project(self, values: FloatArray) -> FloatArray:
         """Return one number for each trial from the values of releases, along the last axis."""
@@ -263,6 +265,7 @@ class ShareObservation:
         self.problems = self.record.check_keys()
         self.messages = _mask(plan, self.record, program)
         self.released = self.record.noise if self.messages is None else self.messages.released
+        self.is_rounded = self.messages is not None
 
     def project(self, values: FloatArray) -> FloatArray:
         """Return values as they are: each coordinate is a trial."""
@@ -290,8 +293,11 @@ class StepObservation:
         seed: int,
         program: Program = DEPLOYED,
     ) -> None:
-        self._plan, self._program, self._seed = plan, program, seed
+        self._plan = plan
+        self._program = program
+        self._seed = seed
         self._trials = num_trials
+        self.is_rounded = True
         # A random direction, so that clipping and rounding of all coordinates take part.
         direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
         self._direction = direction / np.linalg.norm(direction)

@@ -116,41 +116,6 @@ def make_choices(seed: int, trial: int) -> Choices:
     return SecretChoices(_secret(seed, "coins", trial), _secret(seed, "orders", trial))
 
 
-def make_messages(model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float) -> Tensor:
-    """Return the message of each trial, shape (trials, d), by the code that agents run.
-
-    Args:
-        model: the public model, shape (d,).
-        found: clipped gradients of all trials.
-        noise: the noise of all trials, float64 of shape (trials, d).
-        grid: γ.
-    """
-    # A copy: where types agree, the step takes over the gradient's memory.
-    values, factors = found.values.clone().flatten(1), found.factors.flatten()
-    return torch.stack(
-        [
-            take_half_step(model, own, factor, v, grid=grid, step_size=STEP_SIZE)
-            for own, factor, v in zip(values, factors, noise, strict=True)
-        ]
-    )
-
-
-def make_masked_messages(
-    found: ClippedGradients, noise: Tensor, mask: MaskWords, *, grid: float, offset: FloatArray
-) -> MaskWords:
-    """Return the message of each trial where releases are summed exactly, shape (trials, d).
-
-    Args:
-        found: clipped gradients of all trials.
-        noise: the private noise of all trials, float64 of shape (trials, d).
-        mask: the masks of all trials, of this shape.
-        grid: γ.
-        offset: the public offsets of all trials, of this shape.
-    """
-    values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
-    return release_masked(values, factors, noise, grid=grid, offset=offset, mask=mask)
-
-
 @dataclass(frozen=True)
 class Program:
     """The functions that stand between an agent's data and its messages."""
@@ -161,12 +126,37 @@ class Program:
     make_choices: Callable[[int, int], Choices] = make_choices
     make_sampler: Callable[..., BatchSampler] = BatchSampler.of_agent
     compute_gradients: Callable[..., ClippedGradients] = compute_gradients
-    make_messages: Callable[..., Tensor] = make_messages
+    take_half_step: Callable[..., Tensor] = take_half_step
     choose_bits: Callable[..., MaskBits] = choose_bits
     draw_mask: Callable[..., MaskWords] = draw_mask
     draw_offset: Callable[[bytes, int, int], FloatArray] = draw_offset
-    make_masked_messages: Callable[..., MaskWords] = make_masked_messages
+    release_masked: Callable[..., MaskWords] = release_masked
     read_average: Callable[..., FloatArray] = read_average
+
+    def make_messages(
+        self, model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
+    ) -> Tensor:
+        """Return the half step of each trial from the public model, shape (trials, d)."""
+        # A copy: where types agree, the step takes over the gradient's memory.
+        values, factors = found.values.clone().flatten(1), found.factors.flatten()
+        halves = [
+            self.take_half_step(model, own, factor, v, grid=grid, step_size=STEP_SIZE)
+            for own, factor, v in zip(values, factors, noise, strict=True)
+        ]
+        return torch.stack(halves)
+
+    def make_masked_messages(
+        self,
+        found: ClippedGradients,
+        noise: Tensor,
+        mask: MaskWords,
+        *,
+        grid: float,
+        offset: FloatArray,
+    ) -> MaskWords:
+        """Return the message of each trial where releases are summed exactly, (trials, d)."""
+        values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
+        return self.release_masked(values, factors, noise, grid=grid, offset=offset, mask=mask)
 
 
 DEPLOYED = Program()
@@ -205,7 +195,8 @@ class NoiseRecord:
     def noise(self) -> FloatArray:
         """All agents' noise, shape (releases, n, size)."""
         # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
-        return self._draw(self._plan.decomposition, [SecureSource(own) for own in self.keys])
+        sources = [SecureSource(own) for own in self.keys]
+        return self._draw_noise(self._plan.decomposition, sources)
 
     @cached_property
     def bits(self) -> MaskBits:
@@ -292,45 +283,39 @@ class NoiseRecord:
         if not keys:
             return np.zeros((len(self.releases), self._plan.num_agents, self.size))
         known = select_known(self._plan.decomposition, keys)
-        sources = [SecureSource(keys)] * self._plan.num_agents
-        return self._draw(known, sources)
+        return self._draw_noise(known, [SecureSource(keys)] * self._plan.num_agents)
 
     def draw_known_masks(self, coalition: Sequence[int]) -> MaskWords:
         """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
         return self._draw_masks([_KnownWords(self.held_by(coalition))] * self._plan.num_agents)
 
+    def _draw_noise(self, noise: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
+        return self._draw(self._program.draw_share, noise, sources, stop=self.size)
+
     def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
+        draw, noise = self._program.draw_mask, self._plan.decomposition
+        return self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+
+    def _draw(
+        self, draw: Callable[..., Any], noise: Decomposition, sources: Sequence[Any], **options: Any
+    ) -> Any:
+        """Draw for every release and agent, each from its source, shape (releases, n, size)."""
         return np.stack(
             [
                 [
-                    self._program.draw_mask(
-                        self._plan.decomposition,
+                    draw(
+                        noise,
                         agent,
                         source=source,
                         nonce=self._nonces[attempt],
                         step=step,
-                        size=self.size,
-                        bits=self.bits,
+                        **options,
                     )
                     for agent, source in enumerate(sources)
                 ]
                 for attempt, step in self.releases
             ]
         )
-
-    def _draw(self, decomposition: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
-        drawn = np.empty((len(self.releases), len(sources), self.size))
-        for number, (attempt, step) in enumerate(self.releases):
-            for agent, source in enumerate(sources):
-                drawn[number, agent] = self._program.draw_share(
-                    decomposition,
-                    agent,
-                    source=source,
-                    nonce=self._nonces[attempt],
-                    step=step,
-                    stop=self.size,
-                )
-        return drawn
 
 
 def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) -> Decomposition:

@@ -79,7 +79,7 @@ def advise(
     is_assumed = task is None and parameters is None
     if task is not None:
         # The built-in data sets are public, so their sizes may be looked at.
-        problem = learn.make_workload(task, n, stand_in=False)
+        problem = learn.Workload(task).build(n)
         parameters = problem.task.num_parameters
         # The fewest, as the rate and with it the noise must hold for every agent.
         samples = samples or min(problem.data.sizes)

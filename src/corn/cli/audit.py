@@ -72,11 +72,11 @@ def audit(
         _TRIALS
     ),
     through: Annotated[
-        Literal["shares", "step", "processes"] | None,
+        Literal["shares", "step"] | None,
         typer.Option(
-            help="Part of the program that is attacked: shares (keys and noise), step (also "
-            "sampling, clipping, rounding and the message) or processes (messages of real agents; "
-            "no seed reproduces them). (Default: shares; step for plans with the sample unit.)"
+            help="Part of the program that is attacked: shares (keys and noise) or step (also "
+            "sampling, clipping, rounding and the message). (Default: shares; step for plans with "
+            "the sample unit.)"
         ),
     ] = None,
     confidence: Annotated[
@@ -148,7 +148,7 @@ def _audit_one_run(
 
     report = audit_training(
         plan,
-        learn.make_workload(training.task, plan.num_agents, partition="iid"),
+        learn.Workload(training.task, partition="iid").build(plan.num_agents),
         schedule=learn.make_schedule(_STEP_SIZE),
         num_canaries=training.canaries,
         view=view,
@@ -330,8 +330,6 @@ def _list_columns() -> list[Column[Finding]]:
 
 
 def _describe_target(report: AuditReport) -> str:
-    if report.settings.through == "processes":
-        return "messages of real processes in two runs; a few releases stand for the whole run"
     if report.settings.through == "shares":
         what = "noise" if report.messages is None else "noise, masks and messages"
         return f"keys, nonces and {what} of all agents; a few releases stand for the whole run"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
@@ -16,13 +15,6 @@ from corn.parsing import quote
 # Read in bounded size, as any path may be given, a device included.
 _MAX_BYTES = 1 << 20
 _REQUIRE = "require"
-_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str, int, float), "text in quotation marks, or a number"),
-    Path: ((str,), "text in quotation marks"),
-}
 
 
 def is_given(context: typer.Context, name: str) -> bool:
@@ -63,16 +55,8 @@ def merge_requirements(context: typer.Context, given: list[str] | None) -> list[
     return [*(text for text in kept if text.partition("=")[0] not in names), *listed] or None
 
 
-def _write_requirement(name: str, value: object, path: Path) -> str:
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise FileFormatError(
-            f"{path}: [{_REQUIRE}] {name} must be a text or a number, found {quote(value)}"
-        )
-    return f"{name}={value}"
-
-
 def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
-    """Return the options in a file by the names of parameters, each of the right type."""
+    """Return the options in a file by the names of parameters, as texts of the command line."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -85,63 +69,48 @@ def _read_options(context: typer.Context, path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path}: not TOML: {error}") from error
     # Options by their names on the command line, arguments by their own.
     known = {
-        str(max(parameter.opts, key=len)).removeprefix("--"): str(parameter.name)
+        str(max(parameter.opts, key=len)).removeprefix("--"): parameter
         for parameter in context.command.params
         if parameter.name not in ("config_file", "help")
     }
-    # The annotations have the types and ranges that the command line enforces, so a file gets the
-    # same checks.
-    declared = inspect.signature(context.command.callback or _take_file, eval_str=True).parameters
     options: dict[str, Any] = {}
     for name, value in document.items():
-        if name == _REQUIRE and isinstance(value, dict):
-            value = [_write_requirement(key, own, path) for key, own in value.items()]
         if name not in known:
             close = difflib.get_close_matches(name, list(known), n=1) or ["step-size"]
             raise FileFormatError(
                 f"{path}: unknown option {quote(name)}: names are those of the command line "
                 f"without --, such as {close[0]}"
             )
-        options[known[name]] = _read_value(
-            declared[known[name]].annotation, value, f"{path}: {name}"
-        )
+        if name == _REQUIRE and isinstance(value, dict):
+            value = [
+                f"{key}={_write(own, f'{path}: [{name}] {key}')}" for key, own in value.items()
+            ]
+        options[str(known[name].name)] = _read_value(context, known[name], value, f"{path}: {name}")
     return options
 
 
-def _read_value(annotation: Any, value: object, place: str) -> object:
-    """Return the value of an option if it has the declared type and is in its range."""
-    # The command line has only text, which it converts. A file has types, and a number in quotation
-    # marks is more likely a mistake.
-    declared, *details = get_args(annotation)
-    # TOML has no null: an option without a value is left out of the file.
-    if type(None) in get_args(declared):
-        declared = next(part for part in get_args(declared) if part is not type(None))
-    is_list = get_origin(declared) is list
-    if is_list:
-        (declared,) = get_args(declared)
-    choices = get_args(declared) if get_origin(declared) is Literal else ()
-    types, kind = _KINDS[Path if choices else declared]
-    items = value if is_list and isinstance(value, list) else [value]
-    # True is also a whole number to Python.
-    fits = all(
-        isinstance(item, types) and isinstance(item, bool) == (declared is bool) for item in items
-    )
-    if not fits or isinstance(value, list) != is_list:
-        kind = f"a list of {kind}" if is_list else kind
+def _read_value(context: typer.Context, parameter: Any, value: object, place: str) -> object:
+    """Return the value of an option as the command line has it, or raise as it would."""
+    if getattr(parameter, "is_flag", False):
+        if not isinstance(value, bool):
+            raise FileFormatError(f"{place} must be true or false, found {quote(value)}")
+        return value
+    is_list = getattr(parameter, "multiple", False)
+    if isinstance(value, list) != is_list:
+        kind = "a list" if is_list else "one value"
         raise FileFormatError(f"{place} must be {kind}, found {quote(value)}")
-    if choices and value not in choices:
-        raise FileFormatError(
-            f"{place} must be one of {', '.join(map(str, choices))}, found {quote(value)}"
-        )
-    for detail in details:
-        _check_range(detail, value, place)
-    # Such as epsilon, which may be one number, or a text with several.
-    return str(value) if declared is str and not is_list else value
+    texts = [_write(item, place) for item in (value if isinstance(value, list) else [value])]
+    try:
+        for text in texts:
+            parameter.type.convert(text, parameter, context)
+    except typer.BadParameter as error:
+        raise FileFormatError(f"{place}: {error.message}") from error
+    return texts if is_list else texts[0]
 
 
-def _check_range(detail: Any, value: Any, place: str) -> None:
-    least, most = getattr(detail, "min", None), getattr(detail, "max", None)
-    if least is not None and value < least:
-        raise FileFormatError(f"{place} must be at least {least:g}, found {value}")
-    if most is not None and value > most:
-        raise FileFormatError(f"{place} must be at most {most:g}, found {value}")
+def _write(value: object, place: str) -> str:
+    """Return a value of a file as the text of the command line."""
+    # True is a number to Python, and would be taken for the text of a path or a name.
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise FileFormatError(f"{place} must be a text or a number, found {quote(value)}")
+    return str(value)

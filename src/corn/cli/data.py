@@ -59,13 +59,12 @@ def _list(json: bool) -> None:
         {
             "name": name,
             "present": is_cached(dataset),
-            "stand_in": dataset.stand_in,
             "description": dataset.description,
         }
         for name, dataset in DOWNLOADABLE.items()
     ]
     known += [
-        {"name": name, "present": True, "stand_in": None, "description": description}
+        {"name": name, "present": True, "description": description}
         for name, description in EMBEDDED.items()
     ]
     if json:
@@ -74,7 +73,7 @@ def _list(json: bool) -> None:
     rows = [
         [
             str(entry["name"]),
-            "yes" if entry["present"] else f"no: {entry['stand_in']} stands in",
+            "yes" if entry["present"] else f"no: corn data get {entry['name']}",
             str(entry["description"]),
         ]
         for entry in known

@@ -142,8 +142,6 @@ class LearningOptions:
             model=self.model,
             partition=self.partition or PAPER_PARTITION,
             seed=self.data_seed,
-            # An absent data set is an error, which names the command that downloads it.
-            stand_in=False,
         )
 
     def require_public_classes(self) -> None:

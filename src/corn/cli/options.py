@@ -6,10 +6,10 @@ records. Commands take such records like single options: see ``corn.cli.records`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -155,7 +155,7 @@ _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), balls:R, groups:M, communities:SIZE or leave-one-out; auto is "
+        "partners of each agent), balls:R, groups:M or leave-one-out; auto is "
         f"global without insiders, pairs up to {MOST_FOR_PAIRS} agents, and "
         f"sparse:{SPARSE_PARTNERS} above (sparse:{PARTNERS_BESIDE_HUBS} with hubs).",
         rich_help_panel=_THREAT,
@@ -239,13 +239,12 @@ class ThreatOptions:
         return ThreatModel(colluders, self.seeds)
 
 
-Number = TypeVar("Number", int, float)
 _TABLE_SUFFIX = ".csv"
 
 
 def parse_per_agent(
-    option: str, text: str, num_agents: int | None, kind: Callable[[str], Number] = float
-) -> Number | tuple[Number, ...]:
+    option: str, text: str, num_agents: int | None, kind: type[float] = float
+) -> Any:
     """Return the number for all agents, or the numbers of each.
 
     >>> parse_per_agent("--epsilon", "10", 2), parse_per_agent("--epsilon", "1,8", 2)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -46,15 +45,10 @@ from corn.cli.output import (
     working,
 )
 from corn.cli.records import read_configuration
-from corn.covariance import Objective, ThreatModel
-from corn.covariance.objective import momentum_of
+from corn.covariance import ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import METHOD_NAMES, usual_schedule
-from corn.learn.step import (
-    NAMED_OPTIMIZERS,
-    OptimizerName,
-    require_exact_sums,
-)
+from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -123,7 +117,15 @@ def train(
             rich_help_panel=LEARNING,
         ),
     ] = 1,
-    tuning: TuningOptions,
+    tune_on: Annotated[
+        Literal["data", "held-out"],
+        typer.Option(
+            help="Samples on which step sizes are chosen: the agents' data, or public held-out "
+            "samples. With held-out samples, each mechanism trains only once per run on the "
+            "agents' data, which counts as private.",
+            rich_help_panel=LEARNING,
+        ),
+    ] = "data",
     graph: OptionalGraphOption = None,
     plan: PlanOption = None,
     budget: BudgetOptions,
@@ -159,108 +161,178 @@ def train(
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
     configuration = read_configuration(context)
-    if plan is not None:
-        planned = load_plan(plan)
+    planned = None if plan is None else load_plan(plan)
+    adversary: ThreatModel | None
+    if planned is not None:
         # The defaults of these options are not what is run.
         for name in refuse_options_of_plan(context, planned.budget, _DECIDED_BY_PLAN):
             del configuration[name]
-        terms = TrainingTerms(
-            network=planned.network,
-            budget=planned.budget,
-            objective=planned.objective,
-            threat=planned.threat,
-            cooldown_steps=planned.cooldown_steps,
-            plan=planned,
-        )
+        network, promise, objective = planned.network, planned.budget, planned.objective
+        adversary, cooldown_steps = planned.threat, planned.cooldown_steps
     elif graph is not None:
         network = mixing.load_network(graph)
         sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
-        terms = TrainingTerms(
-            network=network,
-            budget=budget.make_for_data(learning.batch_size, sizes, network),
-            objective=mixing.choose_objective(network.mixing, budget.steps),
-            threat=threat.make_if_given(),
-            cooldown_steps=mixing.choose_cooldown(network, budget.steps),
-        )
-        # Not with a plan: its cool-down was chosen, and maybe noted, when it was made.
+        promise = budget.make_for_data(learning.batch_size, sizes, network)
+        objective = mixing.choose_objective(network.mixing, budget.steps)
+        adversary = threat.make_if_given()
+        cooldown_steps = mixing.choose_cooldown(network, budget.steps)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
     step_sizes = _parse_step_sizes(step_size, learning)
     factory = NAMED_OPTIMIZERS[optimizer]
     if factory is not None:
-        require_exact_sums(terms.network)
+        require_exact_sums(network)
         # Silently ignored, a momentum would leave the user with another model than intended.
         if mixing.momentum:
             raise typer.BadParameter(
                 f"belongs to --optimizer sgd, found {optimizer}", param_hint="--momentum"
             )
     settings = learn.SweepSettings(
-        num_steps=terms.budget.num_steps,
-        batch_size=terms.budget.batch_size or learning.batch_size,
+        num_steps=promise.num_steps,
+        batch_size=promise.batch_size or learning.batch_size,
         seeds=tuple(range(runs)),
-        cooldown_steps=terms.cooldown_steps,
-        momentum=momentum_of(terms.objective) if factory is None else 0.0,
+        cooldown_steps=cooldown_steps,
+        momentum=objective.momentum if factory is None else 0.0,
         optimizer=factory,
-        dtype=_choose_dtype(terms.plan, is_quadratic=learning.is_quadratic, rehearse=rehearse),
+        dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic, rehearse=rehearse),
         device=device,
         noise_keys="seed" if rehearse else "none",
     )
-    problem = learning.make_workload().build(terms.network.num_agents)
+    problem = learning.make_workload().build(network.num_agents)
     if learning.data is not None:
-        # The user's own data is private, whatever the options are: all runs on it count.
-        tuning = replace(tuning, private_tuning=True)
-        _note_own_data(learning, problem)
-    methods = _make_methods(mechanism, terms)
+        _note_user_data(learning, problem)
+    # The plan's mechanism, if there is a plan, and those named, for the same budget.
+    names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
+    with working("designing the noise"):
+        methods = learn.make_methods(
+            [name.strip() for name in names.split(",") if names],
+            network,
+            promise,
+            objective=objective,
+            threat=adversary,
+        )
+    if planned is not None:
+        # Named "plan", because a mechanism of the same name may stand beside it.
+        methods.insert(0, learn.Method.from_plan(planned, name="plan"))
     _note_exposed(methods)
-    note_disagreement(methods)
-    # The quadratic has no held-out samples; its training loss is its objective.
-    column = "validation_loss" if "validation" in problem.parts else "train_loss"
+    for method in methods:
+        if method.name == ("corn" if planned is None else "plan"):
+            warn_of_large_disagreement(method.disagreement_ratio)
     schedule = usual_schedule(learning.task or "")
-    if step_sizes:
-        trials = learn.make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-        sweep = partial(learn.run_sweep, trials=trials)
-    else:
-        sweep = partial(learn.search_step_sizes, methods=methods, schedule=schedule, column=column)
-    run = partial(
-        _run,
-        network=terms.network,
-        settings=settings,
-        checkpoint=checkpoint,
-        has_curves=out is not None or plot is not None,
-    )
-    if tuning.tune_on == "held-out":
-        # Step sizes are found on public samples, so each mechanism runs once per seed on the
-        # agents' data.
-        public = learn.borrow_held_out(problem, seed=learning.data_seed)
-        tuned = learn.read_tuning(run(sweep, public, suffix=".tuning"), column)
-        if tuned.result.status == "interrupted":
-            raise StoppedByUserError(
-                "interrupted while step sizes were chosen; nothing was written"
+    # On large data sets, measuring takes longer than training. A table needs the last values only.
+    steps = settings.num_steps
+    has_curves = out is not None or plot is not None
+    options: dict[str, Any] = {
+        "settings": settings,
+        "evaluate_at": None if has_curves else sorted({0, steps // 2, steps}),
+        "resume": checkpoint is not None,
+    }
+    try:
+        if tune_on == "data":
+            comparison = tuned = learn.tune(
+                problem,
+                network,
+                methods,
+                step_sizes=step_sizes,
+                schedule=schedule,
+                checkpoint=checkpoint,
+                **options,
             )
-        # A method whose every run broke down has no step size, and is left out.
-        trials = [
-            learn.Trial(m, tuned.schedules[m.name]) for m in methods if m.name in tuned.schedules
-        ]
-        found = learn.read_tuning(run(partial(learn.run_sweep, trials=trials), problem), column)
-    else:
-        found = tuned = learn.read_tuning(run(sweep, problem), column)
-    result = found.result
-    prices = tuning.price(result)
-    facts = collect_facts(configuration, problem, terms, found)
-    facts |= {"grid_ends": learn.find_ends(tuned), "tuning": tuning.collect(result, prices)}
+        else:
+            # Step sizes are found on public samples, so each mechanism runs once per seed on the
+            # agents' data. Both sweeps have files of their own: a resume must not mix them.
+            tuned = learn.tune(
+                learn.borrow_held_out(problem, seed=learning.data_seed),
+                network,
+                methods,
+                step_sizes=step_sizes,
+                schedule=schedule,
+                checkpoint=checkpoint and checkpoint.with_name(f"{checkpoint.name}.tuning"),
+                **options,
+            )
+            if tuned.result.status == "interrupted":
+                raise StoppedByUserError(
+                    "interrupted while step sizes were chosen; nothing was written"
+                )
+            # A mechanism whose every run broke down has no step size, and is left out.
+            best = [
+                learn.Trial(m, tuned.schedules[m.name])
+                for m in methods
+                if m.name in tuned.schedules
+            ]
+            result = learn.run_sweep(problem, network, best, checkpoint=checkpoint, **options)
+            comparison = learn.choose_best(problem, result)
+    except KeyboardInterrupt:
+        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
+        # step, and only an earlier checkpoint is left.
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        raise StoppedByUserError(
+            f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
+        ) from None
+    result = comparison.result
+    # The user's own data is private, whatever the options are: all runs on it count.
+    is_private = learning.data is not None or tune_on == "held-out"
+    prices: dict[learn.Method, learn.TuningPrice] = {}
+    total = None
+    if is_private and result.status == "complete":
+        with working("adding up the runs"):
+            prices, total = learn.price_tuning(result), learn.price_all(result)
+    facts = {
+        "configuration": configuration,
+        "task": problem.task.describe(),
+        "notes": list(result.notes),
+        **({} if planned is None else {"plan": fingerprint(planned).hex()}),
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "agent_samples": problem.data.sizes,
+        "promise": f"simulated: {promise.describe()}",
+        **collect_sampling(promise),
+        "privacy": result.privacy,
+        "objective": objective.describe(),
+        "gossip": str(network.gossip),
+        "cooldown_steps": cooldown_steps,
+        "messages_per_link": network.gossip.count_messages(promise.num_steps, cooldown_steps),
+        "status": result.status,
+        "num_steps": result.num_steps,
+        "seeds": result.seeds,
+        "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
+        "mechanisms": comparison.summary,
+        "grid_ends": tuned.ends,
+        "tuning": {
+            "data_is_private": is_private,
+            "tuned_on": tune_on,
+            "num_runs": len(result.trials) * len(result.seeds),
+            "prices": {
+                method.name: {**vars(price), "against": method.against}
+                for method, price in prices.items()
+            },
+            "price_of_all": None if total is None else vars(total),
+        },
+    }
     if out is not None:
         # A simulation has the data of all agents, and measures on them without noise.
         write_run(result.rows, facts, out, is_private=True)
     if plot:
-        draw_comparison(problem, terms, found, plot)
+        _draw(comparison, promise, plot)
     if json:
         print_json(facts)
     else:
-        print_comparison(problem, terms, found)
-        note_ends(tuned)
-        tuning.print_notes(result, prices, learning.source_name)
-        print_outcome(problem, found)
+        _print_comparison(comparison, network, promise, cooldown_steps)
+        for name, end in tuned.ends.items():
+            print_note(
+                f"{name}: the best step size, {tuned.schedules[name].describe()}, is the {end} "
+                f"that was tried; a {_BEYOND[end]} one may be better (--step-size)"
+            )
+        if is_private:
+            _note_prices(result, prices, total)
+        elif len(result.trials) > len(methods):
+            print_note(
+                f"step sizes were chosen from {len(result.trials)} runs per seed, which is counted "
+                f"as free because {learning.task} is public; runs on --data are counted"
+            )
+        _print_outcome(comparison)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
@@ -268,42 +340,7 @@ def train(
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
 
 
-def _run(
-    sweep: Callable[..., learn.Result],
-    problem: learn.TrainingProblem,
-    *,
-    network: Network,
-    settings: learn.SweepSettings,
-    checkpoint: Path | None,
-    has_curves: bool,
-    suffix: str = "",
-) -> learn.Result:
-    """Run a sweep, or continue it from its checkpoint, whose name ends in ``suffix``."""
-    # On large data sets, measuring takes longer than training. A table needs the last values only.
-    steps = settings.num_steps
-    measured = None if has_curves else sorted({0, steps // 2, steps})
-    # The search and the final run have files of their own: a resume must not mix them.
-    file = None if checkpoint is None else checkpoint.with_name(checkpoint.name + suffix)
-    try:
-        return sweep(
-            problem,
-            network,
-            settings=settings,
-            evaluate_at=measured,
-            checkpoint=file,
-            resume=file is not None,
-        )
-    except KeyboardInterrupt:
-        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
-        # step, and only an earlier checkpoint is left.
-        if file is None or not file.exists():
-            raise
-        raise StoppedByUserError(
-            f"interrupted; the same command resumes from the last checkpoint in {file}"
-        ) from None
-
-
-def _note_own_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
+def _note_user_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
     """Print what the owner of the data should know."""
     for note in problem.private_notes:
         print_note(f"private, do not publish: {note}")
@@ -321,21 +358,8 @@ def _choose_dtype(plan: Plan | None, *, is_quadratic: bool, rehearse: bool) -> s
     return "float64" if is_quadratic else "float32"
 
 
-def _make_methods(mechanisms: str | None, terms: TrainingTerms) -> list[learn.Method]:
-    """Return the plan's method, if there is a plan, and those named, for the same budget."""
-    # Named "plan", because a mechanism of the same name may stand beside it.
-    planned = [] if terms.plan is None else [learn.Method.from_plan(terms.plan, name="plan")]
-    if mechanisms is None:
-        mechanisms = _MECHANISMS if terms.plan is None else ""
-    names = [name.strip() for name in mechanisms.split(",") if mechanisms]
-    with working("designing the noise"):
-        return planned + learn.make_methods(
-            names, terms.network, terms.budget, objective=terms.objective, threat=terms.threat
-        )
-
-
 def _note_exposed(methods: Sequence[learn.Method]) -> None:
-    """Print a note on methods whose shared noise a participant can subtract."""
+    """Print a note on mechanisms whose shared noise a participant can subtract."""
     exposed = [
         method.name
         for method in methods
@@ -365,72 +389,17 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
     return sizes
 
 
-TuningData: TypeAlias = Literal["data", "held-out"]
-TuningPrices: TypeAlias = "tuple[dict[learn.Method, learn.TuningPrice], learn.TuningPrice | None]"
-"""The price of each method's runs, and of all together."""
-
-
-@dataclass(frozen=True)
-class TuningOptions:
-    """The data that step sizes are chosen on, and whether it is private."""
-
-    private_tuning: Annotated[
-        bool,
-        typer.Option(
-            "--private-tuning",
-            help="Treat the agents' data as private, and print the ε that all runs spend together.",
-            rich_help_panel=LEARNING,
-        ),
-    ] = False
-    tune_on: Annotated[
-        TuningData,
-        typer.Option(
-            help="Samples on which step sizes are chosen: the agents' data, or public held-out "
-            "samples. With held-out samples, each mechanism trains only once per run on the "
-            "agents' data.",
-            rich_help_panel=LEARNING,
-        ),
-    ] = "data"
-
-    def price(self, result: learn.Result) -> TuningPrices:
-        """Return the price of each method's runs and of all, if the data is private."""
-        if not self.private_tuning or result.status == "interrupted":
-            return {}, None
-        with working("adding up the runs"):
-            return learn.price_tuning(result), learn.price_all(result)
-
-    def collect(self, result: learn.Result, found: TuningPrices) -> dict[str, object]:
-        """Return the runs on the agents' data and what they spend together, for JSON."""
-        prices, total = found
-        return {
-            "data_is_private": self.private_tuning,
-            "tuned_on": self.tune_on,
-            "num_runs": len(result.trials) * len(result.seeds),
-            "prices": {
-                method.name: {**vars(price), "against": method.against}
-                for method, price in prices.items()
-            },
-            "price_of_all": None if total is None else vars(total),
-        }
-
-    def print_notes(self, result: learn.Result, found: TuningPrices, task: str) -> None:
-        """Print what the runs on the agents' data cost, or that they are counted as free."""
-        num_methods = len({trial.method for trial in result.trials})
-        is_tuned = len(result.trials) > num_methods
-        if not self.private_tuning:
-            if is_tuned:
-                print_note(
-                    f"step sizes were chosen from {len(result.trials)} runs per seed, which is "
-                    f"counted as free because {task} is public; --private-tuning counts it"
-                )
-            return
-        if result.status == "interrupted":
-            print_note("private tuning: runs that were interrupted are not priced")
-        prices, total = found
-        for method, price in prices.items():
-            # One run spends what the table shows.
-            if price.num_runs == 1:
-                continue
+def _note_prices(
+    result: learn.Result,
+    prices: dict[learn.Method, learn.TuningPrice],
+    total: learn.TuningPrice | None,
+) -> None:
+    """Print what all runs on private data cost."""
+    if result.status == "interrupted":
+        print_note("private tuning: runs that were interrupted are not priced")
+    for method, price in prices.items():
+        # One run spends what the table shows.
+        if price.num_runs > 1:
             print_note(
                 f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = "
@@ -438,23 +407,18 @@ class TuningOptions:
                 f"{price.protects}, against {method.against}, if {price.assumes}, which "
                 "runs of a simulation have in common"
             )
-        noiseless = sorted({t.method.name for t in result.trials if t.method.budget is None})
-        if noiseless:
-            print_note(
-                f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
-                "which no ε covers: leave it out where data is private"
-            )
-        if total is not None and len(prices) > 1:
-            print_note(
-                f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-                f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, for "
-                f"{total.protects}, against {total.against}, if {total.assumes}"
-            )
-        if is_tuned:
-            print_note(
-                "--tune-on held-out chooses step sizes on held-out samples instead, which must be "
-                "public, and spends one run; a comparison by validation loss is never covered by ε"
-            )
+    noiseless = sorted({t.method.name for t in result.trials if t.method.budget is None})
+    if noiseless:
+        print_note(
+            f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
+            "which no ε covers: leave it out where data is private"
+        )
+    if total is not None and len(prices) > 1:
+        print_note(
+            f"private tuning: all {total.num_runs} runs with noise together spend ε = "
+            f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, for "
+            f"{total.protects}, against {total.against}, if {total.assumes}"
+        )
 
 
 # Columns of the printed table, by the names of summaries.
@@ -472,105 +436,42 @@ _FAR_MORE = 2
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingTerms:
-    """The network, its mixing and the promise, from options or from a plan."""
-
-    network: Network
-    budget: PrivacyBudget
-    objective: Objective
-    threat: ThreatModel | None
-    cooldown_steps: int
-    plan: Plan | None = None
-
-    def describe_mixing(self) -> str:
-        """Return rounds, cool-down and messages in one line."""
-        return self.network.describe_mixing(self.budget.num_steps, self.cooldown_steps)
-
-
-def collect_facts(
-    configuration: dict[str, object],
-    problem: learn.TrainingProblem,
-    terms: TrainingTerms,
-    tuning: learn.Tuning,
-) -> dict[str, object]:
-    """Return configuration and result for JSON."""
-    result, network, plan = tuning.result, terms.network, terms.plan
-    return {
-        "configuration": configuration,
-        "task": problem.task.describe(),
-        "notes": list(result.notes),
-        **({} if plan is None else {"plan": fingerprint(plan).hex()}),
-        "graph": network.source,
-        "num_agents": network.num_agents,
-        "agent_samples": problem.data.sizes,
-        "promise": f"simulated: {terms.budget.describe()}",
-        **collect_sampling(terms.budget),
-        "privacy": result.privacy,
-        "objective": terms.objective.describe(),
-        "gossip": str(network.gossip),
-        "cooldown_steps": terms.cooldown_steps,
-        "messages_per_link": network.gossip.count_messages(
-            terms.budget.num_steps, terms.cooldown_steps
-        ),
-        "status": result.status,
-        "num_steps": result.num_steps,
-        "seeds": result.seeds,
-        "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "mechanisms": learn.summarize_methods(problem, tuning),
-    }
-
-
-def draw_comparison(
-    problem: learn.TrainingProblem, terms: TrainingTerms, tuning: learn.Tuning, path: Path
-) -> None:
-    """Draw the measurements of each method at its best step size."""
-    # Methods differ in their adversaries, so the title names each with those that hold against it.
+def _draw(comparison: learn.Comparison, budget: PrivacyBudget, path: Path) -> None:
+    """Draw the measurements of each mechanism at its best step size."""
+    # Mechanisms differ in their adversaries, so the title names each with those that hold against
+    # it.
     holders: dict[str, list[str]] = {}
-    for method in dict.fromkeys(trial.method for trial in tuning.result.trials):
+    for method in comparison.methods:
         if method.budget is not None:
             holders.setdefault(_name_adversary(method), []).append(method.name)
     against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
-    promise = f"simulated {terms.budget.describe()}: {against}" if holders else "no noise"
+    promise = f"simulated {budget.describe()}: {against}" if holders else "no noise"
     draw_run(
-        learn.select_measured(problem, tuning.result.rows),
-        {name: schedule.describe() for name, schedule in tuning.schedules.items()},
-        agent_samples=problem.data.sizes,
-        title=f"{problem.task.describe()}: {promise}",
+        comparison.measured_rows,
+        {name: schedule.describe() for name, schedule in comparison.schedules.items()},
+        agent_samples=comparison.problem.data.sizes,
+        title=f"{comparison.problem.task.describe()}: {promise}",
         path=path,
     )
 
 
-def print_comparison(
-    problem: learn.TrainingProblem, terms: TrainingTerms, tuning: learn.Tuning
+def _print_comparison(
+    comparison: learn.Comparison, network: Network, budget: PrivacyBudget, cooldown_steps: int
 ) -> None:
-    """Print a table with the scores, the spent ε and the adversary of each method, and notes."""
-    result, network = tuning.result, terms.network
-    facts = learn.summarize_methods(problem, tuning)
-    # Columns that no method has a value for are left out: the quadratic has no test set.
-    shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
-    # The loss on held-out samples says more, and a narrower table is easier to read.
-    if "test_loss" in shown or "optimality_gap" in shown:
-        shown.remove("train_loss")
+    """Print a table with scores, spent ε and adversary of each mechanism, and notes."""
+    result, facts = comparison.result, comparison.summary
     is_sum = network.mixing == "sum"
-    if is_sum:
-        # All agents have one model, which is the average.
-        hidden = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
-        shown = [name for name in shown if name not in hidden]
-    # The two models' scores side by side show how far agents disagree.
-    if "test_loss_of_average" in shown:
-        shown.remove("consensus_distance")
-    methods = dict.fromkeys(trial.method for trial in result.trials)
+    shown = _choose_columns(facts, is_sum=is_sum)
     print_facts(
-        f"{problem.task.describe()}, {network.num_agents} agents on {network.source}",
+        f"{comparison.problem.task.describe()}, {network.num_agents} agents on {network.source}",
         [
             *(("data", note) for note in result.notes),
-            ("promise", f"simulated: {terms.budget.describe()}"),
-            *strictest_facts(terms.budget, network.num_agents),
-            ("mixing", terms.describe_mixing()),
+            ("promise", f"simulated: {budget.describe()}"),
+            *strictest_facts(budget, network.num_agents),
+            ("mixing", network.describe_mixing(budget.num_steps, cooldown_steps)),
             ("runs", _describe_runs(len(result.seeds))),
             *([] if is_sum else [("scores", _SCORES)]),
-            ("× server", describe_reference(terms.budget)),
+            ("× server", describe_reference(budget)),
             *([] if is_sum else [("κ", KAPPA)]),
         ],
     )
@@ -580,80 +481,73 @@ def print_comparison(
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
-            f"ε ({terms.budget.unit})",
+            f"ε ({budget.unit})",
             "× server",
             "" if is_sum else "κ",
             "holds against",
         ],
-        [_make_row(method, facts[method.name], shown) for method in methods],
+        [
+            [
+                method.name,
+                str(facts[method.name]["step_size"] or "all broke down"),
+                *(_format_score(facts[method.name], column) for column in shown),
+                "none" if method.budget is None else round_up_range(_spent(comparison, method)),
+                "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
+                format_kappa(method.disagreement_ratio),
+                _name_adversary(method),
+            ]
+            for method in comparison.methods
+        ],
     )
     print_note(result.privacy)
-    _note_least(terms.budget, problem.data.sizes)
+    _note_least(budget, comparison.problem.data.sizes)
     for note in result.private_notes:
         print_note(note)
     for run, breakdown in result.stopped.items():
         print_note(f"{', '.join(map(str, run))}: {breakdown}")
 
 
-def print_outcome(problem: learn.TrainingProblem, tuning: learn.Tuning) -> None:
-    """Print the last line: what CorN, or else the first private method, has reached."""
-    methods = [
-        method
-        for method in dict.fromkeys(trial.method for trial in tuning.result.trials)
-        # A trusted server is a reference, not an outcome of decentralised training.
-        if method.budget is not None and not method.is_central
-    ]
-    methods.sort(key=lambda method: method.name not in ("plan", "corn"))
-    if not methods:
-        return
-    chosen, budget = methods[0], methods[0].budget
-    if budget is None or chosen.central_ratio is None or chosen.weighted_central_ratio is None:
-        return
-    own = learn.summarize_methods(problem, tuning)[chosen.name]
-    spent = own["simulated_epsilon" if budget.is_uniform else "simulated_epsilon_of_each_agent"]
-    text = describe_outcome(
-        own,
-        spent,
-        budget,
-        threat=chosen.threat,
-        central_ratio=chosen.central_ratio,
-        weighted_ratio=chosen.weighted_central_ratio,
-        is_simulated=True,
-    )
-    print_line(None if text is None else f"{chosen.name}: {text}")
+def _choose_columns(facts: dict[str, dict[str, object]], *, is_sum: bool) -> list[str]:
+    # Columns that no mechanism has a value for are left out: the quadratic has no test set.
+    shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
+    hidden = set()
+    # The loss on held-out samples says more, and a narrower table is easier to read.
+    if "test_loss" in shown or "optimality_gap" in shown:
+        hidden.add("train_loss")
+    if is_sum:
+        # All agents have one model, which is the average.
+        hidden |= {"test_loss_of_average", "test_accuracy_of_average", "consensus_distance"}
+    # The two models' scores side by side show how far agents disagree.
+    if "test_loss_of_average" in shown:
+        hidden.add("consensus_distance")
+    return [name for name in shown if name not in hidden]
 
 
-def note_disagreement(methods: Sequence[learn.Method]) -> None:
-    """Print a note if agents with CorN's noise, or a plan's, disagree much."""
-    for method in methods:
-        if method.name in ("plan", "corn"):
-            warn_of_large_disagreement(method.disagreement_ratio)
-            return
-
-
-def note_ends(tuning: learn.Tuning) -> None:
-    """Print a note for each method whose best step size is an end of those that were tried."""
-    for name, end in learn.find_ends(tuning).items():
-        best = tuning.schedules[name].describe()
-        print_note(
-            f"{name}: the best step size, {best}, is the {end} that was tried; a "
-            f"{_BEYOND[end]} one may be better (--step-size)"
-        )
-
-
-def _make_row(method: learn.Method, own: dict[str, object], shown: Sequence[str]) -> list[str]:
-    # The range of agents, where their promises differ; else that of the least protected.
+def _spent(comparison: learn.Comparison, method: learn.Method) -> object:
+    """Return ε of all agents where their promises differ; else that of the least protected."""
     is_uniform = method.budget is None or method.budget.is_uniform
-    spent = own["simulated_epsilon" if is_uniform else "simulated_epsilon_of_each_agent"]
-    return [
-        method.name,
-        str(own["step_size"] or "all broke down"),
-        *(_format_score(own, column) for column in shown),
-        "none" if spent is None else round_up_range(spent),
-        "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
-        format_kappa(method.disagreement_ratio),
-        _name_adversary(method),
-    ]
+    name = "simulated_epsilon" if is_uniform else "simulated_epsilon_of_each_agent"
+    return comparison.summary[method.name][name]
+
+
+def _print_outcome(comparison: learn.Comparison) -> None:
+    """Print the last line: what CorN, or else the first private mechanism, has reached."""
+    # A trusted server is a reference, not an outcome of decentralised training.
+    methods = [m for m in comparison.methods if m.budget is not None and not m.is_central]
+    methods.sort(key=lambda method: method.name not in ("plan", "corn"))
+    for method in methods[:1]:
+        if method.budget is None or method.central_ratio is None:
+            continue
+        text = describe_outcome(
+            comparison.summary[method.name],
+            _spent(comparison, method),
+            method.budget,
+            threat=method.threat,
+            central_ratio=method.central_ratio,
+            weighted_ratio=method.weighted_central_ratio or method.central_ratio,
+            is_simulated=True,
+        )
+        print_line(None if text is None else f"{method.name}: {text}")
 
 
 def _format_score(own: dict[str, object], column: str) -> str:

@@ -14,14 +14,10 @@ from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, Solver, de
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
-from corn.covariance.lattice import CirculantDesign, design_circulant
 from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
-    FiniteRun,
-    GivenObjective,
     Horizon,
-    Objective,
     default_objective,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
@@ -30,7 +26,6 @@ from corn.covariance.threat import (
     EAVESDROPPER,
     SeedGroups,
     ThreatModel,
-    find_communities,
     split_agents,
 )
 
@@ -41,7 +36,6 @@ __all__ = [
     "ONE_STEP",
     "Auto",
     "Central",
-    "CirculantDesign",
     "ClosedForm",
     "Corn",
     "Decomposition",
@@ -50,16 +44,13 @@ __all__ = [
     "DesignProblem",
     "Dual",
     "Exposure",
-    "FiniteRun",
     "FirstOrder",
-    "GivenObjective",
     "Horizon",
     "Ldp",
     "LowRank",
     "Mechanism",
     "MechanismName",
     "NoNoise",
-    "Objective",
     "OwnMechanism",
     "SeedGroups",
     "Solver",
@@ -68,9 +59,7 @@ __all__ = [
     "ZeroSum",
     "default_objective",
     "design",
-    "design_circulant",
     "expose",
-    "find_communities",
     "invert_covariance",
     "is_private",
     "read_mechanism",

@@ -16,12 +16,12 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range
+from corn.checks import FloatArray, as_symmetric_matrix, require
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import Dual, solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import FileFormatError, InfeasibleError, InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.topology.files import read_matrix
 from corn.topology.graphs import Graph
@@ -60,18 +60,13 @@ class Ldp:
 class Decor:
     """DECOR: R = σ² I + τ² L, pairwise cancelling noise along the links, best ratio σ² : τ².
 
-    Attributes:
-        laplacian: L, shape (n, n); by default that of the network's links, either direction
-            counting as a link.
-        local_share: σ²/(σ² + τ²), fixed instead of searched.
-        max_noise_std: a bound on √R_ii; None is 32/√b_i, ``math.inf`` no limit.
+    L is the Laplacian of the network's links. ``max_noise_std`` is a bound on √R_ii; None is
+    32/√b_i, ``math.inf`` no limit.
 
     The scale of the noise is one for all agents and follows from the strictest, max_i [R⁻¹]_ii/b_i:
     an agent with a looser promise gets more privacy than it asked for.
     """
 
-    laplacian: ArrayLike | None = None
-    local_share: float | None = None
     max_noise_std: float | None = None
     name: ClassVar[MechanismName] = "decor"
     default_threat: ClassVar[ThreatModel] = EAVESDROPPER
@@ -80,13 +75,7 @@ class Decor:
         """Return the best covariance of the family."""
         _require_eavesdropper(self.name, problem.threat)
         problem = replace(problem, max_noise_std=self.max_noise_std)
-        if self.laplacian is None:
-            L = graph_laplacian(problem.graph)
-        else:
-            L = as_symmetric_matrix(self.laplacian, name="laplacian")
-            shape = problem.objective_matrix.shape
-            require(L.shape == shape, "laplacian", f"of shape {shape}, as the network", L.shape)
-        R, evaluations = _search_covariance(problem, L, self.local_share)
+        R, evaluations = _search_covariance(problem, graph_laplacian(problem.graph))
         return conclude_in_family(problem, R, self.name, "search", evaluations)
 
 
@@ -95,10 +84,9 @@ class Decor:
 class ZeroSum:
     """Zero-sum noise with a local share: R = σ² I + τ² (I − 11ᵀ/n), best ratio σ² : τ².
 
-    ``local_share`` and ``max_noise_std`` as for `Decor`.
+    ``max_noise_std`` as for `Decor`.
     """
 
-    local_share: float | None = None
     max_noise_std: float | None = None
     name: ClassVar[MechanismName] = "zero-sum"
     default_threat: ClassVar[ThreatModel] = EAVESDROPPER
@@ -108,7 +96,7 @@ class ZeroSum:
         _require_eavesdropper(self.name, problem.threat)
         problem = replace(problem, max_noise_std=self.max_noise_std)
         n = problem.num_agents
-        R, evaluations = _search_covariance(problem, np.eye(n) - 1 / n, self.local_share)
+        R, evaluations = _search_covariance(problem, np.eye(n) - 1 / n)
         return conclude_in_family(problem, R, self.name, "search", evaluations)
 
 
@@ -212,20 +200,11 @@ def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -
     )
 
 
-def search_ratio(family: RatioFamily, local_share: float | None) -> tuple[float, float, int]:
+def search_ratio(family: RatioFamily) -> tuple[float, float, int]:
     """Return r and c of the best c·(I + r L) with [R⁻¹]_ii ≤ b_i/min b, and how many r were tried.
 
-    The scale c follows from r. ``local_share`` fixes r instead: the share of σ² in σ² + τ² for
-    R = σ² I + τ² L.
+    The scale c follows from r.
     """
-    if local_share is not None:
-        ratio = _ratio_of_share(local_share)
-        if np.isinf(family.values(np.array([ratio]))).any():
-            raise InfeasibleError(
-                f"local_share = {local_share:g} needs more noise than max_noise_std allows: raise "
-                "either, or leave local_share to the search"
-            )
-        return ratio, family.scale(ratio), 1
     # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = np.linspace(*_LOG_RATIOS, _GRID)
     evaluations = len(grid)
@@ -240,23 +219,10 @@ def search_ratio(family: RatioFamily, local_share: float | None) -> tuple[float,
     return ratio, family.scale(ratio), evaluations
 
 
-def _search_covariance(
-    problem: DesignProblem, laplacian: FloatArray, local_share: float | None
-) -> tuple[FloatArray, int]:
+def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[FloatArray, int]:
     family = RatioFamily.of_problem(problem, laplacian)
-    ratio, scale, evaluations = search_ratio(family, local_share)
+    ratio, scale, evaluations = search_ratio(family)
     return np.asarray(scale * (np.eye(len(laplacian)) + ratio * laplacian)), evaluations
-
-
-def _ratio_of_share(local_share: float) -> float:
-    require_in_range("local_share", local_share, 0, 1)
-    if local_share == 0:
-        raise InfeasibleError(
-            "local_share is 0: noise that cancels exactly is singular, and an eavesdropper who "
-            "adds all messages sees the sum of the gradients without noise; there is no privacy "
-            "guarantee. Give every agent a share of its own"
-        )
-    return (1 - local_share) / local_share
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ from corn.checks import (
     as_square_matrix,
     require,
     require_choice,
-    require_count,
     require_in_range,
     require_positive,
 )
@@ -32,16 +31,13 @@ from corn.covariance.first_order import FirstOrder
 from corn.covariance.low_rank import LowRank, fits_pairs
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
-    Objective,
+    Horizon,
     default_objective,
-    energy_of_average,
-    momentum_of,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, Status
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.threads import map_in_workers
 from corn.topology import Network, load_network
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
@@ -249,20 +245,17 @@ class Corn:
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
         drop_cost: the part by which the value may rise for fewer streams to draw: the weakest seed
             groups are left out, and the rest is solved again. Where seed groups overlap.
-        num_workers: processes for the blocks of disjoint seed groups.
     """
 
     solver: Solver = Auto()
     max_noise_std: float | None = None
     ridge: float = 0.0
     drop_cost: float = 0.0
-    num_workers: int = 1
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def __post_init__(self) -> None:
         require_in_range("drop_cost", self.drop_cost, 0, 1)
-        require_count("num_workers", self.num_workers)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
@@ -299,7 +292,7 @@ class Corn:
         # An agent in no group is a block of its own, with LDP noise.
         grouped = {agent for group in groups for agent in group}
         alone = tuple((agent,) for agent in range(n) if agent not in grouped)
-        return design_blocks(problem, groups + alone, solver.solve, num_workers=self.num_workers)
+        return design_blocks(problem, groups + alone, solver.solve)
 
 
 _BY_NAME: dict[MechanismName, Mechanism] = {
@@ -314,7 +307,7 @@ def design(
     budget: PrivacyBudget | ArrayLike,
     *,
     mechanism: Mechanism | MechanismName = "corn",
-    objective: Objective | None = None,
+    objective: Horizon | None = None,
     threat: ThreatModel | None = None,
 ) -> Design:
     """Choose the covariance R of the noise across agents: Problems (13) and (16) of the paper.
@@ -383,7 +376,7 @@ def design(
         network,
         made.covariance,
         precision_cap=made.strictest_cap,
-        momentum=momentum_of(objective),
+        momentum=objective.momentum,
         num_steps=budget.num_steps,
     )
     # A trusted server has one model, also where agents would never agree.
@@ -393,7 +386,7 @@ def design(
 def _design_for_sums(
     network: Network,
     budget: PrivacyBudget | ArrayLike,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Design:
     """Return masks and private noise, which are optimal where releases are summed exactly."""
@@ -403,7 +396,7 @@ def _design_for_sums(
     threat = threat.resolve(network.graph, "sum")
     caps = _read_caps(budget, n)
     noise = design_masks(caps, threat.seed_groups(network.graph), threat.max_colluders)
-    energy = energy_of_average(objective, n) / n
+    energy = objective.sum_energy / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
     return Design(
         mechanism="corn",
@@ -426,7 +419,7 @@ def _design_for_sums(
 def require_no_options(mechanism: Corn) -> None:
     """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
     require(
-        mechanism == Corn(num_workers=mechanism.num_workers),
+        mechanism == Corn(),
         "mechanism",
         "Corn() without options for exact sums, whose optimum is a formula",
         mechanism,
@@ -453,13 +446,9 @@ def default_threat(mechanism: Mechanism | MechanismName) -> ThreatModel:
 
 
 def design_blocks(
-    problem: DesignProblem,
-    groups: SeedGroups,
-    solve: Callable[[DesignProblem], Design],
-    *,
-    num_workers: int = 1,
+    problem: DesignProblem, groups: SeedGroups, solve: Callable[[DesignProblem], Design]
 ) -> Design:
-    """Design each disjoint group's block by itself, in parallel, and join the blocks.
+    """Design each disjoint group's block by itself, and join the blocks.
 
     With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
     block on its own, and the problem separates into the same problem on the diagonal blocks of A.
@@ -476,7 +465,7 @@ def design_blocks(
         replace(problem, objective_matrix=blocks[k], precision_caps=caps[list(groups[k])])
         for k in seen
     ]
-    designs = map_in_workers(solve, problems, num_workers=num_workers)
+    designs = [solve(block) for block in problems]
     solved = dict(zip(seen, designs, strict=True))
     # Blocks stand in the order of the groups; this permutation restores that of the agents.
     order = np.argsort(np.concatenate(groups))
@@ -525,20 +514,15 @@ def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
 
 def _require_records(mechanism: object, objective: object, threat: object) -> None:
     """Raise for names and numbers in the place of records, before a solver trips over them."""
-    # Any class may be a mechanism or an objective, so these are known by their methods. A class
-    # itself, ``Corn`` for ``Corn()``, has them too.
+    # Any class may be a mechanism, known by its methods. ``Corn`` for ``Corn()`` has them too.
     require(
         hasattr(mechanism, "solve") and not isinstance(mechanism, type),
         "mechanism",
         f"one of {', '.join(MECHANISMS)}, or a record such as Corn()",
         repr(mechanism),
     )
-    require(
-        objective is None or (hasattr(objective, "matrix") and not isinstance(objective, type)),
-        "objective",
-        "an objective such as Horizon(100)",
-        repr(objective),
-    )
+    is_objective = objective is None or isinstance(objective, Horizon)
+    require(is_objective, "objective", "a Horizon, such as Horizon(100)", repr(objective))
     require(
         threat is None or isinstance(threat, ThreatModel),
         "threat",

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from corn.checks import FloatArray, IntArray, require, require_positive
 from corn.covariance.baselines import RatioFamily, search_ratio
 from corn.covariance.objective import ONE_STEP, Horizon
-from corn.covariance.problem import DEFAULT_NOISE_RATIO, DesignProblem
+from corn.covariance.problem import DEFAULT_NOISE_RATIO
 from corn.covariance.threat import SPARSE_PARTNERS, SeedGroups
 from corn.topology.gossip import ONE_ROUND, Gossip, accelerate, apply_to_eigenvalues
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
@@ -43,52 +43,14 @@ from corn.topology.sparse import lattice_eigenvalues
 _BISECTIONS = 100
 
 
-@dataclass(frozen=True, eq=False)
-class CirculantDesign:
-    """A circulant covariance as its first row, shape (n,); the other fields as in `Design`.
-
-    On a torus the first row has the shape of the torus, and so have the eigenvalues.
-
-    ``eigenvalues`` are those of R in the order of the discrete Fourier transform. Every agent has
-    the same noise, of standard deviation ``noise_std``.
-    """
-
-    first_row: FloatArray
-    eigenvalues: FloatArray
-    precision_cap: float
-    value: float
-    lower_bound: float
-    noise_std: float
-
-    @property
-    def num_agents(self) -> int:
-        """The number of agents n."""
-        return self.first_row.size
-
-    @property
-    def gap(self) -> float:
-        """The largest relative distance from the optimum."""
-        return self.value / self.lower_bound - 1
-
-    @property
-    def average_noise_variance(self) -> float:
-        """1ᵀR1/n²."""
-        return float(self.eigenvalues.flat[0]) / self.num_agents
-
-    @property
-    def central_ratio(self) -> float:
-        """The variance above, over the floor 1/(n² b)."""
-        return self.average_noise_variance * self.num_agents**2 * self.precision_cap
-
-
-def design_circulant(
+def design_lattice(
     first_row: ArrayLike,
     precision_cap: float,
     *,
     objective: Horizon = ONE_STEP,
     gossip: Gossip = ONE_ROUND,
-    max_noise_std: float | None = None,
-) -> CirculantDesign:
+    noise_ratio: float = DEFAULT_NOISE_RATIO,
+) -> LatticeNoise:
     """Return the design for W_ij = first_row[(j − i) mod n], in O(n log n).
 
     On a torus of r × c agents ``first_row`` has shape (r, c), and j − i is taken in each direction.
@@ -96,32 +58,21 @@ def design_circulant(
     A directed circulant is as good as any: A is symmetric either way. All agents have one promise:
     with different ones they are not alike, and `design` must be used. Privacy holds exactly as for
     `design`: the mean of the eigenvalues of R⁻¹ is its diagonal, and is at most b. ``gossip`` are
-    the mixing rounds of a step (default: one).
+    the mixing rounds of a step, and ``noise_ratio`` limits an agent's noise in units of LDP's.
 
     >>> ring = np.zeros(20); ring[[0, 1, -1]] = 1 / 3
-    >>> round(design_circulant(ring, 1.0).value, 6)
+    >>> noise = design_lattice(ring, 1.0)
+    >>> round(float((horizon_spectrum(ring, ONE_STEP, ONE_ROUND) * noise.eigenvalues).sum()), 6)
     4.60252
     """
     row = np.array(first_row, dtype=np.float64)
     is_row = row.ndim >= 1 and row.size > 0 and bool(np.isfinite(row).all())
     require(is_row, "first_row", "one or more finite numbers", f"shape {row.shape}")
-    a = horizon_spectrum(row, objective, gossip)
-    # Only for its checks and its noise limit: the problem is solved by formula.
-    caps = np.array([require_positive("precision_cap", precision_cap)])
-    problem = DesignProblem(np.array([[a.sum()]]), caps, max_noise_std=max_noise_std)
+    require_positive("precision_cap", precision_cap)
     # Eigenvalues of R⁻¹ are proportional to √a; of mean 1 they have the diagonal of the cap b = 1.
-    root = np.sqrt(a)
-    theta = _blend(root / root.mean(), float(problem.variance_ratio_limits[0]))
-    r = _scale_to_mean(1 / theta, precision_cap)
-    value = float((a * r).sum())
-    return CirculantDesign(
-        first_row=scipy.fft.ifftn(r).real,
-        eigenvalues=r,
-        precision_cap=precision_cap,
-        value=value,
-        lower_bound=min(float(root.sum()) ** 2 / (a.size * precision_cap), value),
-        noise_std=float(np.sqrt(r.mean())),
-    )
+    root = np.sqrt(horizon_spectrum(row, objective, gossip))
+    theta = _blend(root / root.mean(), noise_ratio**2)
+    return LatticeNoise(_scale_to_mean(1 / theta, precision_cap))
 
 
 def horizon_spectrum(row: FloatArray, objective: Horizon, gossip: Gossip) -> FloatArray:
@@ -250,14 +201,6 @@ class LatticeNoise:
         return np.full(self.num_agents, precision)
 
 
-def design_lattice(
-    first_row: FloatArray, precision_cap: float, *, objective: Horizon, gossip: Gossip
-) -> LatticeNoise:
-    """Return CorN's optimum for a first row of `corn.topology.sparse.find_lattice`."""
-    made = design_circulant(first_row, precision_cap, objective=objective, gossip=gossip)
-    return LatticeNoise(made.eigenvalues)
-
-
 def design_lattice_pairs(
     first_row: FloatArray,
     precision_cap: float,
@@ -284,7 +227,7 @@ def design_lattice_pairs(
         squared_vectors=np.full((1, first_row.size), 1 / first_row.size),
         traces=(float(a.sum()), float((a * laplacian).sum())),
     )
-    ratio, scale, _ = search_ratio(family, None)
+    ratio, scale, _ = search_ratio(family)
     return LatticeNoise(scale / precision_cap * (1 + ratio * np.maximum(laplacian, 0.0)))
 
 

@@ -1,4 +1,4 @@
-"""Objectives of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
+"""The objective of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
 
 Privacy is read off R⁻¹ alone, so every choice of A below costs the same budget.
 """
@@ -6,16 +6,15 @@ Privacy is read off R⁻¹ alone, so every choice of A below costs the same budg
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
+from corn.checks import FloatArray, as_square_matrix, require, require_in_range
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 from corn.topology.network import Mixing
 
@@ -28,21 +27,7 @@ _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
 _MOST_MOMENTUM = 0.999
 _MOST_DEFAULT_MOMENTUM = 0.97
-_LARGEST = 1e50  # products of such numbers stay far from overflow
-_SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
-
-
-class Objective(Protocol):
-    """A way to weigh noise: from the mixing matrix of a step to the matrix A of Tr(A R)."""
-
-    def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return A, symmetric positive semidefinite, of the shape (n, n) of the mixing matrix."""
-        ...
-
-    def describe(self) -> str:
-        """Return the objective in one line of words."""
-        ...
 
 
 @final
@@ -108,99 +93,20 @@ class Horizon:
         modes = mode_energies(eigenvalues, self._discount, self.momentum)
         return self.disagreement_weight * modes
 
+    @property
+    def sum_energy(self) -> float:
+        """The energy of unit noise in the average under exact sums, where all noise is at once.
+
+        With W = 11ᵀ/n, A is this number times 11ᵀ/n.
+        """
+        return float(self.matrix(np.ones((1, 1)))[0, 0])
+
     def describe(self) -> str:
         """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"
         if self.disagreement_weight != 1:
             what += f", disagreement weighted by {self.disagreement_weight:g}"
         return what + (f", momentum {self.momentum:g}" if self.momentum else "")
-
-
-@final
-@dataclass(frozen=True)
-class FiniteRun:
-    """Noise energy in the models at the end of a run with the given step sizes η_1 … η_T.
-
-    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}. For a non-symmetric W the cost is 2T products of n×n
-    matrices.
-
-    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
-    array([[2., 2.],
-           [2., 2.]])
-    """
-
-    step_sizes: Sequence[float]
-
-    def __post_init__(self) -> None:
-        steps = tuple(float(step) for step in self.step_sizes)
-        is_valid = any(steps) and all(0 <= step <= _LARGEST for step in steps)
-        rule = f"one or more numbers from 0 to {_LARGEST:g}, not all of them zero"
-        require(is_valid, "step_sizes", rule, f"{self.step_sizes!r:.80}")
-        object.__setattr__(self, "step_sizes", steps)
-
-    def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues where W is symmetric."""
-        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        if _is_symmetric(W):
-            w, U = np.linalg.eigh(W)
-            a = np.zeros_like(w)
-            for step in self.step_sizes:
-                a = w**2 * (a + step**2)
-            return _rebuild(U, a)
-        A = np.zeros_like(W)
-        for step in self.step_sizes:
-            A[np.diag_indices_from(A)] += step**2
-            A = W.T @ A @ W
-        return (A + A.T) / 2
-
-    def describe(self) -> str:
-        """Return the objective in one line of words."""
-        return f"end of a run of {len(self.step_sizes)} steps"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GivenObjective:
-    """Any positive semidefinite matrix A of the caller's own, whatever the mixing matrix.
-
-    Eigenvalues that rounding made slightly negative are set to zero.
-    """
-
-    given: ArrayLike
-
-    def __post_init__(self) -> None:
-        A = as_symmetric_matrix(self.given, name="given")
-        largest = float(np.abs(A).max())
-        require(largest <= _LARGEST, "given", f"without entries beyond {_LARGEST:g}", largest)
-        w, U = np.linalg.eigh(A)
-        is_semidefinite = w[-1] > 0 and w[0] >= -_SEMIDEFINITE_TOLERANCE * w[-1]
-        found = f"eigenvalues from {w[0]:.3g} to {w[-1]:.3g}"
-        require(bool(is_semidefinite), "given", "positive semidefinite and not zero", found)
-        A = A if w[0] >= 0 else _rebuild(U, np.maximum(w, 0))
-        A.setflags(write=False)
-        object.__setattr__(self, "given", A)
-
-    def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return a copy of the given matrix; its size must be that of the mixing matrix."""
-        A = np.array(self.given, dtype=np.float64)
-        shape = as_square_matrix(mixing_matrix, name="mixing_matrix").shape
-        rule = f"of the shape {shape} of mixing_matrix"
-        require(A.shape == shape, "the given objective", rule, A.shape)
-        return A
-
-    def describe(self) -> str:
-        """Return the objective in one line of words."""
-        return f"given matrix of shape {np.shape(self.given)}"
-
-
-def energy_of_average(objective: Objective, num_agents: int) -> float:
-    """Return the energy of unit noise in the average: all that an objective weighs in exact sums.
-
-    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n.
-    """
-    if isinstance(objective, GivenObjective):
-        return float(objective.matrix(np.ones((num_agents, num_agents))).sum()) / num_agents
-    return float(objective.matrix(np.ones((1, 1)))[0, 0])
 
 
 def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray:
@@ -247,11 +153,6 @@ def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
 def check_momentum(momentum: float) -> None:
     """Raise unless a momentum is from 0 to 0.999, a memory of a thousand steps."""
     require_in_range("momentum", momentum, 0, _MOST_MOMENTUM)
-
-
-def momentum_of(objective: Objective) -> float:
-    """Return the momentum that an objective was made for: 0 for all but horizons."""
-    return objective.momentum if isinstance(objective, Horizon) else 0.0
 
 
 def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:

@@ -53,9 +53,8 @@ class ThreatModel:
             link), ``pairs`` (every two agents), ``sparse:K`` (each link, and up to K more partners
             per agent), ``partners:K`` (up to K random partners per agent), ``balls:r`` (each agent
             and those within r hops), ``groups:m`` (m disjoint groups, as equal as can be),
-            ``communities:s`` (disjoint groups
-            of well linked agents, at most s each), ``leave-one-out`` (all but one, for each), or
-            the groups themselves. ``auto`` is ``global`` against an eavesdropper. Where insiders
+            ``leave-one-out`` (all but one, for each), or the groups themselves. ``auto`` is
+            ``global`` against an eavesdropper. Where insiders
             may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
             network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs. For exact
             sums it is ``edges`` against an eavesdropper, ``pairs`` in a small network and
@@ -232,37 +231,6 @@ def _digest(*numbers: int) -> bytes:
     return hashlib.sha256(f"corn partners {numbers}".encode()).digest()
 
 
-def find_communities(graph: Graph, *, max_size: int, seed: int = 0) -> SeedGroups:
-    """Group agents that are well connected with each other, at most ``max_size`` together.
-
-    Louvain's method on the links, weights and directions ignored; a community that is too large is
-    searched again on its own, and cut along a breadth-first order where that finds no parts.
-    """
-    require_count("max_size", max_size)
-    # Without weights, which Louvain's method would use.
-    links: Graph = nx.Graph()
-    links.add_nodes_from(graph)
-    links.add_edges_from(graph.edges)
-    waiting, groups = [set(links)], []
-    while waiting:
-        members = waiting.pop()
-        if len(members) <= max_size:
-            groups.append(tuple(sorted(members)))
-        else:
-            waiting.extend(_split_once(links.subgraph(members), max_size, seed))
-    return tuple(sorted(groups))
-
-
-def _split_once(graph: Graph, max_size: int, seed: int) -> list[set[int]]:
-    communities = [set(c) for c in nx.community.louvain_communities(graph, seed=seed)]
-    if len(communities) > 1:
-        return communities
-    # Neighbours are close in a breadth-first order, so that slices of it are well linked.
-    first = min(graph)
-    order = [first, *(child for _, child in nx.bfs_edges(graph, first))]
-    return [set(order[i : i + max_size]) for i in range(0, len(order), max_size)]
-
-
 def _balls(graph: Graph, radius: int) -> Iterable[Iterable[int]]:
     return [nx.single_source_shortest_path_length(graph, i, cutoff=radius) for i in graph]
 
@@ -277,9 +245,8 @@ _SEEDS: dict[str, _SeedRule] = {
     "leave-one-out": lambda graph, _: [set(graph) - {agent} for agent in graph],
     "balls": _balls,
     "groups": lambda graph, number: split_agents(len(graph), number),
-    "communities": lambda graph, size: find_communities(graph, max_size=size),
 }
-_WITH_NUMBER = ("sparse", "partners", "balls", "groups", "communities")
+_WITH_NUMBER = ("sparse", "partners", "balls", "groups")
 
 
 def _parse_seeds(text: str) -> tuple[_SeedRule, int]:

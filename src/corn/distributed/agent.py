@@ -40,7 +40,7 @@ from corn.distributed.storage import (
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
-    BatchSampler,
+    make_sampler,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
@@ -50,7 +50,7 @@ from corn.learn.own_loop import LoopTask
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
-from corn.learn.tasks import HasFingerprint, MeanLoss, Task
+from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
 from corn.noise import ReleaseLedger
 from corn.noise.stream import STREAM_FORMAT
@@ -341,7 +341,7 @@ def prepare_work(
     stepper = AgentStepper(
         query,
         ledger.reserve,
-        BatchSampler.of_agent(query, data, [choices], batch_size=size),
+        make_sampler(data, (query,), batch_size=size, choices=[choices]),
         num_parameters=problem.task.num_parameters,
         # A caller's own rule takes the place of momentum: both would smooth twice.
         momentum=plan.momentum if update is None else 0.0,
@@ -354,7 +354,7 @@ def prepare_work(
 def describe_model(task: Task, start: Tensor) -> dict[str, str]:
     """Return the terms of the model that all agents must have in common; nothing secret."""
     model = f"{task.describe()}; {task.num_parameters} parameters"
-    if isinstance(task, HasFingerprint):  # of layers, loss and frozen parameters
+    if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
         model += f" ({task.fingerprint().hex()[:16]})"
     digest = hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16]
     return {"the model": model, "the initial parameters": digest}

@@ -27,6 +27,9 @@ from corn.distributed.messages import (
     ProtocolError,
     check_header,
     decode_message,
+    decode_piece,
+    encode_piece,
+    is_piece,
     is_sane,
 )
 from corn.transport import Link, LinkError, Traffic
@@ -77,7 +80,7 @@ class Exchange:
         receivers: the neighbours to which this agent sends; by default all.
 
     Attributes:
-        on_send: called with every message before it is sent, for audits.
+        on_send: called with every message once all its numbers are known, for audits.
         check_news: called with every header that arrives; raises ``ProtocolError`` for false news.
         dtype: of the numbers in messages.
     """
@@ -99,6 +102,7 @@ class Exchange:
         self.check_news: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
         self._buffers: list[tuple[Link, memoryview]] = []
+        self._pieces: dict[int, memoryview] = {}
         self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
@@ -145,7 +149,8 @@ class Exchange:
         """Begin to send to every neighbour; links receive all the time."""
         # Only now, as parameters of the last round point into these buffers until it is mixed.
         self.recycle()
-        message, self._own = self._write(header, parameters), header
+        self.note_message(header, parameters)
+        message, self._own = _write(header.encode(), parameters), header
         with self._lock:
             for peer in self.neighbours:
                 if self._receivers is None or peer in self._receivers:
@@ -176,7 +181,12 @@ class Exchange:
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
         """Begin to send a message to some neighbours, outside of mixing rounds."""
-        message = self._write(header, values)
+        self.note_message(header, values)
+        self.send_piece(peers, header, values, 0)
+
+    def send_piece(self, peers: Iterable[int], header: Header, values: Tensor, number: int) -> None:
+        """Begin to send a piece of a message to some neighbours: the first with the header."""
+        message = _write(encode_piece(number) if number else header.encode(), values)
         # Without a new time of the last message: the other neighbours still need heartbeats.
         with self._lock:
             for peer in peers:
@@ -187,6 +197,7 @@ class Exchange:
         peer: int,
         check: Callable[[Header], None],
         *,
+        in_pieces: bool = False,
         since: float | None = None,
         deadline: float | None = None,
     ) -> Received:
@@ -195,6 +206,8 @@ class Exchange:
         Args:
             peer: the neighbour.
             check: raises ``ProtocolError`` unless a header is one that it may send now.
+            in_pieces: whether sums may be under way, in pieces: of them the first is returned, and
+                pieces of one that was given up are skipped.
             since: from which its silence counts, on the monotonic clock; by default from now.
             deadline: until which heartbeats extend the wait; by default n + 1 time-outs from now.
 
@@ -205,15 +218,49 @@ class Exchange:
             found = self._put_back.pop(peer)
             check(found.header)
             return found
-        link = self._links[peer]
+        data = self._read(peer, since, deadline)
+        while in_pieces and is_piece(data):
+            self._links[peer].recycle(data)
+            data = self._read(peer, since, deadline)
+        return self._decode(peer, data, check, in_pieces=in_pieces)
+
+    def receive_piece(
+        self, peer: int, number: int, like: Tensor, *, deadline: float
+    ) -> Tensor | Received:
+        """Return the next piece of a neighbour's sum, or a message in its place.
+
+        The piece is valid until the next one is received; see ``receive``.
+        """
+        data = self._read(peer, None, deadline)
+        if not is_piece(data):
+            return self._decode(peer, data, _require_recovery, in_pieces=False)
+        # The link fills the memory of a piece again while the agent adds the next one.
+        if peer in self._pieces:
+            self._links[peer].recycle(self._pieces[peer])
+        self._pieces[peer] = data
+        return decode_piece(data, number, like, sender=peer)
+
+    def has_arrived(self, peer: int) -> bool:
+        """Return whether ``receive`` would not wait."""
+        return peer in self._put_back or self._links[peer].has_arrived
+
+    def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
         limit = self.patience if deadline is None else deadline - time.monotonic()
-        data = link.receive(self._timeout, limit=limit, since=since)
-        self._buffers.append((link, data))
+        return self._links[peer].receive(self._timeout, limit=limit, since=since)
+
+    def _decode(
+        self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
+    ) -> Received:
+        self._buffers.append((self._links[peer], data))
         header, values = decode_message(
             data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
         )
         check(header)
         self.check_news(header)
+        # A recovery sends whole sums.
+        is_whole = values.nbytes == header.payload_bytes
+        if not is_whole and (header.attempt or not in_pieces):
+            raise ProtocolError(f"agent {peer} sent a part of a message")
         # Integers of exact sums have no meaning on their own: only the total can be checked.
         if values.dtype.is_floating_point and not is_sane(values):
             raise ProtocolError(f"agent {peer} sent a model that is not finite, or absurdly large")
@@ -253,6 +300,7 @@ class Exchange:
                 link = self._links.pop(peer)
                 self._closed[peer] = _add(self._closed.get(peer), link.traffic)
                 self._put_back.pop(peer, None)
+                self._pieces.pop(peer, None)
                 link.close()
 
     def link(self, peer: int) -> Link:
@@ -282,17 +330,10 @@ class Exchange:
         if self._own is not None:
             check_header(header, self._own)
 
-    def _write(self, header: Header, values: Tensor) -> bytearray:
-        """Return a message, with a copy of its numbers."""
+    def note_message(self, header: Header, values: Tensor) -> None:
+        """Show a message to an audit, if there is one."""
         if self.on_send is not None:
             self.on_send(header, values)
-        start = header.encode()
-        message = bytearray(len(start) + values.nbytes)
-        message[: len(start)] = start
-        # A copy: links read it while the agent computes.
-        if len(values):
-            torch.frombuffer(message, dtype=self.dtype, offset=len(start)).copy_(values)
-        return message
 
     def _check_clock(self) -> None:
         """Notice that this process was suspended, as the clock was not checked for so long."""
@@ -313,6 +354,21 @@ class Exchange:
                 for link in self._links.values():
                     link.send_heartbeat()
                 self._last_sent = time.monotonic()
+
+
+def _write(start: bytes, values: Tensor) -> bytearray:
+    """Return bytes to send, with a copy of the numbers: links read it while the agent computes."""
+    message = bytearray(len(start) + values.nbytes)
+    message[: len(start)] = start
+    if len(values):
+        torch.frombuffer(message, dtype=values.dtype, offset=len(start)).copy_(values)
+    return message
+
+
+def _require_recovery(header: Header) -> None:
+    """Raise unless a message that comes in the place of a piece calls for a recovery."""
+    if not header.attempt:
+        raise ProtocolError(f"agent {header.sender} sent no more of its sum")
 
 
 def _add(first: Traffic | None, second: Traffic | None) -> Traffic:

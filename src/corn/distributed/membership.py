@@ -35,6 +35,7 @@ from corn.distributed.messages import (
     StopNotice,
     StopReason,
     state_cut,
+    state_model,
     state_return,
     state_stop,
 )
@@ -230,6 +231,26 @@ class Membership:
     def confirms_return(self, agent: int, step: int, proof: Proof) -> bool:
         """Return whether an agent signed that it returns at a step."""
         return self._keys is None or self._keys.verify(state_return(agent, step), proof)
+
+    def sign_model(self, header: Header) -> Header:
+        """Return a header with this agent's signature of the digest of its model."""
+        if self._keys is None:
+            return header
+        signature = self._keys.sign(state_model(header.step, header.model)).signature
+        return replace(header, signature=signature)
+
+    def check_model(self, header: Header, root: int) -> None:
+        """Raise ``ProtocolError`` unless the root signed the digest of a model in a header.
+
+        The digest must be that of this agent's model, so all agents agree with the root.
+        """
+        statement = state_model(header.step, header.model)
+        proof = Proof(root, header.signature)
+        if self._keys is not None and not self._keys.verify(statement, proof):
+            raise ProtocolError(
+                f"agent {header.sender} passed on a digest of the model that agent {root}, the "
+                "root, did not sign"
+            )
 
     def _verify(self, statement: Statement, header: Header) -> None:
         proof = header.news.find_proof(statement)

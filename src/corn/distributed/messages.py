@@ -21,13 +21,18 @@ from corn.transport import Credentials, Dropout, LinkError
 NEVER = 2**32 - 1
 """The step at which no loss was noticed, and after which no run stops."""
 PREFIX_BYTES = 8
+DIGEST_BYTES = 32
+PIECE_BYTES = 1 << 18
+"""The most bytes of a sum that one message has; the rest follows in pieces of this size."""
 LARGEST_NUMBER = 1e9
 """The largest size of a number in a model; a model with a larger one has diverged."""
 MAX_ENTRIES = 4
 """The most breaks of one link, and the most returns of one agent, that news contains."""
 
 _MAGIC = b"corn/msg"
-_FIXED = struct.Struct("<8s8s8s8sIIIIIQIIIIIII")
+_FIXED = struct.Struct("<8s8s8s32s64sIIIIIQIIIIIII")
+_PIECE = struct.Struct("<8sI52x")
+_PIECE_MAGIC = b"corn/prt"
 _SIGNATURE_BYTES = 64
 # Fields, and the number of the agent that signed with its signature; an agent signs its own return.
 _CUT, _RETURN = struct.Struct("<IIII64s"), struct.Struct("<II64s")
@@ -128,6 +133,11 @@ def state_return(agent: int, step: int) -> Statement:
     return ("return", agent, step)
 
 
+def state_model(step: int, model: bytes) -> Statement:
+    """Return the statement that the root of a tree had a model before a step."""
+    return ("model", step, model.hex())
+
+
 def state_stop(notice: StopNotice) -> Statement:
     """Return the statement that all stop."""
     return ("stop", notice.step, notice.agent, notice.reason.value, notice.by)
@@ -171,6 +181,7 @@ class Header:
         payload_bytes: the size of the parameters.
         news: of losses, returns and a stop.
         model: a digest of the sender's model before the step; zeros where models differ anyway.
+        signature: on the way down, the root's signature of this digest.
         attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
         has_released: in a recovery, whether any agent has released ``step``.
     """
@@ -183,7 +194,8 @@ class Header:
     degree: int
     payload_bytes: int
     news: News = field(default_factory=News)
-    model: bytes = bytes(PREFIX_BYTES)
+    model: bytes = bytes(DIGEST_BYTES)
+    signature: bytes = bytes(_SIGNATURE_BYTES)
     attempt: int = 0
     has_released: bool = False
 
@@ -195,6 +207,7 @@ class Header:
             self.plan,
             self.next_plan,
             self.model,
+            self.signature,
             self.sender,
             self.step,
             self.mixing_round,
@@ -246,11 +259,11 @@ def decode_message(
 ) -> tuple[Header, Tensor]:
     """Read a message that came from ``sender``; raise ``ProtocolError`` for anything else.
 
-    Signatures in it are not checked: see :meth:`Membership.check`.
+    Of a sum in pieces, it is the first. Signatures are not checked: see :meth:`Membership.check`.
     """
     if len(data) < _FIXED.size or data[: len(_MAGIC)] != _MAGIC:
         raise ProtocolError(f"agent {sender} sent bytes that are not a message of CorN")
-    _, plan, next_plan, model, found, *rest = _FIXED.unpack_from(data)
+    _, plan, next_plan, model, model_signature, found, *rest = _FIXED.unpack_from(data)
     step, mixing_round, attempt, degree, size, why, who, stop, *rest = rest
     num_cuts, num_returns, num_calls, has_released = rest
     num_stops = int(why > 0)
@@ -258,7 +271,8 @@ def decode_message(
     if found != sender:
         raise ProtocolError(f"agent {sender}'s link carries a message of agent {found}")
     # Every field comes from another machine: positions must be in range before they are used.
-    if why >= len(_REASONS) or who >= num_agents or len(data) != begin + size:
+    is_whole = len(data) - begin in (size, min(size, PIECE_BYTES))
+    if why >= len(_REASONS) or who >= num_agents or not is_whole:
         raise ProtocolError(f"agent {sender} sent a message that was cut short or is damaged")
     end_of_cuts = _FIXED.size + _CUT.size * num_cuts
     end_of_returns = end_of_cuts + _RETURN.size * num_returns
@@ -289,6 +303,7 @@ def decode_message(
         payload_bytes=size,
         news=news,
         model=model,
+        signature=model_signature,
         attempt=attempt,
         has_released=bool(has_released),
     )
@@ -296,6 +311,23 @@ def decode_message(
     if size == 0 or size % dtype.itemsize:
         return header, torch.empty(0, dtype=dtype)
     return header, torch.frombuffer(data[begin:], dtype=dtype)
+
+
+def encode_piece(number: int) -> bytes:
+    """Return what comes before the numbers of a piece of a sum, other than the first."""
+    return _PIECE.pack(_PIECE_MAGIC, number)
+
+
+def is_piece(data: memoryview) -> bool:
+    """Return whether bytes are a piece of a sum, other than the first."""
+    return len(data) >= _PIECE.size and data[: len(_PIECE_MAGIC)] == _PIECE_MAGIC
+
+
+def decode_piece(data: memoryview, number: int, like: Tensor, *, sender: int) -> Tensor:
+    """Read a piece that must have this number, and as many numbers as ``like``."""
+    if data[: _PIECE.size] != encode_piece(number) or len(data) != _PIECE.size + like.nbytes:
+        raise ProtocolError(f"agent {sender} sent another piece of a sum than piece {number}")
+    return torch.frombuffer(data[_PIECE.size :], dtype=like.dtype)
 
 
 def _decode_returns(data: memoryview, proofs: dict[Statement, Proof]) -> frozenset[tuple[int, int]]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import networkx as nx
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -29,7 +30,9 @@ from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
+from corn.learn.batches import require_fitting_samples
+from corn.learn.method import Method
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -38,16 +41,16 @@ from corn.learn.own_loop import (
     PrivateOptimizer,
     PrivateTraining,
     ScheduleFactory,
-    SimulatedTurns,
     Turn,
+    Turns,
     number_rows,
+    simulate_turns,
     tabulate_schedule,
 )
 from corn.learn.partition import partition_iid
 from corn.learn.problem import TrainingProblem, require_plain_loader
-from corn.learn.step import AgentStepper, UpdateRule, require_one_gradient
+from corn.learn.step import UpdateRule, require_one_gradient
 from corn.learn.sweep import Interruption
-from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel
 from corn.noise import ReleaseLedger
 from corn.plan import Plan, make_plan
@@ -163,27 +166,54 @@ def make_private(
     require(not chosen.resume, "resume", "False: optimizers have no checkpoints", True)
     if chosen.batch_of(plan) is None:
         chosen = replace(chosen, batch_size=data_loader.batch_size)
-    part = LoaderPart.of(data_loader)
-    run = partial(
-        run_steps,
+    agent, part, ledgers = rendezvous.agent, LoaderPart.of(data_loader), list[ReleaseLedger]()
+    problem = TrainingProblem(LoopTask(model), number_rows(len(part.rows)))
+
+    def take_turns(update: UpdateRule) -> Turns:
+        steps = run_steps(
+            plan,
+            problem,
+            rendezvous=rendezvous,
+            out=out,
+            settings=chosen,
+            # Signals are the user's: a script that is interrupted ends, and its agent with it.
+            reports=Reports(interruption=Interruption(), on_ledger=ledgers.append),
+            requirements=requirements,
+            # Published as the description of the data, which the handshake compares.
+            data=rule,
+            rejoins=rejoins,
+            update=update,
+        )
+        with closing(steps):
+            while True:
+                try:
+                    own = next(steps)
+                except StopIteration as end:
+                    result: AgentResult = end.value
+                    return result.parameters
+                yield Turn(agent, own.step, own.parameters, own.batch, own.compute, own.parameters)
+
+    def list_expenses(_: int) -> list[Expense]:
+        # What the ledger counts, in all runs and under all plans for survivors.
+        terms, (ledger,) = find_terms(plan, agent), ledgers
+        spent = terms.budget.num_steps - ledger.remaining
+        return [Expense(terms, ledger.precision, spent)]
+
+    private = PrivateOptimizer(
+        optimizer,
+        model,
         plan,
-        TrainingProblem(LoopTask(model), number_rows(len(part.rows))),
-        rendezvous=rendezvous,
-        out=out,
-        settings=chosen,
-        requirements=requirements,
-        # Published as the description of the data, which the handshake compares.
-        data=rule,
-        rejoins=rejoins,
+        take_turns,
+        list_expenses=list_expenses,
+        is_simulated=False,
+        schedule=table,
     )
-    turns = AgentTurns(plan, rendezvous.agent, run)
-    private = PrivateOptimizer(optimizer, model, turns, plan, table)
+    # A script that fails closes its links here. Later the interpreter has stopped the threads that
+    # do it.
+    atexit.register(private.leave)
     batches = _count_batches(len(part.rows), plan, data_loader.batch_size)
-    return PrivateTraining(
-        module,
-        private,
-        PrivateLoader(turns, private, {rendezvous.agent: part}, batches_per_pass=batches),
-    )
+    loader = PrivateLoader(private, {agent: part}, batches_per_pass=batches)
+    return PrivateTraining(module, private, loader)
 
 
 def _simulate(
@@ -217,14 +247,39 @@ def _simulate(
         parts = [LoaderPart.of(loader) for loader in data_loader]
         batch_size = data_loader[0].batch_size
     sizes = [len(part.rows) for part in parts]
-    turns = SimulatedTurns(plan, model, sizes, batch_size=batch_size, seed=seed, secure=secure)
-    private = PrivateOptimizer(optimizer, model, turns, plan, table)
-    batches = n * _count_batches(sum(sizes) / n, plan, batch_size)
-    return PrivateTraining(
-        model.module,
-        private,
-        PrivateLoader(turns, private, dict(enumerate(parts)), batches_per_pass=batches),
+    # Longer models than the proof for floats covers are refused (docs/floats.md).
+    plan.check_parameters(model.num_parameters)
+    require_fitting_samples(plan.budget, sizes)
+
+    def take_turns(update: UpdateRule) -> Turns:
+        return simulate_turns(
+            plan, model, sizes, update, batch_size=batch_size, seed=seed, secure=secure
+        )
+
+    @cache
+    def find_precisions() -> list[float]:
+        precisions: list[float] = Method.from_plan(plan).precision.tolist()
+        return precisions
+
+    def list_expenses(begun: int) -> list[Expense]:
+        # Agents that have not released yet in a step count too.
+        return [
+            Expense(find_terms(plan, agent), precision, begun)
+            for agent, precision in enumerate(find_precisions())
+        ]
+
+    private = PrivateOptimizer(
+        optimizer,
+        model,
+        plan,
+        take_turns,
+        list_expenses=list_expenses,
+        is_simulated=not secure,
+        schedule=table,
     )
+    batches = n * _count_batches(sum(sizes) / n, plan, batch_size)
+    shown = PrivateLoader(private, dict(enumerate(parts)), batches_per_pass=batches)
+    return PrivateTraining(model.module, private, shown)
 
 
 def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> int:
@@ -238,87 +293,6 @@ def _count_batches(num_samples: float, plan: Plan, batch_size: int | None) -> in
         return max(1, round(1 / query.sampling_rate))
     size = query.batch_size or batch_size or num_samples
     return max(1, round(num_samples / size))
-
-
-@final
-class AgentTurns:
-    """The turns of one agent of a running network; see ``Turns``.
-
-    ``run`` begins the agent's run, whose steps it yields, with an update rule and reports.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        agent: int,
-        run: Callable[..., Generator[AgentStepper, None, AgentResult]],
-    ) -> None:
-        self._plan = plan
-        self._agent = agent
-        self._run = run
-        self._stepper: AgentStepper | None = None
-        self._ledger: ReleaseLedger | None = None
-        self._error: BaseException | None = None
-        self.is_simulated = False
-
-    @property
-    def expenses(self) -> list[Expense]:
-        """See ``Turns``: what the ledger counts, in all runs and under all plans for survivors."""
-        if self._ledger is None:
-            raise CornError("the run must have started before its releases are counted")
-        terms = find_terms(self._plan, self._agent)
-        spent = terms.budget.num_steps - self._ledger.remaining
-        return [Expense(terms, self._ledger.precision, spent)]
-
-    def start(self, update: UpdateRule) -> None:
-        """Join the others; return once the first step has begun, or raise."""
-        # Signals are the user's: a script that is interrupted ends, and its agent with it.
-        reports = Reports(interruption=Interruption(), on_ledger=self._keep_ledger)
-        self._steps = self._run(update=update, reports=reports)
-        # A script that fails closes its links here. Later the interpreter has stopped the threads
-        # that do it.
-        atexit.register(self.leave)
-        self._advance()
-
-    def begin(self) -> Turn | None:
-        """See ``Turns``."""
-        # A loop that goes on after an error gets the same one again.
-        if self._error is not None:
-            raise self._error
-        if self._stepper is None:
-            return None
-        own = self._stepper
-        return Turn(self._agent, own.step, own.parameters, own.batch)
-
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
-        """See ``Turns``: it returns once the next step has begun, or after the last one."""
-        if self._stepper is None:
-            raise CornError("a release must follow a batch")
-        self._stepper.compute(gradients)
-        return self._advance()
-
-    def leave(self) -> None:
-        """End the agent's run; the others notice and go on as their settings say."""
-        atexit.unregister(self.leave)
-        self._stepper = None
-        self._steps.close()
-
-    def _advance(self) -> Tensor:
-        """Run to the next step, or to the end; return the model."""
-        try:
-            self._stepper = next(self._steps)
-        except StopIteration as end:
-            self.leave()
-            result: AgentResult = end.value
-            return result.parameters
-        except BaseException as error:
-            self._error = error
-            self.leave()
-            raise
-        return self._stepper.parameters
-
-    def _keep_ledger(self, ledger: ReleaseLedger) -> None:
-        self._ledger = ledger
 
 
 def _find_plan(

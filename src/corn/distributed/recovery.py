@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from corn.checks import FloatArray
-from corn.covariance import GivenObjective, Horizon, Objective, ThreatModel
+from corn.covariance import ThreatModel
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.membership import Membership, NewsDelays, component_of, make_edge, name_agents
 from corn.distributed.messages import (
@@ -168,14 +168,12 @@ def measure_loss(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge] 
     """Return how much cancellation is lost when only ``survivors`` use the plan's noise.
 
     ``cuts`` are broken links, those between survivors included.
-
-    Both sides are by the same objective, which is another where the plan's is of all agents.
     """
     # The survivors draw the same noise as before, so their covariance is the block R_SS. No
     # agent's privacy is weaker for it, as (R_SS)⁻¹ ⪯ (R⁻¹)_SS; only cancellation is lost.
     R, n = plan.decomposition.covariance, plan.num_agents
     R_left = R[np.ix_(survivors, survivors)]
-    objective = _objective_for(plan.objective, len(survivors))
+    objective = plan.objective
     A = objective.matrix(plan.network.step_matrix)
     A_left = objective.matrix(_step_left(plan, survivors, cuts))
     return EnergyLoss(
@@ -198,7 +196,7 @@ def replan(
             _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan, survivors),
-            objective=_objective_for(plan.objective, len(survivors)),
+            objective=plan.objective,
             mechanism=plan.mechanism,
             cooldown_steps=plan.cooldown_steps,
             dtype=plan.dtype,
@@ -302,13 +300,6 @@ def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
     # At least one agent must be left to protect, or the threat model has no meaning.
     colluders = min(threat.max_colluders, len(survivors) - 1)
     return replace(threat, seeds=seeds, max_colluders=colluders)
-
-
-def _objective_for(objective: Objective, num_agents: int) -> Objective:
-    """Return the same objective, unless it is a matrix of all agents."""
-    if isinstance(objective, GivenObjective) and np.shape(objective.given)[0] != num_agents:
-        return Horizon()
-    return objective
 
 
 @final
@@ -415,11 +406,9 @@ class PlanInForce:
                 f"noise variance of the average {active.plan.central_ratio:.4g} × a trusted "
                 f"server's, by n/(n − q) with n = {n} and q = {q}"
             )
-        is_other = type(active.plan.objective) is not type(self._plan.objective)
         self._note(
             f"new plan {fingerprint(active.plan).hex()[:16]} for {len(active.members)} agents from "
             f"step {step} on: {cost}"
-            + (" by another objective, as the one given is of all agents" if is_other else "")
         )
 
     def _activate_for_all(self) -> ActivePlan:
@@ -714,7 +703,9 @@ class Recovery:
         # One limit for all that is skipped: a neighbour could send old messages for ever.
         deadline = began + self._exchange.patience
         while True:
-            found = self._exchange.receive(peer, check, since=began, deadline=deadline)
+            found = self._exchange.receive(
+                peer, check, in_pieces=True, since=began, deadline=deadline
+            )
             if found.header.attempt > self.attempt:
                 self._membership.merge(found.header.news)
                 self._exchange.put_back(peer, found)

@@ -18,6 +18,7 @@ from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Receiv
 from corn.distributed.journal import Journal
 from corn.distributed.membership import Membership, NewsDelays, find_cuts, name_agents
 from corn.distributed.messages import (
+    DIGEST_BYTES,
     NO_STOP,
     PREFIX_BYTES,
     Edge,
@@ -302,8 +303,8 @@ class TrainingRounds:
         yield from self._begin()
         words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
         total, found = self._add_up(tree, as_integers(words))
-        # A copy, for agents that may lack it: messages are overwritten.
-        self._last_total = None if total is None else total.clone()
+        # For agents that may lack it.
+        self._last_total = total
         if total is not None:
             moved = self._move(total.numpy().view(words.dtype))
             self._finish_step(moved, self._stepper.statistics)
@@ -379,12 +380,12 @@ class TrainingRounds:
             self._returns.reject(self._membership.called_at(self.step + 1))
             for peer, error in outcome.dropouts.items():
                 self._note_dropout(peer, error)
-            if outcome.others:
+            if outcome.other is not None:
                 self._journal.note(
-                    f"{name_agents(outcome.others)} had another model than agent {self._agent} at "
-                    f"step {self.step}"
+                    f"agent {outcome.other} had another model than agent {self._agent} at step "
+                    f"{self.step}"
                 )
-                notice = StopNotice(self.step, outcome.others[0], StopReason.MODELS_DIFFER)
+                notice = StopNotice(self.step, outcome.other, StopReason.MODELS_DIFFER)
                 self._membership.note_stop(notice)
             found = self._recover(has_released=len(own) > 0, payload_bytes=own.nbytes)
             total = found.total
@@ -478,7 +479,7 @@ class TrainingRounds:
             self._plans.active.noise.prepare(self.step + 1)
 
     def _make_header(
-        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(PREFIX_BYTES)
+        self, mixing_round: int, payload_bytes: int, model: bytes = bytes(DIGEST_BYTES)
     ) -> Header:
         return Header(
             plan=self._plans.active.prefix,

@@ -1,18 +1,24 @@
 """Exact sums over a tree: partial sums travel up to its root, and the total travels down again.
 
-A step has one message up and one down over each link of the tree. Messages are integers modulo 2^B,
-so that all agents get the same total in whatever order messages arrive. Headers carry news, and a
-digest of the sender's model: all agents hold the same model, and a parent compares.
+Messages are integers modulo 2^B, so that all agents get the same total in whatever order messages
+arrive. Large ones travel in pieces: an agent adds and passes on a piece while the next one is on
+its way, and the root sends pieces down while later ones come up. The first piece has the header.
 
-A step needs all agents. Where a neighbour of the tree is lost, or calls for a recovery, the sum is
-given up (``corn.distributed.recovery``).
+Headers carry news, and a digest of the sender's model: all agents hold the same model. A parent
+compares its children's. On the way down the digest has the root's signature, so an agent compares
+its model with the root's, whoever is in between. The root could sign another digest for each of its
+children: now and then, and in the end, agents compare over all links that are not of the tree.
+
+A step needs all agents. Where a neighbour is lost, or calls for a recovery, the sum is given up
+(``corn.distributed.recovery``), whatever pieces of it have arrived.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -20,13 +26,15 @@ from torch import Tensor
 
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.membership import Membership
-from corn.distributed.messages import PREFIX_BYTES, Header, check_header
+from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError, check_header
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
 from corn.transport import LinkError
 
-UP, DOWN = 0, 1
-"""The numbers of a step's two messages, in the place of mixing rounds."""
+UP, DOWN, ASIDE = 0, 1, 2
+"""The numbers of a step's messages, in the place of mixing rounds."""
+STEPS_BETWEEN_COMPARISONS = 64
+"""After so many steps models are compared over the links that are not of the tree, too."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +45,13 @@ class SumOutcome:
         total: the sum of all agents, modulo 2^B; None if it was given up.
         dropouts: the neighbour that is lost, and how.
         caller: the neighbour that called for a recovery.
-        others: the children whose model is not this agent's.
+        other: the neighbour whose model is not this agent's.
     """
 
     total: Tensor | None = None
     dropouts: Mapping[int, LinkError] = field(default_factory=dict)
     caller: int | None = None
-    others: tuple[int, ...] = ()
+    other: int | None = None
 
 
 class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
@@ -68,9 +76,15 @@ class TreeSum:
     def __init__(
         self, exchange: Exchange, tree: SpanningTree, agent: int, membership: Membership
     ) -> None:
-        self._exchange, self._membership = exchange, membership
+        self._exchange = exchange
+        self._membership = membership
+        self._root = tree.root
         self._parent = None if agent == tree.root else tree.parents[agent]
         self._children = tree.children[agent]
+        # Of the step under way: when the wait for a message ends, by its sender and its number.
+        self._deadlines: dict[tuple[int, int], float] = {}
+        self._signature = b""
+        self._meanwhile: Callable[[], None] | None = None
 
     def add_up(
         self, own: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
@@ -78,57 +92,103 @@ class TreeSum:
         """Return the sum of all agents' integers of a step.
 
         Args:
-            own: this agent's integers, which the partial sum overwrites.
-            make_header: returns the header of a message, up or down, with all news so far.
-            meanwhile: called once, while this agent's message travels.
+            own: this agent's integers, which the sum overwrites.
+            make_header: returns the header of a message with all news so far.
+            meanwhile: called once, if possible when this agent would wait for a neighbour.
         """
+        self._exchange.recycle()
+        self._deadlines = {}
+        self._meanwhile = meanwhile
         try:
-            total = self._add_up(own, make_header, meanwhile)
+            self._compare_aside(make_header(ASIDE))
+            self._add_up(own, make_header)
         except _Stopped as stopped:
             return stopped.outcome
+        self._work()
         self._exchange.note_exchange()
-        return SumOutcome(total)
+        return SumOutcome(own)
 
-    def _add_up(
-        self, total: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
-    ) -> Tensor:
-        self._exchange.recycle()
-        others = []
-        for child in self._children:
-            expected = make_header(UP)
-            found = self._receive(child, expected)
-            if found.header.model != expected.model:
-                others.append(child)
-            total += found.parameters
-        if others:
-            raise _Stopped(SumOutcome(others=tuple(others)))
+    def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
+        up, down = make_header(UP), make_header(DOWN)
+        pieces = torch.split(total, PIECE_BYTES // total.itemsize)
+        for number, piece in enumerate(pieces):
+            for child in self._children:
+                piece += self._receive(child, up, piece, number)
+            if self._parent is not None:
+                # With the news of all agents below this one, which the first pieces told.
+                up = up if number else make_header(UP)
+                self._exchange.send_piece([self._parent], up, piece, number)
+            else:
+                # With the news of all agents.
+                down = down if number else self._membership.sign_model(make_header(DOWN))
+                self._exchange.send_piece(self._children, down, piece, number)
         if self._parent is not None:
-            # With the news of all agents below this one.
-            self._exchange.send([self._parent], make_header(UP), total)
-            meanwhile()
-            total = self._receive(self._parent, make_header(DOWN)).parameters
-        # With the news of all agents, which the root has heard.
-        self._exchange.send(self._children, make_header(DOWN), total)
-        if self._parent is None:
-            meanwhile()
-        return total
+            self._exchange.note_message(up, total)
+            for number, piece in enumerate(pieces):
+                piece.copy_(self._receive(self._parent, down, piece, number))
+                if number == 0:
+                    down = replace(make_header(DOWN), signature=self._signature)
+                self._exchange.send_piece(self._children, down, piece, number)
+        self._exchange.note_message(down, total)
 
-    def _receive(self, peer: int, expected: Header) -> Received:
+    def _compare_aside(self, own: Header) -> None:
+        """Compare models over links that are not of the tree, if it is time."""
+        # The last sum of a run is empty.
+        if own.payload_bytes and (own.step + 1) % STEPS_BETWEEN_COMPARISONS:
+            return
+        own = replace(own, payload_bytes=0)
+        nothing = torch.empty(0, dtype=self._exchange.dtype)
+        peers = sorted({*self._exchange.neighbours} - {self._parent, *self._children})
+        self._exchange.send_piece(peers, own, nothing, 0)
+        for peer in peers:
+            self._receive(peer, own, nothing, 0)
+
+    def _receive(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor:
+        """Return a piece of a neighbour's message."""
+        if not self._exchange.has_arrived(peer):
+            self._work()
+        try:
+            found = self._read(peer, expected, like, number)
+        except LinkError as error:
+            self._exchange.drop(peer)
+            raise _Stopped(SumOutcome(dropouts={peer: error})) from error
+        if isinstance(found, Tensor):
+            return found
+        self._membership.merge(found.header.news)
+        if found.header.attempt:
+            self._exchange.put_back(peer, found)
+            raise _Stopped(SumOutcome(caller=peer))
+        if found.header.model != expected.model:
+            raise _Stopped(SumOutcome(other=peer))
+        return found.parameters
+
+    def _read(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor | Received:
+        # One limit for all pieces: a neighbour could send them one by one, for ever.
+        start = time.monotonic()
+        message = peer, expected.mixing_round
+        deadline = self._deadlines.setdefault(message, start + self._exchange.patience)
+        if number:
+            return self._exchange.receive_piece(peer, number, like, deadline=deadline)
+
         def check(header: Header) -> None:
             # A call for a recovery is checked there.
             if not header.attempt:
                 check_header(header, expected)
 
-        try:
-            found = self._exchange.receive(peer, check)
-        except LinkError as error:
-            self._exchange.drop(peer)
-            raise _Stopped(SumOutcome(dropouts={peer: error})) from error
-        self._membership.merge(found.header.news)
-        if found.header.attempt:
-            self._exchange.put_back(peer, found)
-            raise _Stopped(SumOutcome(caller=peer))
+        found = self._exchange.receive(peer, check, in_pieces=True, deadline=deadline)
+        if not found.header.attempt:
+            if found.parameters.nbytes != like.nbytes:
+                raise ProtocolError(f"agent {peer} sent a piece of another size")
+            if expected.mixing_round == DOWN and found.header.model == expected.model:
+                self._membership.check_model(found.header, self._root)
+                self._signature = found.header.signature
         return found
+
+    def _work(self) -> None:
+        """Do what is to be done meanwhile, once."""
+        if self._meanwhile is not None:
+            work, self._meanwhile = self._meanwhile, None
+            work()
 
 
 def integer_type(bits: MaskBits) -> torch.dtype:
@@ -150,8 +210,9 @@ def digest_model(parameters: Tensor) -> bytes:
     """Return a digest by which agents compare their models.
 
     SHA-256, as processors have instructions for it: other hash functions take twice as long.
+    Nobody finds two models with one digest, not even an insider who chooses the sums.
 
     >>> digest_model(torch.zeros(3)) == digest_model(torch.tensor([0.0, 0.0, -0.0]))
     False
     """
-    return hashlib.sha256(parameters.numpy().data).digest()[:PREFIX_BYTES]
+    return hashlib.sha256(parameters.numpy().data).digest()

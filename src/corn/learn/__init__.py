@@ -1,7 +1,7 @@
 """Learning: DSGD with clipped, noisy gradients, batched over agents, mechanisms and seeds.
 
 - ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
-- ``make_workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
+- ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
 - ``Method``: a mechanism's noise under a budget; ``Trial``: a method with a step-size schedule.
 """
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
-    from corn.learn.metrics import load_agent_results as load_agent_results
     from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
     from corn.learn.partition import partition_dirichlet as partition_dirichlet
@@ -37,46 +36,37 @@ if TYPE_CHECKING:
     from corn.learn.schedule import make_schedule as make_schedule
     from corn.learn.simulation import Simulation as Simulation
     from corn.learn.sweep import run_sweep as run_sweep
-    from corn.learn.training import Comparison as Comparison
     from corn.learn.training import compare as compare
     from corn.learn.training import load_parameters as load_parameters
     from corn.learn.training import train as train
-    from corn.learn.tuning import Tuning as Tuning
+    from corn.learn.tuning import Comparison as Comparison
     from corn.learn.tuning import TuningPrice as TuningPrice
     from corn.learn.tuning import borrow_held_out as borrow_held_out
-    from corn.learn.tuning import find_ends as find_ends
-    from corn.learn.tuning import make_grid as make_grid
+    from corn.learn.tuning import choose_best as choose_best
     from corn.learn.tuning import price_all as price_all
     from corn.learn.tuning import price_tuning as price_tuning
-    from corn.learn.tuning import read_tuning as read_tuning
     from corn.learn.tuning import search_step_sizes as search_step_sizes
-    from corn.learn.tuning import select_measured as select_measured
-    from corn.learn.tuning import summarize_methods as summarize_methods
     from corn.learn.tuning import tune as tune
     from corn.learn.workloads import Workload as Workload
-    from corn.learn.workloads import make_workload as make_workload
 
 # Importing torch takes seconds, which commands such as ``corn graph`` need not wait for. So a name
 # is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
     "method": "Method Trial make_methods",
-    "metrics": (
-        "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_agent_results "
-        "load_results write_table"
-    ),
+    "metrics": ("COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table"),
     "file_data": "Bounds FileWorkload",
     "partition": "partition_dirichlet partition_iid partition_shards",
     "problem": "SweepSettings TrainingProblem",
     "schedule": "Constant Cosine InverseSqrt Schedule make_schedule",
     "simulation": "Simulation",
     "sweep": "run_sweep",
-    "training": "Comparison compare load_parameters train",
+    "training": "compare load_parameters train",
     "tuning": (
-        "Tuning TuningPrice borrow_held_out find_ends make_grid price_all price_tuning "
-        "read_tuning search_step_sizes select_measured summarize_methods tune"
+        "Comparison TuningPrice borrow_held_out choose_best price_all price_tuning "
+        "search_step_sizes tune"
     ),
-    "workloads": "Workload make_workload",
+    "workloads": "Workload",
 }
 _MODULES = {
     name: f"corn.learn.{module}" for module, names in _NAMES.items() for name in names.split()

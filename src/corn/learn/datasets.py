@@ -11,7 +11,6 @@ import os
 import shutil
 import struct
 import urllib.request
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from corn.checks import IntArray, require, require_choice
-from corn.errors import CornError, CornWarning, FileFormatError
+from corn.errors import CornError, FileFormatError
 
 CACHE_VARIABLE = "CORN_DATA"
 """The environment variable that names another cache directory."""
@@ -43,13 +42,11 @@ class DownloadableDataset:
             files come first, then those of the test set. CorN joins them and splits them again, as
             the paper does.
         base_urls: the servers that have the files, tried in this order.
-        stand_in: the embedded data set that takes its place when it is absent.
     """
 
     name: str
     files: dict[str, str]
     base_urls: tuple[str, ...]
-    stand_in: str
     description: str
 
 
@@ -60,7 +57,6 @@ A9A = DownloadableDataset(
         "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
     },
     base_urls=("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",),
-    stand_in="breast-cancer",
     description="does a person earn over 50k? 48,842 rows of 123 yes-or-no features (LIBSVM)",
 )
 
@@ -86,7 +82,6 @@ MNIST = DownloadableDataset(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://yann.lecun.com/exdb/mnist/",
     ),
-    stand_in="digits",
     description="70,000 handwritten digits of 28×28 grey levels",
 )
 
@@ -259,7 +254,6 @@ class Dataset:
         inputs: shape (samples, features), float32; images are flattened.
         targets: shape (samples,), classes 0 … num_classes − 1.
         image_shape: (height, width) where the features are an image.
-        stand_in_for: the absent data set that was asked for; None where this is the one.
     """
 
     name: str
@@ -267,7 +261,6 @@ class Dataset:
     targets: IntArray = field(repr=False)
     num_classes: int
     image_shape: tuple[int, int] | None = None
-    stand_in_for: str | None = None
 
     def __post_init__(self) -> None:
         is_table = self.inputs.ndim == 2 and len(self.inputs) == len(self.targets) > 0
@@ -282,43 +275,22 @@ class Dataset:
         """The number of features of a sample."""
         return int(self.inputs.shape[1])
 
-    def describe(self) -> str:
-        """Return one line with the data set's name and size, and the data set it stands in for."""
-        what = f"{self.name}: {len(self.inputs)} samples, {self.num_features} features"
-        if self.stand_in_for is None:
-            return what
-        return f"{what} (STANDS IN FOR {self.stand_in_for}, which is absent)"
 
-
-def load_dataset(
-    name: str, *, directory: Path | str | None = None, stand_in: bool = True
-) -> Dataset:
+def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
     """Load ``a9a``, ``mnist``, ``digits``, ``breast-cancer`` or ``synthetic``: all parts as one.
 
-    The first two are read from the cache (``corn data get``). If one is absent, its stand-in among
-    the next two is returned, with a ``CornWarning`` and ``stand_in_for`` set. With
-    ``stand_in=False`` an absent data set is an error.
+    The first two are read from the cache (``corn data get``).
 
-    >>> load_dataset("digits").describe()
-    'digits: 1797 samples, 64 features'
+    >>> load_dataset("digits").num_features
+    64
     """
     require_choice("data set", name, [*DOWNLOADABLE, *EMBEDDED])
-    if name in EMBEDDED:
-        return _EMBEDDED_LOADERS[name](None)
-    dataset = DOWNLOADABLE[name]
     place = cache_directory(directory) / name
-    if is_cached(dataset, directory=directory):
-        return (_load_a9a if name == "a9a" else _load_mnist)(place)
-    remedy = f"download it with: corn data get {name}"
-    if not stand_in:
-        raise FileFormatError(f"{name} is not in {place.parent}; {remedy}")
-    warnings.warn(
-        f"{name} is not in {place.parent}; {dataset.stand_in} STANDS IN FOR IT, so results are not "
-        f"those of {name}; {remedy}",
-        CornWarning,
-        stacklevel=2,
-    )
-    return _EMBEDDED_LOADERS[dataset.stand_in](name)
+    if name in DOWNLOADABLE and not is_cached(DOWNLOADABLE[name], directory=directory):
+        raise FileFormatError(
+            f"{name} is not in {place.parent}; download it with: corn data get {name}"
+        )
+    return _LOADERS[name](place)
 
 
 def _load_a9a(place: Path) -> Dataset:
@@ -338,16 +310,16 @@ def _load_mnist(place: Path) -> Dataset:
     return Dataset("mnist", inputs, targets, 10, (28, 28))
 
 
-def _load_digits(stand_in_for: str | None) -> Dataset:
+def _load_digits(_: Path) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     # Grey levels of this data set are 0 … 16.
     inputs = (bunch.data / 16).astype(np.float32)
-    return Dataset("digits", inputs, bunch.target.astype(np.int64), 10, (8, 8), stand_in_for)
+    return Dataset("digits", inputs, bunch.target.astype(np.int64), 10, (8, 8))
 
 
-def _load_breast_cancer(stand_in_for: str | None) -> Dataset:
+def _load_breast_cancer(_: Path) -> Dataset:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
@@ -355,20 +327,22 @@ def _load_breast_cancer(stand_in_for: str | None) -> Dataset:
     # gradients of a few features and lose all others.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
     targets = bunch.target.astype(np.int64)
-    return Dataset("breast-cancer", standardised.astype(np.float32), targets, 2, None, stand_in_for)
+    return Dataset("breast-cancer", standardised.astype(np.float32), targets, 2)
 
 
-def _draw_synthetic(stand_in_for: str | None) -> Dataset:
+def _draw_synthetic(_: Path) -> Dataset:
     """Draw labels from logistic regression on normal features, always the same."""
     # A fixed seed: agents in several processes must draw the same rows.
     random = np.random.default_rng(0)
     inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
     logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)
     targets = random.random(_SYNTHETIC_ROWS) < 1 / (1 + np.exp(-logits))
-    return Dataset("synthetic", inputs, targets.astype(np.int64), 2, None, stand_in_for)
+    return Dataset("synthetic", inputs, targets.astype(np.int64), 2)
 
 
-_EMBEDDED_LOADERS: dict[str, Callable[[str | None], Dataset]] = {
+_LOADERS: dict[str, Callable[[Path], Dataset]] = {
+    "a9a": _load_a9a,
+    "mnist": _load_mnist,
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
     "synthetic": _draw_synthetic,

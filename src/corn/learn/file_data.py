@@ -650,6 +650,7 @@ class FileWorkload:
         partition: the partition of one file over the agents, by default ``iid``. Others look at
             all labels, which makes every run a simulation.
         seed: of split and partition.
+        l2: the penalty λ of linear classifiers.
         device: where gradients are computed.
     """
 
@@ -664,6 +665,7 @@ class FileWorkload:
     held_out: float = 0.2
     partition: str | None = None
     seed: int = 0
+    l2: float = 1e-4
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -725,6 +727,7 @@ class FileWorkload:
             tuple(inputs.shape[1:]),
             num_classes,
             is_image=tables[0].is_image,
+            l2=self.l2,
             of=str(self.data),
         )
         return TrainingProblem(

@@ -12,17 +12,14 @@ from functools import cached_property, lru_cache, partial
 from typing import TypeAlias, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require, require_choice
+from corn.checks import FloatArray, require, require_choice
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
     Design,
     Horizon,
     MechanismName,
-    Objective,
-    OwnMechanism,
     ThreatModel,
     design,
     read_mechanism,
@@ -42,7 +39,6 @@ from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
 from corn.learn.names import METHOD_NAMES
 from corn.learn.schedule import Schedule
-from corn.noise import factor_covariance
 from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
 from corn.privacy import ClippedQuery, PrivacyBudget, account_promises
@@ -136,42 +132,42 @@ class Method:
     def private(
         cls,
         name: str,
-        noise: Design | MethodNoise | ArrayLike,
+        noise: Design | MethodNoise,
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
-        counts_floats: bool = False,
     ) -> Method:
         """Make a method of decentralised training; raise unless the noise keeps the budget.
 
         The promise holds against ``threat``; by default against the threat that a design was made
-        for, and for other noise against an eavesdropper.
+        for, and for other noise against an eavesdropper. It holds for real numbers: where noise
+        protects somebody, make a plan.
         """
-        if threat is None:
-            threat = noise.threat if isinstance(noise, Design) else EAVESDROPPER
-        shares = _shares_of(noise)
-        if isinstance(noise, Design) and isinstance(shares, Decomposition):
+        ratio = None
+        shares: MethodNoise
+        if isinstance(noise, Design):
+            if noise.status == "reference":
+                raise InvalidArgumentError(
+                    f"mechanism {noise.mechanism!r} is a reference without a guarantee against an "
+                    "eavesdropper: use Method.central or Method.non_private"
+                )
+            threat = threat or noise.threat
+            ratio = noise.disagreement_ratio
+            shares = noise.decomposition
+            caps = budget.precision_caps(shares.num_agents)
             max_colluders = _count_colluders(shares, threat)
-            # Floats spend a part of the budget, so the noise must keep a stricter one
-            # (docs/floats.md).
-            kept = set_aside(budget) if counts_floats else budget
-            caps = kept.precision_caps(shares.num_agents)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
             # A design for these caps may miss them by rounding, and is scaled to meet them. A
             # design for other caps is refused.
             if 1 < worst <= 1 + _DESIGN_TOLERANCE:
                 shares = meet_caps(shares, caps, max_colluders)
+        else:
+            shares = noise
         # Simulations round to the grid too, so that they show its effect on learning.
         grid = choose_grid(shares, budget.precision_caps(shares.num_agents))
+        threat = threat or EAVESDROPPER
         return cls(
-            name,
-            shares,
-            budget.queries,
-            budget,
-            threat,
-            grid=grid,
-            counts_floats=counts_floats,
-            disagreement_ratio=noise.disagreement_ratio if isinstance(noise, Design) else None,
+            name, shares, budget.queries, budget, threat, grid=grid, disagreement_ratio=ratio
         )
 
     @classmethod
@@ -329,22 +325,6 @@ def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     return threat.max_colluders if shares.seed_groups else 0
 
 
-def _shares_of(noise: Design | MethodNoise | ArrayLike) -> MethodNoise:
-    if isinstance(noise, Decomposition | LatticeNoise):
-        return noise
-    if isinstance(noise, Design):
-        if noise.status == "reference":
-            raise InvalidArgumentError(
-                f"mechanism {noise.mechanism!r} is a reference without a guarantee against an "
-                "eavesdropper: use Method.central or Method.non_private"
-            )
-        return noise.decomposition
-    # A bare covariance does not determine the seeds. One seed for all is assumed, the weakest case:
-    # it holds against no insider.
-    R = as_symmetric_matrix(noise, name="noise")
-    return Decomposition(np.zeros(len(R)), (tuple(range(len(R))),), (factor_covariance(R),))
-
-
 _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
@@ -354,7 +334,7 @@ def make_methods(
     network: Network,
     budget: PrivacyBudget,
     *,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None = None,
 ) -> list[Method]:
     """Make methods for the mechanisms named, each designed for the budget under one objective.
@@ -374,27 +354,23 @@ def make_methods(
     labels = [name.partition("=")[0] for name in names]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
-    return [
-        _make_method(name, network, budget, objective, threat)
-        if mechanism is None
-        else _make_own_method(mechanism, network, budget, objective)
-        for name, mechanism in own.items()
-    ]
-
-
-def _make_own_method(
-    mechanism: OwnMechanism, network: Network, budget: PrivacyBudget, objective: Objective
-) -> Method:
-    require(mechanism.label not in METHOD_NAMES, "mechanism", "a new name", repr(mechanism.label))
-    designed = design(network, budget, mechanism=mechanism, objective=objective)
-    return Method.private(mechanism.label, designed, budget)
+    methods = []
+    for name, mechanism in own.items():
+        if mechanism is None:
+            methods.append(_make_method(name, network, budget, objective, threat))
+            continue
+        label = mechanism.label
+        require(label not in METHOD_NAMES, "mechanism", "a new name", repr(label))
+        designed = design(network, budget, mechanism=mechanism, objective=objective)
+        methods.append(Method.private(label, designed, budget))
+    return methods
 
 
 def _make_method(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method:
     if name == "unclipped":
@@ -422,7 +398,7 @@ def _design_at_scale(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
+    objective: Horizon,
     threat: ThreatModel | None,
 ) -> Method | None:
     """Make a method without matrices of n × n numbers, if the network is large and it can be."""

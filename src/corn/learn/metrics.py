@@ -216,33 +216,21 @@ def write_table(
     columns: Sequence[str] = COLUMNS,
     is_private: bool = False,
 ) -> None:
-    """Write these columns of rows to a ``.csv`` or ``.parquet`` file; NaN is an empty CSV field.
+    """Write these columns of rows to a CSV file, NaN as an empty field.
 
     A private file is readable by its owner only.
     """
     target = Path(path)
-    writers = {".csv": _write_csv, ".parquet": _write_parquet}
-    if target.suffix not in writers:
-        raise FileFormatError(f"{target}: a table's name must end in .csv or .parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
     # The file gets its name when it is complete: readers never see half a table.
-    with writing_whole(target, is_private=is_private) as partial:
-        writers[target.suffix](rows, partial, columns)
-
-
-def _write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
+    with (
+        writing_whole(target, is_private=is_private) as partial,
+        partial.open("w", newline="", encoding="utf-8") as stream,
+    ):
         writer = csv.DictWriter(stream, columns)
         writer.writeheader()
         for row in rows:
             writer.writerow({name: "" if is_missing(row[name]) else row[name] for name in columns})
-
-
-def _write_parquet(rows: Sequence[Row], path: Path, columns: Sequence[str]) -> None:
-    # Loaded here, as agents, which import this module, write no Parquet.
-    arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
-    table = arrow.table({name: [row[name] for row in rows] for name in columns})
-    parquet.write_table(table, path)
 
 
 def is_missing(value: str | int | float) -> bool:
@@ -250,76 +238,44 @@ def is_missing(value: str | int | float) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-_TEXTS = ("mechanism", "step_size", "unit")
+def _load_pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise MissingExtraError("a data frame", extra="pandas") from error
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return rows as a ``pandas.DataFrame``; pandas is an extra."""
-    try:
-        pandas: Any = importlib.import_module("pandas")
-    except ImportError as error:
-        raise MissingExtraError("a data frame", extra="pandas") from error
-    return pandas.DataFrame([dict(row) for row in rows])
+    return _load_pandas().DataFrame([dict(row) for row in rows])
 
 
 def load_results(path: Path | str) -> Any:
     """Return the measurements of a run as a ``pandas.DataFrame``.
 
     Args:
-        path: a table (``.csv`` or ``.parquet``), or the folder of a run: of ``corn train --out``,
-            of ``corn launch --out`` (the shared measurements; see :func:`load_agent_results`), or
-            of the reproduction of the paper (every run).
+        path: a table (``.csv``), or the folder of a run: of ``corn train --out``, of
+            ``corn launch --out`` (the shared measurements), of one of its agents, or of the
+            reproduction of the paper (every run).
 
     >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
     0.3742
     """
-    place = Path(path)
-    if place.is_file():
-        return _read_table(place)
+    place, pandas = Path(path), _load_pandas()
     # Only ``shared`` of a launched run: private measurements must be asked for by name.
-    for name in ("metrics.csv", "shared/metrics.csv", "runs.csv"):
-        if (place / name).is_file():
-            return _read_table(place / name)
-    raise FileFormatError(
-        f"{place}: must be a table or the folder of a run, with metrics.csv, found neither"
-    )
-
-
-def load_agent_results(path: Path | str) -> Any:
-    """Return the measurements of every agent of ``corn launch --out``, in one data frame.
-
-    Those in ``shared`` may be published. Give the folder ``private`` for those that may not.
-    """
-    place = Path(path)
-    folders = (place / "shared" if (place / "shared").is_dir() else place).glob("agent-*")
-    numbered = {folder.name.removeprefix("agent-"): folder / "metrics.csv" for folder in folders}
-    # Others, such as a copy called agent-0-old, are no agent's.
-    frames = {
-        int(number): _read_table(table)
-        for number, table in numbered.items()
-        if number.isdecimal() and table.is_file()
-    }
-    if not frames:
-        raise FileFormatError(f"{place}: must have folders agent-0, agent-1, …, found none")
-    pandas: Any = importlib.import_module("pandas")
-    return pandas.concat(
-        [own.assign(agent=agent) for agent, own in sorted(frames.items())], ignore_index=True
-    )
-
-
-def _read_table(path: Path) -> Any:
+    names = ("", "metrics.csv", "shared/metrics.csv", "runs.csv")
+    table = next((place / name for name in names if (place / name).is_file()), None)
+    if table is None:
+        raise FileFormatError(
+            f"{place}: must be a table or the folder of a run, with metrics.csv, found neither"
+        )
+    # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
+    texts = dict.fromkeys(("mechanism", "step_size", "unit"), str)
     try:
-        pandas: Any = importlib.import_module("pandas")
-    except ImportError as error:
-        raise MissingExtraError("a data frame", extra="pandas") from error
-    try:
-        if path.suffix == ".parquet":
-            return pandas.read_parquet(path)
-        # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
-        frame = pandas.read_csv(path, dtype=dict.fromkeys(_TEXTS, str))
+        frame = pandas.read_csv(table, dtype=texts)
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path}: not a table: {error}") from error
-    return frame.fillna(dict.fromkeys(set(_TEXTS) & set(frame.columns), ""))
+        raise FileFormatError(f"{table}: not a table: {error}") from error
+    return frame.fillna(dict.fromkeys(set(texts) & set(frame.columns), ""))
 
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
@@ -362,7 +318,7 @@ class Result:
         num_steps: the number of completed steps.
         status: ``complete``, or ``interrupted`` by the user.
         stopped: runs that broke down, by (mechanism, step size, seed).
-        notes: facts that a reader must know, such as a data set that stands in for another.
+        notes: facts that a reader must know.
         simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
         private_notes: facts that depend on the data without noise, for its owner alone.
     """

@@ -10,19 +10,19 @@ With exact sums all agents have one model, and one step of the optimizer follows
 all releases of a step. A single release has too little noise to protect anybody, so the optimizer
 and the module never see one.
 
-``SimulatedTurns`` lets all agents of a network take their turns in one process.
+``simulate_turns`` lets all agents of a network take their turns in one process.
 """
 
 from __future__ import annotations
 
+import atexit
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -33,65 +33,40 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import (
-    AgentData,
-    Batch,
-    BatchSampler,
-    SeededChoices,
-    require_fitting_samples,
-)
-from corn.learn.method import Method
+from corn.learn.batches import AgentData, Batch, SeededChoices, make_sampler
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import Mixer, StepReleases, UpdateRule, clip_gradients
+from corn.learn.step import ClippedGradients, Mixer, StepReleases, UpdateRule, clip_gradients
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
 from corn.plan import Plan
+from corn.privacy.budget import Unit
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
-class Turn(NamedTuple):
-    """One agent's part of a step: its model, and the rows of its data that are in the batch.
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One agent's part of a step.
 
     Attributes:
-        agent: whose turn it is.
-        step: of the network, from 0.
-        parameters: the agent's model.
-        batch: row numbers in place of samples.
+        agent: The agent whose turn it is.
+        step: The step of the network, from 0.
+        parameters: The agent's model.
+        batch: The batch, with row numbers in place of samples.
+        compute: Takes a function that computes the gradient, from the norm to clip samples to, if
+            any. The next turn releases it.
+        shown: The model that the module has until the turn begins; None leaves it as it is.
     """
 
     agent: int
     step: int
     parameters: Tensor
     batch: Batch
+    compute: Callable[[Callable[[Tensor | None], Gradients]], None]
+    shown: Tensor | None
 
 
-class Turns(Protocol):
-    """The order in which agents take steps: all of a simulation, or one of a running network."""
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the noise follows from a public seed."""
-
-    @property
-    def expenses(self) -> list[Expense]:
-        """All releases under the plan so far, of each agent here; begun steps count."""
-
-    def begin(self) -> Turn | None:
-        """Return the next turn, or None after the last step."""
-
-    def start(self, update: UpdateRule) -> None:
-        """Begin, with the rule that makes a step of a release."""
-
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
-        """End a turn with the release of its gradient; return the model to show, if it changed.
-
-        The update rule steps along the release. With exact sums it steps along the average of a
-        step's releases, at the turn of the last agent, unless the sum is void. ``gradients``
-        computes the gradient; its argument is the norm to clip samples to, if any.
-        """
-
-    def leave(self) -> None:
-        """Take no more turns."""
+Turns: TypeAlias = Generator[Turn, None, Tensor]
+"""The turns of all agents of a simulation, or of one of a running network; then the last model."""
 
 
 @final
@@ -128,7 +103,7 @@ class LoopTask:
         return self._model.describe()
 
     def fingerprint(self) -> bytes:
-        """See ``HasFingerprint``."""
+        """See ``Task``."""
         return self._model.fingerprint()
 
 
@@ -147,7 +122,16 @@ class PrivateOptimizer(Optimizer):
     ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
     belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
 
-    ``schedule`` has the hyperparameters of each step; None leaves them as they are.
+    Args:
+        inner: The user's optimizer.
+        model: The user's module.
+        plan: The network, the budget and the noise.
+        take_turns: Begins the turns, with the rule that makes a step of a release. With exact sums
+            the rule steps along the average of a step's releases, unless the sum is void.
+        list_expenses: Returns all releases under the plan, of each agent here, from the number of
+            steps that were begun in this run.
+        is_simulated: Whether the noise follows from a public seed.
+        schedule: The hyperparameters of each step; None leaves them as they are.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -155,21 +139,53 @@ class PrivateOptimizer(Optimizer):
         self,
         inner: Optimizer,
         model: UserModel,
-        turns: Turns,
         plan: Plan,
+        take_turns: Callable[[UpdateRule], Turns],
+        *,
+        list_expenses: Callable[[int], list[Expense]],
+        is_simulated: bool,
         schedule: Sequence[HyperParameters] | None = None,
     ) -> None:
         self._inner = inner
         self._model = model
-        self._turns = turns
         self._plan = plan
+        self._list_expenses = list_expenses
+        self._is_simulated = is_simulated
         self._schedule = schedule
         self._turn: Turn | None = None
+        self._next: Turn | None = None
+        self._error: BaseException | None = None
         # Of each agent, or of the one model of exact sums, with a copy that shows changes.
         self._states: dict[int, tuple[Any, Any]] = {}
         self._groups = _copy_groups(inner)
         self._held = _list_held(inner)
-        turns.start(self)
+        self._turns = take_turns(self)
+        self._advance()
+
+    def _advance(self) -> Tensor | None:
+        """Run to the next turn, or to the end; return the model to show."""
+        try:
+            self._next = next(self._turns)
+        except StopIteration as end:
+            self.leave()
+            last: Tensor | None = end.value  # None after the user left
+            return last
+        except BaseException as error:
+            self._error = error
+            self.leave()
+            raise
+        return self._next.shown
+
+    def _require_no_error(self) -> None:
+        # A loop that goes on after an error gets the same one again.
+        if self._error is not None:
+            raise self._error
+
+    def leave(self) -> None:
+        """Take no more turns."""
+        atexit.unregister(self.leave)
+        self._next = None
+        self._turns.close()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -226,9 +242,16 @@ class PrivateOptimizer(Optimizer):
             raise CornError("parameters must be given before make_private, found other ones")
         self._groups = _copy_groups(self._inner)
 
+    def find_turn(self) -> Turn | None:
+        """Return the next turn; None after the last step."""
+        self._require_no_error()
+        # Which batches are followed by a step must not depend on data, so all of them must be.
+        if self._turn is not None:
+            raise CornError("optimizer.step() must follow every batch of the loader, once")
+        return self._next
+
     def begin(self, turn: Turn, batch: Any) -> Any:
         """Take the model and the state of the agent whose turn it is; return its batch to show."""
-        self.require_done()
         self._model.write(turn.parameters)
         self._model.forget_gradient()
         # Momentum is each agent's own under gossip: a simulation swaps it with the model.
@@ -246,11 +269,6 @@ class PrivateOptimizer(Optimizer):
             self._groups = _copy_groups(self._inner)
         self._turn = turn
         return self._model.watch(batch, num_samples=turn.batch.inputs.shape[1])
-
-    def require_done(self) -> None:
-        """Raise if the last batch was not followed by a step."""
-        if self._turn is not None:
-            raise CornError("optimizer.step() must follow every batch of the loader, once")
 
     def backward(self, losses: Tensor) -> None:
         """Compute the gradient of each sample from the losses of all samples, for unit ``sample``.
@@ -273,6 +291,7 @@ class PrivateOptimizer(Optimizer):
 
         With exact sums the step follows from the average release, after the last agent's batch.
         """
+        self._require_no_error()
         turn, loss = self._turn, None
         if turn is None:
             raise CornError(
@@ -288,7 +307,8 @@ class PrivateOptimizer(Optimizer):
         self._model.require_unchanged()
         self._require_same_groups()
         self._require_same_state(self._owner_of(turn))
-        shown = self._turns.release(lambda clip: self._model.compute(turn.batch, clip))
+        turn.compute(lambda clip: self._model.compute(turn.batch, clip))
+        shown = self._advance()
         self._model.forget_gradient()
         self._model.require_frozen()
         self._turn = None
@@ -354,7 +374,10 @@ class PrivateOptimizer(Optimizer):
         """
         # Agents with one promise differ in their noise only, and the least noise decides.
         worst: dict[tuple[PlanTerms, int], Expense] = {}
-        for expense in self._turns.expenses:
+        begun = self._plan.budget.num_steps
+        if self._next is not None:
+            begun = self._next.step + (self._next.agent > 0)
+        for expense in self._list_expenses(begun):
             kind = expense.terms, expense.num_releases
             worst[kind] = max(expense, worst.get(kind, expense), key=lambda own: own.precision)
         return max(
@@ -367,7 +390,7 @@ class PrivateOptimizer(Optimizer):
     @property
     def privacy(self) -> str:
         """A sentence on the privacy of the models: the promise, its unit and its adversary."""
-        if self._turns.is_simulated:
+        if self._is_simulated:
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
                 "these models protect nobody; secure=True with a loader for each agent, or an "
@@ -633,13 +656,13 @@ class PrivateLoader:
 
     def __init__(
         self,
-        turns: Turns,
         optimizer: PrivateOptimizer,
         parts: dict[int, LoaderPart],
         *,
         batches_per_pass: int,
     ) -> None:
-        self._turns, self._optimizer, self._parts = turns, optimizer, parts
+        self._optimizer = optimizer
+        self._parts = parts
         self._length = batches_per_pass
 
     def __len__(self) -> int:
@@ -652,13 +675,11 @@ class PrivateLoader:
         private data: not on the training loss, nor on a score on data of the agent. The same holds
         for a loop that ends by an exception.
         """
-        self._turns.leave()
+        self._optimizer.leave()
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._length):
-            # Which batches are followed by a step must not depend on data, so all of them must be.
-            self._optimizer.require_done()
-            turn = self._turns.begin()
+            turn = self._optimizer.find_turn()
             if turn is None:
                 return
             yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.batch))
@@ -683,142 +704,98 @@ def number_rows(size: int) -> AgentData:
     return AgentData(rows, rows, (0, size))
 
 
-@final
-class SimulatedTurns:
-    """Turns of all agents, one after the other; all models are mixed after the last of a step.
+@torch.no_grad()
+def _clip(
+    gradients: Callable[[Tensor | None], Gradients], clip: Tensor, unit: Unit
+) -> ClippedGradients:
+    is_sample = unit == "sample"
+    return clip_gradients(gradients(clip if is_sample else None), clip, clips_samples=is_sample)
 
-    With exact sums all agents have one model, and releases are averaged after the last of a step.
+
+def simulate_turns(
+    plan: Plan,
+    model: UserModel,
+    sizes: Sequence[int],
+    update: UpdateRule,
+    *,
+    batch_size: int | None,
+    seed: int,
+    secure: bool,
+) -> Turns:
+    """Let all agents take their turns, one after the other.
+
+    Under gossip all models are mixed after the last of a step. With exact sums all agents have one
+    model, and releases are averaged.
 
     Args:
-        plan: the network, the budget and the noise.
-        model: the user's.
-        sizes: the number of samples of each agent.
-        batch_size: samples per mini-batch where the budget names none; None takes all.
-        seed: of noise and batches, public.
-        secure: draw noise and batches from new secret keys instead.
+        plan: The network, the budget and the noise.
+        model: The user's module.
+        sizes: The number of samples of each agent.
+        update: The user's optimizer.
+        batch_size: Samples per mini-batch where the budget names none; None takes all.
+        seed: The public seed of noise and batches.
+        secure: Draw noise and batches from new secret keys instead.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        model: UserModel,
-        sizes: Sequence[int],
-        *,
-        batch_size: int | None,
-        seed: int,
-        secure: bool,
-    ) -> None:
-        # Longer models than the proof for floats covers are refused (docs/floats.md).
-        plan.check_parameters(model.num_parameters)
-        require_fitting_samples(plan.budget, sizes)
-        self._plan = plan
-        self.is_simulated = not secure
-        dtype = getattr(torch, plan.dtype)
-        self._is_sum = plan.network.mixing == "sum"
-        # One row per agent, or one for all: they start from the user's model.
-        num_models = 1 if self._is_sum else plan.num_agents
-        self._models = model.read().to(dtype).repeat(num_models, 1)
-        self._mixer = Mixer(plan.network, dtype=dtype)
-        self._releases = StepReleases(
-            KeyedNoise(
-                [plan.decomposition],
-                seeds=(seed,),
-                num_parameters=model.num_parameters,
-                is_secret=secure,
-            ),
-            method_of=torch.zeros(1, dtype=torch.long),
-            grid=torch.tensor([[plan.grid]], dtype=torch.float64),
-            # One seed and one trial.
-            models=self._models[None, :, None],
-            num_agents=plan.num_agents,
-            is_sum=self._is_sum,
-        )
-        queries = plan.budget.queries
-        # One query for each agent. All of them have one clipping norm and may differ in sampling.
-        self._queries = queries * plan.num_agents if len(queries) == 1 else queries
-        self._samplers = [
-            BatchSampler.of_agent(query, number_rows(size), batch_size=batch_size)
-            if secure
-            else BatchSampler(
-                number_rows(size), (query,), batch_size=batch_size, choices=[SeededChoices(own)]
-            )
+    dtype = getattr(torch, plan.dtype)
+    is_sum = plan.network.mixing == "sum"
+    # One row per agent, or one for all: they start from the user's model.
+    models = model.read().to(dtype).repeat(1 if is_sum else plan.num_agents, 1)
+    mixer = Mixer(plan.network, dtype=dtype)
+    noise = KeyedNoise(
+        [plan.decomposition],
+        seeds=(seed,),
+        num_parameters=model.num_parameters,
+        is_secret=secure,
+    )
+    releases = StepReleases(
+        noise,
+        method_of=torch.zeros(1, dtype=torch.long),
+        grid=torch.tensor([[plan.grid]], dtype=torch.float64),
+        # One seed and one trial.
+        models=models[None, :, None],
+        num_agents=plan.num_agents,
+        is_sum=is_sum,
+    )
+    samplers = [
+        make_sampler(
+            number_rows(size),
+            [plan.budget.of_agent(agent).query],
+            batch_size=batch_size,
             # A seed for each agent: agents of one size would draw the same samples from one.
-            for own, (query, size) in enumerate(
-                zip(self._queries, sizes, strict=True), start=seed << 20
-            )
-        ]
-        # Clipping in float64, as the proof for floats assumes (docs/floats.md).
-        self._clip = torch.tensor([queries[0].clip], dtype=torch.float64)
-        self._turn: Turn | None = None
-        self._agent = 0
-        self._step = 0
+            choices=None if secure else [SeededChoices((seed << 20) + agent)],
+            is_public=not secure,
+        )
+        for agent, size in enumerate(sizes)
+    ]
+    # Clipping in float64, as the proof for floats assumes (docs/floats.md).
+    clip = torch.tensor([plan.budget.queries[0].clip], dtype=torch.float64)
+    clipped: list[ClippedGradients] = []
 
-    def start(self, update: UpdateRule) -> None:
-        """See ``Turns``."""
-        self._update = update
+    def compute(gradients: Callable[[Tensor | None], Gradients]) -> None:
+        clipped.append(_clip(gradients, clip, plan.budget.unit))
 
-    @cached_property
-    def _precisions(self) -> list[float]:
-        """[R⁻¹]_ii of each agent, against the plan's adversary."""
-        precisions: list[float] = Method.from_plan(self._plan).precision.tolist()
-        return precisions
-
-    @property
-    def expenses(self) -> list[Expense]:
-        """See ``Turns``: agents that have not released yet in a step count too."""
-        begun, budget = self._step + (self._agent > 0), self._plan.budget
-        colluders = self._plan.threat.max_colluders
-        return [
-            Expense(PlanTerms(budget.of_agent(agent), colluders), precision, begun)
-            for agent, precision in enumerate(self._precisions)
-        ]
-
-    def begin(self) -> Turn | None:
-        """See ``Turns``."""
-        if self._step == self._plan.budget.num_steps:
-            return None
+    shown: Tensor | None = None
+    for step in range(plan.budget.num_steps):
         # One draw has the shares of all agents.
-        if self._agent == 0:
-            self._releases.begin(self._step)
-        batch = self._samplers[self._agent].draw(self._step)
-        model = self._models[0 if self._is_sum else self._agent]
-        self._turn = Turn(self._agent, self._step, model, batch)
-        return self._turn
-
-    def leave(self) -> None:
-        """Take no more turns; nobody waits for them."""
-
-    @torch.no_grad()
-    def release(self, gradients: Callable[[Tensor | None], Gradients]) -> Tensor | None:
-        """See ``Turns``: as an agent does it, by the same functions."""
-        if self._turn is None:
-            raise CornError("a release must follow a batch")
-        is_sample = self._plan.budget.unit == "sample"
-        found = gradients(self._clip if is_sample else None)
-        clipped = clip_gradients(found, self._clip, clips_samples=is_sample)
-        # The turn ends here: a second release in it would reuse the same noise, and raises instead.
-        self._turn = None
-        agent = self._agent
-        self._releases.release(slice(agent, agent + 1), clipped)
-        if not self._is_sum:
-            # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
-            # step all agents' gradients are taken before any exchange.
-            half = self._update.take_step(self._releases.values[0, agent, 0].clone())
-            self._models[agent] = half.to(self._models)
-        self._agent += 1
-        if self._agent < self._plan.num_agents:
-            return None
-        if self._is_sum:
-            average = self._releases.finish()[0, 0, 0].clone()
-            self._models[0] = self._update.take_step(average).to(self._models)
-        self._agent = 0
-        self._step += 1
-        if self._is_sum:
-            return self._models[0]
-        # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
-        rounds = 1
-        if self._step == self._plan.budget.num_steps:
-            rounds += self._plan.cooldown_steps
-        for _ in range(rounds):
-            self._models = self._mixer.mix(self._models.unsqueeze(0))[0]
-        return self._models.mean(dim=0)
+        releases.begin(step)
+        for agent, sampler in enumerate(samplers):
+            own = models[0 if is_sum else agent]
+            yield Turn(agent, step, own, sampler.draw(step), compute, shown)
+            shown = None
+            releases.release(slice(agent, agent + 1), clipped.pop())
+            if not is_sum:
+                # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
+                # step all agents' gradients are taken before any exchange.
+                models[agent] = update.take_step(releases.values[0, agent, 0].clone()).to(models)
+        if is_sum:
+            models[0] = update.take_step(releases.finish()[0, 0, 0].clone()).to(models)
+            shown = models[0]
+        else:
+            models = mixer.mix(models[None])[0]
+            shown = models.mean(dim=0)
+    if is_sum:
+        return models[0]
+    # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
+    for _ in range(plan.cooldown_steps):
+        models = mixer.mix(models[None])[0]
+    return models.mean(dim=0)

@@ -1,10 +1,10 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
-There are three sources, all from :mod:`corn.noise`. ``JointNoise`` is line 6 of the paper's
-algorithm, v = R^{1/2} s, where all methods of a seed use the **same** standard normals s (common
-random numbers), so that differences between mechanisms are not due to chance. ``StructuredNoise``
-does the same for large networks, without dense roots where others are cheaper. ``KeyedNoise`` draws
-each agent's share from keys, bit for bit as agents with these keys do.
+``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all methods of a seed use
+the **same** standard normals s (common random numbers), so that differences between mechanisms are
+not due to chance. ``AverageNoise`` draws the noise of an average of all agents directly.
+``KeyedNoise`` draws each agent's share from keys, bit for bit as agents do with these keys by
+``NoiseShare``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from functools import partial
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 import scipy.sparse
@@ -43,100 +44,60 @@ from corn.topology.mixing import SparseMatrix
 
 # Drawing a normal takes about as long as this many entries of a dense product.
 _NORMAL_COST = 100
+# Agents up to which one product of small dense roots is fastest.
+_MOST_DENSE = 200
 
 
-class NoiseRoot(Protocol):
-    """A linear map F with F Fᵀ = R."""
+class NoiseRoot(NamedTuple):
+    """A linear map F with F Fᵀ = R.
 
-    @property
-    def num_normals(self) -> int:
-        """The number of columns of F: the normals of one coordinate."""
-
-    def apply(self, normals: Tensor) -> Tensor:
-        """Return the noise, shape (seeds, agents, d), from (seeds, normals, d)."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class DiagonalRoot:
-    """Private noise: ``deviations`` has the standard deviation of each agent."""
-
-    deviations: Tensor
-
-    @property
-    def num_normals(self) -> int:
-        """See ``NoiseRoot``."""
-        return len(self.deviations)
-
-    def apply(self, normals: Tensor) -> Tensor:
-        """See ``NoiseRoot``."""
-        return normals * self.deviations[:, None]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class MatrixRoot:
-    """A matrix F, dense or sparse, shape (agents, normals)."""
-
-    matrix: Tensor
-
-    @property
-    def num_normals(self) -> int:
-        """See ``NoiseRoot``."""
-        return int(self.matrix.shape[1])
-
-    def apply(self, normals: Tensor) -> Tensor:
-        """See ``NoiseRoot``."""
-        return torch.stack([self.matrix @ own for own in normals])
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class FourierRoot:
-    """The symmetric root of a covariance that is diagonal in a Fourier basis.
-
-    ``roots`` are those of the eigenvalues, in the shape of the ring or torus.
+    ``apply`` returns the noise, shape (seeds, agents, d), from normals, (seeds, num_normals, d).
     """
 
-    roots: Tensor
-
-    @property
-    def num_normals(self) -> int:
-        """See ``NoiseRoot``."""
-        return self.roots.numel()
-
-    def apply(self, normals: Tensor) -> Tensor:
-        """See ``NoiseRoot``."""
-        sides = self.roots.shape
-        dims = tuple(range(1, 1 + len(sides)))
-        # Agents are numbered row by row, so that reshaping gives each its place on the lattice. The
-        # transform runs over agents, for every coordinate by itself.
-        modes = torch.fft.rfftn(normals.reshape(-1, *sides, normals.shape[-1]), dim=dims)
-        # The transform of real numbers is kept for half of the last side alone.
-        modes *= self.roots[..., : modes.shape[dims[-1]], None]
-        noise: Tensor = torch.fft.irfftn(modes, s=sides, dim=dims)
-        return noise.reshape(normals.shape)
+    num_normals: int
+    apply: Callable[[Tensor], Tensor]
 
 
 def make_root(
     noise: Decomposition | LatticeNoise, *, dtype: torch.dtype, device: torch.device | str
 ) -> NoiseRoot:
-    """Return the root of a method's noise with which a step takes least time."""
+    """Return the root of a method's noise with which a step takes least time.
+
+    Private noise takes one product per value, noise of few streams a sparse product, noise of rings
+    and tori a Fourier transform, and other noise a dense root.
+    """
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
     if isinstance(noise, LatticeNoise):
         # A symmetric circulant R is diagonal in the Fourier basis, and so is its root.
-        roots = torch.from_numpy(np.sqrt(noise.eigenvalues))
-        return FourierRoot(roots.to(device=device, dtype=dtype))
+        roots = torch.from_numpy(np.sqrt(noise.eigenvalues)).to(**place)
+        return NoiseRoot(roots.numel(), partial(_multiply_modes, roots))
     if not noise.seed_groups:
-        deviations = torch.from_numpy(np.sqrt(noise.private_variance))
-        return DiagonalRoot(deviations.to(device=device, dtype=dtype))
-    if prefers_shares(noise):
-        matrix = to_sparse_tensor(join_shares(noise))
+        deviations = torch.from_numpy(np.sqrt(noise.private_variance)).to(**place)[:, None]
+        return NoiseRoot(len(deviations), lambda normals: normals * deviations)
+    if _prefers_shares(noise):
+        matrix = to_sparse_tensor(_join_shares(noise)).to(**place)
     else:
-        matrix = torch.from_numpy(symmetric_root(noise.covariance))
-    return MatrixRoot(matrix.to(device=device, dtype=dtype))
+        matrix = torch.from_numpy(symmetric_root(noise.covariance)).to(**place)
+    # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.
+    return NoiseRoot(
+        matrix.shape[1], lambda normals: torch.stack([matrix @ own for own in normals])
+    )
 
 
-def prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
+def _multiply_modes(roots: Tensor, normals: Tensor) -> Tensor:
+    """Multiply by a matrix whose eigenvalues, in the shape of the ring or torus, are ``roots``."""
+    sides = roots.shape
+    dims = tuple(range(1, 1 + len(sides)))
+    # Agents are numbered row by row, so that reshaping gives each its place on the lattice. The
+    # transform runs over agents, for every coordinate by itself.
+    modes = torch.fft.rfftn(normals.reshape(-1, *sides, normals.shape[-1]), dim=dims)
+    # The transform of real numbers is kept for half of the last side alone.
+    modes *= roots[..., : modes.shape[dims[-1]], None]
+    noise: Tensor = torch.fft.irfftn(modes, s=sides, dim=dims)
+    return noise.reshape(normals.shape)
+
+
+def _prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
     """Return whether a simulation draws noise faster from its shares than by a dense root."""
     if isinstance(noise, LatticeNoise):
         return True
@@ -147,7 +108,7 @@ def prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
     return _NORMAL_COST * num_streams < n**2 and num_weights < n**2 / 2
 
 
-def join_shares(noise: Decomposition) -> SparseMatrix:
+def _join_shares(noise: Decomposition) -> SparseMatrix:
     """Return all agents' weights of all streams, private ones first, shape (n, streams)."""
     # A scale of one leaves weights as they are: F = [diag(√θ), factors], F Fᵀ = R.
     shared, _ = scale_streams(noise, np.ones(noise.num_agents))
@@ -174,63 +135,92 @@ class StepNoise(Protocol):
 
 
 @final
+class CommonNormals:
+    """Standard normals that follow from public seeds, which all methods of a seed use.
+
+    ``shape`` is that of one seed's normals in a step.
+    """
+
+    def __init__(
+        self, owner: Owner, seeds: Sequence[int], shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        self._owner = owner
+        # In memory that every step overwrites: none are ever stored.
+        real = np.float32 if dtype == torch.float32 else np.float64
+        self._normals = np.empty((len(seeds), *shape), real)
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+
+    def draw(self, step: int) -> Tensor:
+        """Return the normals of a step, shape (seeds, …); the next draw overwrites them."""
+        # One stream has the normals of all agents, one agent after the other: addressing a stream
+        # per agent would take longer than drawing from it.
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
+        return torch.from_numpy(self._normals)
+
+
+@final
 class JointNoise:
-    """Noise v ~ N(0, R_m ⊗ I) for several covariances R_m and seeds: fast, for simulations.
+    """Noise v ~ N(0, R_m ⊗ I) for several methods and seeds: fast, for simulations.
+
+    Methods share their normals, as far as they need the same number of them. Seeds are public, so
+    that this noise protects nobody.
 
     Args:
-        covariances: R_m, each of shape (n, n).
-        seeds: one per run; they are public, so this noise protects nobody.
+        noises: The noise of each method.
+        seeds: One per run.
         num_parameters: d, the number of coordinates.
         dtype: float32 or float64, of the normals and of the noise.
-        device: the torch device of the noise.
+        device: The torch device of the noise.
+        is_dense: Whether one product of dense roots gives the noise; by default where it is
+            fastest.
     """
 
     def __init__(
         self,
-        covariances: Sequence[FloatArray],
+        noises: Sequence[Decomposition | LatticeNoise],
         *,
         seeds: Sequence[int],
         num_parameters: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        is_dense: bool | None = None,
     ) -> None:
-        n = len(covariances[0])
-        # Rows are ordered (agent, covariance), so that the product has its final layout.
-        roots = np.stack([symmetric_root(R) for R in covariances], axis=1).reshape(-1, n)
-        self._roots = torch.from_numpy(roots).to(device=device, dtype=dtype)
-        self._shape = (len(seeds), n, len(covariances), num_parameters)
-        # The normals of one step, in memory that every step overwrites: none are ever stored.
-        self._normals = np.empty((len(seeds), n, num_parameters), numpy_type(dtype))
-        self._owner = Owner(tuple(range(n)), 0)
-        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+        n = noises[0].num_agents
+        self._shape = (len(seeds), n, len(noises), num_parameters)
+        self._device = device
+        if is_dense is None:
+            is_dense = n <= _MOST_DENSE or not any(map(_prefers_shares, noises))
+        self._dense: Tensor | None = None
+        num_normals = n
+        if is_dense:
+            # Rows are ordered (agent, method), so that the product has its final layout.
+            roots = np.stack([symmetric_root(each.covariance) for each in noises], axis=1)
+            self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
+        else:
+            self._roots = [make_root(noise, dtype=dtype, device=device) for noise in noises]
+            # The longest root decides; shorter ones use the first normals.
+            num_normals = max(root.num_normals for root in self._roots)
+        owner = Owner(tuple(range(n)), 0)
+        self.normals = CommonNormals(owner, seeds, (num_normals, num_parameters), dtype)
 
     def draw(self, step: int) -> Tensor:
         """See ``StepNoise``."""
-        s = torch.from_numpy(self.draw_normals(step)).to(self._roots.device)
-        # (agents · methods, n) times (seeds, n, d): the rows of the product are (agent, method).
-        return torch.matmul(self._roots, s).view(self._shape)
-
-    def draw_normals(self, step: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return s, shape (seeds, agents, parameters); the next draw overwrites its memory."""
-        # One stream has the normals of all agents, one agent after the other: addressing a stream
-        # per agent would take longer than drawing from it.
-        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
-            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
-        return self._normals
+        s = self.normals.draw(step).to(self._device)
+        if self._dense is not None:
+            # (agents · methods, n) times (seeds, n, d): rows of the product are (agent, method).
+            return torch.matmul(self._dense, s).view(self._shape)
+        noise = s.new_empty(self._shape)
+        for number, root in enumerate(self._roots):
+            noise[:, :, number] = root.apply(s[:, : root.num_normals])
+        return noise
 
 
 @final
 class AverageNoise:
     """Noise in the average of all agents' releases, of several methods and seeds: for exact sums.
 
-    All methods of a seed use the same standard normals.
-
-    Args:
-        stds: the standard deviation of the average's noise, for each method.
-        seeds: one per run; they are public, so this noise protects nobody.
-        num_parameters: d, the number of coordinates.
-        dtype: float32 or float64, of the normals and of the noise.
-        device: the torch device of the noise.
+    ``stds`` has the standard deviation of each method; the rest is as in ``JointNoise``.
     """
 
     def __init__(
@@ -243,61 +233,11 @@ class AverageNoise:
         device: torch.device | str = "cpu",
     ) -> None:
         self._stds = torch.tensor(stds, dtype=dtype, device=device)[:, None]
-        self._normals = np.empty((len(seeds), num_parameters), numpy_type(dtype))
-        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+        self._normals = CommonNormals(Owner((0,)), seeds, (1, num_parameters), dtype)
 
     def draw(self, step: int) -> Tensor:
         """Return the noise of a step, from 0, shape (seeds, 1, methods, parameters)."""
-        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
-            source.fill(normals, StreamAddress(Owner((0,)), nonce, step))
-        s = torch.from_numpy(self._normals).to(self._stds.device)
-        return s[:, None, None] * self._stds
-
-
-@final
-class StructuredNoise:
-    """Noise as ``JointNoise`` draws it, by the cheapest of several roots: for large networks.
-
-    Private noise takes one product per value, noise of few streams a sparse product, noise of rings
-    and tori a Fourier transform, and other noise a dense root. Methods share their normals, as far
-    as they need the same number of them.
-
-    Args:
-        noises: the noise of each method.
-        seeds: one per run; they are public, so this noise protects nobody.
-        num_parameters: d, the number of coordinates.
-        dtype: float32 or float64, of the normals and of the noise.
-        device: the torch device of the noise.
-    """
-
-    def __init__(
-        self,
-        noises: Sequence[Decomposition | LatticeNoise],
-        *,
-        seeds: Sequence[int],
-        num_parameters: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        n = noises[0].num_agents
-        self._roots = [make_root(noise, dtype=dtype, device=device) for noise in noises]
-        self._device = device
-        self._shape = (len(seeds), n, len(noises), num_parameters)
-        # The longest root decides; shorter ones use the first normals, so that methods share them.
-        most = max(root.num_normals for root in self._roots)
-        self._normals = np.empty((len(seeds), most, num_parameters), numpy_type(dtype))
-        self._owner = Owner(tuple(range(n)), 0)
-        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
-
-    def draw(self, step: int) -> Tensor:
-        """See ``StepNoise``."""
-        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
-            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
-        s = torch.from_numpy(self._normals).to(self._device)
-        noise = s.new_empty(self._shape)
-        for number, root in enumerate(self._roots):
-            noise[:, :, number] = root.apply(s[:, : root.num_normals])
-        return noise
+        return self._normals.draw(step).to(self._stds.device)[:, None] * self._stds
 
 
 @final
@@ -401,7 +341,7 @@ class NoiseShare:
     ) -> None:
         self.plan = plan
         self._agent = agent
-        self._at: dict[str, Any] = {"source": source, "nonce": nonce}
+        self._source = source
         self._nonce = nonce
         self._offset_seed = offset_seed
         # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
@@ -416,7 +356,7 @@ class NoiseShare:
         """Draw a step's noise while messages are under way. It is released later, once."""
         self._prepared = None  # a draw that is interrupted must not be taken for noise
         noise, size = self.plan.decomposition, len(self._share)
-        at = {**self._at, "step": step}
+        at: dict[str, Any] = {"source": self._source, "nonce": self._nonce, "step": step}
         draw_share(noise, self._agent, **at, stop=size, out=self._share.numpy())
         if noise.is_masked:
             # A seed is of one release, so that there are no other steps to keep apart.
@@ -443,11 +383,6 @@ def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSou
     everyone = range(shares.num_agents)
     # One new secret for every agent and every seed group, kept in memory alone.
     return SecureSource({owner: Secret.random() for owner in owners(shares, everyone)})
-
-
-def numpy_type(dtype: torch.dtype) -> Any:
-    """Return NumPy's float32 or float64 for torch's."""
-    return np.float32 if dtype == torch.float32 else np.float64
 
 
 def simulation_nonce(seed: int) -> bytes:

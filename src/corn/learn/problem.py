@@ -27,7 +27,6 @@ from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
 from corn.learn.step import OptimizerFactory
 from corn.learn.tasks import Task
-from corn.learn.tasks.protocol import ChecksTargets
 from corn.privacy import PrivacyBudget
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
@@ -166,14 +165,6 @@ class TrainingProblem:
         for name, (inputs, targets) in self.parts.items():
             _require_targets(inputs, targets, of=f"the {name} data")
 
-    def require_samples(self, column: str) -> None:
-        """Raise unless the part that a column is measured on has samples."""
-        part = column.partition("_")[0]
-        if part in PARTS[1:] and part not in self.parts:
-            raise InvalidArgumentError(
-                f"{column} needs {part} samples, found none: give the problem a {part} part"
-            )
-
     def digest(self) -> bytes:
         """Return a digest of the training samples in their order: private, as samples are."""
         state = hashlib.blake2b(digest_size=32)
@@ -207,8 +198,7 @@ class TrainingProblem:
 
     def _place_samples(self, samples: Samples, settings: SweepSettings) -> Samples:
         inputs, targets = samples
-        if isinstance(self.task, ChecksTargets):
-            self.task.check_targets(targets)
+        getattr(self.task, "check_targets", lambda _: None)(targets)
         return self.task.prepare(_cast(inputs, settings)).contiguous(), _cast(targets, settings)
 
 

@@ -24,19 +24,12 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
-    BatchSampler,
     SeededChoices,
+    make_sampler,
     require_fitting_samples,
 )
 from corn.learn.method import Method, Trial
-from corn.learn.perturbation import (
-    AverageNoise,
-    JointNoise,
-    KeyedNoise,
-    StepNoise,
-    StructuredNoise,
-    prefers_shares,
-)
+from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -58,9 +51,6 @@ from corn.topology import Network
 # Values of models (cells × trials × parameters) in a piece: 2¹⁸ to 2²¹ were about equally fast on a
 # CPU, and more were slower.
 _MODEL_VALUES_AT_ONCE = 1 << 20
-
-# Agents up to which one product of small dense roots is fastest.
-_MOST_JOINT = 200
 
 
 @final
@@ -91,7 +81,16 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        self._samplers = _make_samplers(data, queries, settings)
+        size, seeded = settings.batch_size, [SeededChoices(seed) for seed in settings.seeds]
+        if settings.noise_keys == "secret" and queries:
+            each = queries * data.num_agents if len(queries) == 1 else queries
+            self._samplers = [
+                make_sampler(data.of_agent(agent), (query,), batch_size=size)
+                for agent, query in enumerate(each)
+            ]
+        else:
+            options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
+            self._samplers = [make_sampler(data, queries, **options)]
         self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
@@ -291,8 +290,8 @@ class Simulation:
             "num_parameters": self._task.num_parameters,
             "device": settings.device,
         }
-        drawn = [part for part in shares if isinstance(part, Decomposition)]
         if settings.noise_keys != "none":
+            drawn = [part for part in shares if isinstance(part, Decomposition)]
             if len(drawn) < len(shares):
                 raise InvalidArgumentError(
                     "noise of rings and tori of this size is for simulations without keys: use a "
@@ -308,10 +307,7 @@ class Simulation:
             stds = [math.sqrt(total) / self._num_agents for total in totals]
             return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        if self._num_agents > _MOST_JOINT and any(prefers_shares(part) for part in shares):
-            return StructuredNoise(shares, dtype=settings.torch_dtype, **where), noise_of
-        covariances = [part.covariance for part in drawn]
-        return JointNoise(covariances, dtype=settings.torch_dtype, **where), noise_of
+        return JointNoise(shares, dtype=settings.torch_dtype, **where), noise_of
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""
@@ -330,24 +326,6 @@ class Simulation:
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
-
-
-def _make_samplers(
-    data: AgentData, queries: tuple[ClippedQuery, ...], settings: SweepSettings
-) -> list[BatchSampler]:
-    """Return one sampler for all runs and agents, or one for each agent whose data is protected."""
-    size = settings.batch_size
-    if settings.noise_keys != "secret" or not queries:
-        seeded = [SeededChoices(seed) for seed in settings.seeds]
-        return [BatchSampler(data, queries, batch_size=size, choices=seeded)]
-    each = queries * data.num_agents if len(queries) == 1 else queries
-    # Amplification by sampling assumes that nobody knows which samples are in a batch. In one batch
-    # of all agents, the number of one agent's samples would change the last bits of other agents'
-    # gradients, but accounting assumes that neighbouring data sets change one agent's gradient.
-    return [
-        BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
-        for agent, query in enumerate(each)
-    ]
 
 
 def _check_trials(

@@ -8,9 +8,8 @@ import math
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -18,24 +17,21 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor
 
 from corn.checks import require_count
 from corn.covariance.lattice import LatticeNoise
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.learn.batches import AgentData
-from corn.learn.method import Method, Trial
+from corn.learn.method import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
     Breakdown,
     BreakdownCause,
     Result,
     Row,
-    Samples,
     choose_evaluation_steps,
     choose_measured,
     has_diverged,
@@ -44,65 +40,8 @@ from corn.learn.metrics import (
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.simulation import Simulation
 from corn.learn.step import StepStatistics, describe_optimizer
-from corn.learn.tasks import HasFingerprint, Task
-from corn.privacy.rounding import round_up
 from corn.threads import own_threads
 from corn.topology import Network
-
-
-class ProgressBar:
-    """A bar on stderr with steps, best loss, ε and time left, if stderr is a terminal.
-
-    Args:
-        num_steps: the total number of steps.
-        done: the number of steps completed before, for a resumed run.
-        show: False hides the bar on a terminal too.
-    """
-
-    def __init__(self, num_steps: int, *, done: int = 0, show: bool = True) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,  # leaves nothing behind among the results
-            disable=not (show and console.is_terminal),
-        )
-        self._task = self._progress.add_task("", total=num_steps, completed=done, news="")
-
-    def __enter__(self) -> ProgressBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, rows: Sequence[Row] = ()) -> None:
-        """Count one more step, and show its measurements, if any."""
-        # Summaries of rows take time that nobody would see.
-        if self._progress.disable:
-            return
-        if rows:
-            self._progress.update(self._task, news=summarize_rows(rows))
-        self._progress.advance(self._task)
-
-
-def summarize_rows(rows: Sequence[Row]) -> str:
-    """Return the least loss and the largest ε among rows, in a few words."""
-    name = "test_loss" if any(not math.isnan(float(r["test_loss"])) for r in rows) else "train_loss"
-    losses = [float(row[name]) for row in rows if not math.isnan(float(row[name]))]
-    parts = [f"best {name.replace('_', ' ')} {min(losses):.4g}"] if losses else []
-    # A simulated ε keeps its name on the screen too: it is no promise.
-    for kind, label in (("epsilon", "ε"), ("simulated_epsilon", "simulated ε")):
-        known = [row for row in rows if not math.isnan(float(row[kind]))]
-        if known:
-            # All methods of a sweep protect the same unit.
-            largest = max(float(row[kind]) for row in known)
-            parts.append(f"{label} ({known[0]['unit']}) {round_up(largest, 3)}")
-    return ", ".join(parts)
 
 
 class Interruption:
@@ -138,124 +77,37 @@ def catch_interruption() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
-# Increased when the fields change: an older file is then refused, not misread.
+# Increased when the fields of a checkpoint change: an older file is then refused, not misread.
 _VERSION = 5
+_FIELDS = {"step", "parameters", "memory", "optimizers", "alive", "rows", "stopped"}
 
 
-@dataclass(frozen=True, eq=False)
-class SweepCheckpoint:
-    """The state of a sweep after ``step`` steps.
-
-    Attributes:
-        fingerprint: a hash of everything the result depends on; it fits no other sweep.
-        parameters: shape (seeds, agents, trials, parameters).
-        memory: the average of releases, of the same shape; None without momentum.
-        optimizers: the state of each run's optimizer; None without.
-        alive: the runs that continue, shape (seeds, trials).
-        rows: the measurements so far.
-        stopped: step and cause of each breakdown, by the indices of seed and trial.
-    """
-
-    fingerprint: str
-    step: int
-    parameters: Tensor
-    memory: Tensor | None
-    optimizers: list[dict[str, Any]] | None
-    alive: Tensor
-    rows: list[Row]
-    stopped: dict[tuple[int, int], tuple[int, BreakdownCause]]
-
-
-def save_sweep(checkpoint: SweepCheckpoint, path: Path | str) -> None:
-    """Write a checkpoint; a crash while writing leaves the previous one intact."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _save_checkpoint(state: dict[str, Any], path: Path, *, fingerprint: str) -> None:
+    """Write the state of a sweep; a crash while writing leaves the previous file intact."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     # The measurements include losses on training data, which no noise covers.
-    private = writing_whole(target, durable=True, is_private=True)
+    private = writing_whole(path, durable=True, is_private=True)
     with private as partial, partial.open("wb") as stream:
-        torch.save({"version": _VERSION, **vars(checkpoint)}, stream)
+        torch.save({"version": _VERSION, "fingerprint": fingerprint, **state}, stream)
 
 
-def load_sweep(path: Path | str, *, fingerprint: str) -> SweepCheckpoint:
-    """Read the checkpoint of the sweep with this fingerprint; raise for any other file."""
+def load_checkpoint(path: Path, *, fingerprint: str) -> dict[str, Any]:
+    """Read the state of the sweep with this fingerprint; raise for any other file."""
     try:
         # Plain data only: a checkpoint from an untrusted source cannot run code.
-        saved: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        # A missing or unknown field raises ``KeyError`` or ``TypeError``, and an object without
-        # fields ``AttributeError``: such a file counts as damaged.
-        version = saved.pop("version")
-        checkpoint = SweepCheckpoint(**saved)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such checkpoint") from error
+        state: Any = torch.load(path, weights_only=True, map_location="cpu")
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
-    if version != _VERSION or checkpoint.fingerprint != fingerprint:
+    if not isinstance(state, dict) or not state.keys() >= _FIELDS:
+        raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged")
+    if (state.get("version"), state.get("fingerprint")) != (_VERSION, fingerprint):
         raise FileFormatError(
             f"{path}: must be a checkpoint of this sweep, found one with other data, network, "
-            "methods or settings: repeat those, or choose another file"
+            "mechanisms or settings: repeat those, or choose another file"
         )
-    return checkpoint
-
-
-def fingerprint_sweep(
-    task: Task,
-    data: AgentData,
-    network: Network,
-    trials: Sequence[Trial],
-    *,
-    settings: SweepSettings,
-    parts: Mapping[str, Samples],
-) -> str:
-    """Return a hash, in hexadecimal, of everything that the result of a sweep depends on."""
-    digest = hashlib.sha256()
-    plain = {
-        "task": task.describe(),
-        "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
-        "mixing": network.mixing,
-        "offsets": data.offsets,
-        "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in trials],
-    }
-    digest.update(json.dumps(plain).encode())
-    # Initial parameters are part of it: a task may draw them in its own way.
-    arrays = [*_links_of(network), data.inputs.cpu().numpy(), data.targets.cpu().numpy()]
-    arrays += [part for t in trials for part in _noise_of(t.method)]
-    arrays += [task.initialize(seed).numpy() for seed in settings.seeds]
-    # Measurements before and after an interruption must be of the same samples.
-    for name in sorted(parts):
-        digest.update(f"{name} {len(parts[name][1])}".encode())
-        arrays += [values.cpu().numpy() for values in parts[name]]
-    # A module's layers and frozen values show neither in ``describe`` nor in the start.
-    if isinstance(task, HasFingerprint):
-        digest.update(task.fingerprint())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def _links_of(network: Network) -> list[NDArray[Any]]:
-    # By links: W of a large network would be n² numbers.
-    W = network.sparse_matrix
-    return [W.indptr, W.indices, W.data, np.array(network.schedule)]
-
-
-def _noise_of(method: Method) -> list[NDArray[Any]]:
-    """Return all numbers that a method's noise depends on."""
-    if method.noise is None:
-        return []
-    if isinstance(method.noise, LatticeNoise):
-        return [method.noise.eigenvalues]
-    # Members too: the same factors on other agents are other noise.
-    members = [np.array(group) for group in method.noise.seed_groups]
-    return [method.noise.private_variance, *members, *method.noise.factors]
+    return state
 
 
 def run_sweep(
@@ -298,7 +150,8 @@ def run_sweep(
             "resume must be False with secret keys: steps that run again would spend more than the "
             "budget; corn launch keeps a ledger of releases and can resume"
         )
-    file = _CheckpointFile(None if checkpoint is None else Path(checkpoint), checkpoint_every)
+    require_count("checkpoint_every", checkpoint_every)
+    file = None if checkpoint is None else Path(checkpoint)
     # Threads gain little on products of this size, and lose much on a busy machine.
     with own_threads():
         loop = SweepLoop(
@@ -309,19 +162,27 @@ def run_sweep(
             evaluate_at=evaluate_at,
             max_train_samples=max_train_samples,
         )
-        if resume:
-            file.load_into(loop)
-        bar = ProgressBar(settings.num_steps, done=loop.step, show=show_progress)
+        # No file is a fresh start, so that one command both begins and resumes.
+        if resume and file is not None and file.exists():
+            loop.restore(load_checkpoint(file, fingerprint=loop.fingerprint))
+        console = Console(stderr=True)
+        is_hidden = not (show_progress and console.is_terminal)
+        # Transient: it leaves nothing behind among the results.
+        bar = Progress(console=console, transient=True, disable=is_hidden)
+        task = bar.add_task("training", total=settings.num_steps, completed=loop.step)
         with catch_interruption() as interruption, bar:
             while loop.step < settings.num_steps and not interruption.requested:
                 rows = loop.advance()
-                bar.advance(rows)
+                # A hidden bar would keep the times of a thousand steps.
+                if not is_hidden:
+                    bar.advance(task)
                 if rows and on_rows:
                     on_rows(rows)
-                if loop.step % file.every == 0:
-                    file.save(loop)
-        # Also after Ctrl-C, so that the same command resumes where this one stopped.
-        file.save(loop)
+                if file is not None and loop.step % checkpoint_every == 0:
+                    _save_checkpoint(loop.state, file, fingerprint=loop.fingerprint)
+        if file is not None:
+            # Also after Ctrl-C, so that the same command resumes where this one stopped.
+            _save_checkpoint(loop.state, file, fingerprint=loop.fingerprint)
         return loop.finish()
 
 
@@ -343,8 +204,10 @@ class SweepLoop:
         max_train_samples: int | None = None,
     ) -> None:
         _check_names(trials)
-        self._problem, self._network = problem, network
-        self._trials, self._settings = tuple(trials), settings
+        self._problem = problem
+        self._network = network
+        self._trials = tuple(trials)
+        self._settings = settings
         self._data, self._parts = problem.place(settings, max_train_samples=max_train_samples)
         self._steps = choose_evaluation_steps(evaluate_at, settings.num_steps)
         self._simulation = Simulation(
@@ -362,15 +225,43 @@ class SweepLoop:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of everything that the result depends on."""
-        return fingerprint_sweep(
+        """A hash, in hexadecimal, of everything that the result depends on."""
+        task, settings, data, W = (
             self._problem.task,
+            self._settings,
             self._data,
-            self._network,
-            self._trials,
-            settings=self._settings,
-            parts=self._parts,
+            self._network.sparse_matrix,
         )
+        plain = {
+            "task": task.describe(),
+            "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
+            "mixing": self._network.mixing,
+            "offsets": data.offsets,
+            "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in self._trials],
+        }
+        digest = hashlib.sha256(json.dumps(plain).encode())
+        # A module's layers and frozen values show neither in ``describe`` nor in the start.
+        digest.update(getattr(task, "fingerprint", bytes)())
+        # Links, not W: in a large network that would be n² numbers.
+        arrays = [W.indptr, W.indices, W.data, np.array(self._network.schedule)]
+        for trial in self._trials:
+            noise = trial.method.noise
+            if isinstance(noise, LatticeNoise):
+                arrays.append(noise.eigenvalues)
+            elif noise is not None:
+                # Members too: the same factors on other agents are other noise.
+                members = [np.array(group) for group in noise.seed_groups]
+                arrays += [noise.private_variance, *members, *noise.factors]
+        tensors = [data.inputs, data.targets]
+        # Initial parameters are part of it: a task may draw them in its own way.
+        tensors += [task.initialize(seed) for seed in settings.seeds]
+        # Measurements before and after an interruption must be of the same samples.
+        for name, part in sorted(self._parts.items()):
+            digest.update(f"{name} {len(part[1])}".encode())
+            tensors += part
+        for array in [*arrays, *(values.cpu().numpy() for values in tensors)]:
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def advance(self) -> list[Row]:
         """Run one step, with the cool-down after the last; return its measurements, if any."""
@@ -385,30 +276,31 @@ class SweepLoop:
             self._simulation.cool_down()
         return self._measure(statistics) if due else []
 
-    def checkpoint(self) -> SweepCheckpoint:
-        """Return the present state."""
-        return SweepCheckpoint(
-            fingerprint=self.fingerprint,
-            step=self.step,
-            parameters=self._simulation.parameters.cpu(),
-            memory=None if self._simulation.memory is None else self._simulation.memory.cpu(),
-            optimizers=self._simulation.save_optimizers(),
-            alive=self._simulation.alive,
-            rows=list(self._rows),
-            stopped={run: (own.step, own.cause) for run, own in self._stopped.items()},
-        )
+    @property
+    def state(self) -> dict[str, Any]:
+        """The present state, for a checkpoint."""
+        memory = self._simulation.memory
+        return {
+            "step": self.step,
+            "parameters": self._simulation.parameters.cpu(),
+            "memory": None if memory is None else memory.cpu(),
+            "optimizers": self._simulation.save_optimizers(),
+            "alive": self._simulation.alive,
+            "rows": list(self._rows),
+            "stopped": {run: (own.step, own.cause) for run, own in self._stopped.items()},
+        }
 
-    def restore(self, checkpoint: SweepCheckpoint) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state of this sweep."""
         self._simulation.restore(
-            checkpoint.step,
-            checkpoint.parameters,
-            checkpoint.alive,
-            memory=checkpoint.memory,
-            optimizers=checkpoint.optimizers,
+            state["step"],
+            state["parameters"],
+            state["alive"],
+            memory=state["memory"],
+            optimizers=state["optimizers"],
         )
-        self._rows = list(checkpoint.rows)
-        self._stopped = {run: Breakdown(*own) for run, own in checkpoint.stopped.items()}
+        self._rows = list(state["rows"])
+        self._stopped = {run: Breakdown(*own) for run, own in state["stopped"].items()}
 
     def finish(self) -> Result:
         """Return the result; an interrupted sweep is measured once more at its present step."""
@@ -505,23 +397,3 @@ def _check_names(trials: Sequence[Trial]) -> None:
         raise InvalidArgumentError(
             f"trials must differ in name or step size, found twice: {'; '.join(repeated)}"
         )
-
-
-@dataclass(frozen=True)
-class _CheckpointFile:
-    """The file for checkpoints, if any."""
-
-    path: Path | None
-    every: int
-
-    def __post_init__(self) -> None:
-        require_count("checkpoint_every", self.every)
-
-    def load_into(self, loop: SweepLoop) -> None:
-        if self.path is not None and self.path.exists():
-            # No file is a fresh start, so that one command both begins and resumes.
-            loop.restore(load_sweep(self.path, fingerprint=loop.fingerprint))
-
-    def save(self, loop: SweepLoop) -> None:
-        if self.path is not None:
-            save_sweep(loop.checkpoint(), self.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,23 @@ from torch import Tensor, nn
 from corn.covariance import (
     Decomposition,
     Design,
-    Objective,
+    Horizon,
     ThreatModel,
     default_objective,
     design,
 )
-from corn.covariance.objective import momentum_of
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.method import Method, Trial, make_methods
-from corn.learn.metrics import Result, make_frame
-from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, make_problem
+from corn.learn.metrics import Result
+from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.step import OptimizerFactory, read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.module import trained_parameters
-from corn.learn.tuning import Tuning, make_grid, read_tuning, search_step_sizes, summarize_methods
-from corn.plan import Plan
+from corn.learn.tuning import Comparison, tune
+from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.floats import set_aside
 from corn.topology import Network, choose_cooldown, load_network
 
 
@@ -124,41 +121,58 @@ def train(
     if optimizer is not None:
         # The optimizer has a momentum of its own; settings refuse a second one.
         momentum = momentum or 0.0
-    # The noise of a plan was designed for its momentum.
-    elif momentum is None and isinstance(source, Plan):
-        momentum = source.momentum
-    if isinstance(source, Plan):
-        network = source.network
-    else:
-        network = source if isinstance(source, Network) else load_network(source)
-    objective = default_objective(
-        1 if budget is None else budget.num_steps, mixing=network.mixing, momentum=momentum
-    )
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
         if budget is not None or noise is not None or threat is not None:
             raise InvalidArgumentError(
                 "budget, noise and threat must be None with a plan, which has all three"
             )
-        method = Method.from_plan(source)
+        plan: Plan | None = source
+        network = source.network
+        # The noise of a plan was designed for its momentum.
+        momentum = source.momentum if momentum is None else momentum
     else:
-        method = _make_method(
-            network, budget, noise, objective=objective, threat=threat, secure=secure
+        plan = None
+        network = source if isinstance(source, Network) else load_network(source)
+        if budget is None and (noise is not None or threat is not None or secure):
+            raise InvalidArgumentError("noise, threat and secure need a budget, found None")
+    objective = default_objective(
+        1 if budget is None else budget.num_steps, mixing=network.mixing, momentum=momentum
+    )
+    if secure and plan is None and budget is not None:
+        if noise is not None:
+            raise InvalidArgumentError("noise must be None with secure=True: give a plan instead")
+        # Noise that protects somebody must also cover the rounding of floating point.
+        plan = make_plan(
+            network, budget, threat=threat, objective=objective, cooldown_steps=cooldown_steps
         )
-    query, steps = method.query, _choose_steps(num_steps, method.budget)
+    if plan is not None:
+        method = Method.from_plan(plan)
+    elif budget is None:
+        method = Method.non_private()
+    else:
+        if noise is None:
+            noise = design(network, budget, objective=objective, threat=threat)
+        name = noise.mechanism if isinstance(noise, Design) else "given noise"
+        method = Method.private(name, noise, budget, threat=threat)
+    if num_steps is None:
+        if method.budget is None:
+            raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
+        num_steps = method.budget.num_steps
     if cooldown_steps is None:
         # The plan's number, so that a simulation ends as its agents do.
-        planned = source.cooldown_steps if isinstance(source, Plan) else None
-        cooldown_steps = choose_cooldown(network, steps) if planned is None else planned
+        planned = None if plan is None else plan.cooldown_steps
+        cooldown_steps = choose_cooldown(network, num_steps) if planned is None else planned
+    query = method.query
     settings = SweepSettings(
-        num_steps=steps,
+        num_steps=num_steps,
         # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
         batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
         seeds=tuple(seeds),
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum,
         optimizer=optimizer,
-        dtype=dtype or (source.dtype if isinstance(source, Plan) else "float32"),
+        dtype=dtype or ("float32" if plan is None else plan.dtype),
         device=device,
         noise_keys="secret" if secure else "none",
     )
@@ -195,14 +209,6 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
     return filled
 
 
-def _choose_steps(num_steps: int | None, budget: PrivacyBudget | None) -> int:
-    if num_steps is not None:
-        return num_steps
-    if budget is None:
-        raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
-    return budget.num_steps
-
-
 def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     """Return a task unchanged, or a task made from a module and its loss."""
     if isinstance(model, nn.Module):
@@ -220,62 +226,8 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     return model
 
 
-def _make_method(
-    network: Network,
-    budget: PrivacyBudget | None,
-    noise: Design | Decomposition | None,
-    *,
-    objective: Objective,
-    threat: ThreatModel | None,
-    secure: bool,
-) -> Method:
-    if budget is None:
-        if noise is not None or threat is not None or secure:
-            raise InvalidArgumentError("noise, threat and secure need a budget, found None")
-        return Method.non_private()
-    if noise is None:
-        # Noise that protects somebody must also cover the rounding of floating point, for which a
-        # part of the budget is set aside.
-        caps = (set_aside(budget) if secure else budget).precision_caps(network.num_agents)
-        noise = design(network, caps, objective=objective, threat=threat)
-    name = noise.mechanism if isinstance(noise, Design) else "given noise"
-    return Method.private(name, noise, budget, threat=threat, counts_floats=secure)
-
-
 MECHANISMS_TO_COMPARE = ("corn", "decor", "ldp", "central", "none")
 """CorN, two mechanisms without a server, a trusted server, and no noise."""
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Mechanisms at the same ε, each at its best step size.
-
-    Attributes:
-        problem: what was trained.
-        tuning: the best step size of each mechanism, and the result of all runs.
-    """
-
-    problem: TrainingProblem
-    tuning: Tuning
-
-    @property
-    def result(self) -> Result:
-        """All runs: measurements and models."""
-        return self.tuning.result
-
-    @property
-    def summary(self) -> dict[str, dict[str, object]]:
-        """Scores, ε and adversary of each mechanism, by its name."""
-        return summarize_methods(self.problem, self.tuning)
-
-    def to_pandas(self) -> Any:
-        """Return the summary as a data frame with one row for each mechanism."""
-        rows = [{"mechanism": name, **facts} for name, facts in self.summary.items()]
-        # Columns that would hold a dictionary or an array in each cell of the frame.
-        hidden = ("intervals", "simulated_epsilon_of_each_agent", "epsilon_of_each_agent")
-        return make_frame(
-            [{k: v for k, v in row.items() if k not in hidden} for row in rows]
-        ).set_index("mechanism")
 
 
 def compare(
@@ -292,7 +244,7 @@ def compare(
     schedule: ScheduleName = "constant",
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
-    objective: Objective | None = None,
+    objective: Horizon | None = None,
     threat: ThreatModel | None = None,
     device: str = "cpu",
     **options: Any,
@@ -350,22 +302,15 @@ def compare(
         # mixing is free”).
         cooldown_steps=choose_cooldown(chosen, budget.num_steps),
         # The momentum that the designs count on: trained with another, they would be suboptimal.
-        momentum=momentum_of(target),
+        momentum=target.momentum,
         device=device,
     )
-    # Without validation samples step sizes are chosen by the loss on the agents' own data.
-    column = "train_loss" if validation is None else "validation_loss"
-    if step_sizes:
-        trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-        result = run_sweep(problem, chosen, trials, settings=settings, **options)
-    else:
-        result = search_step_sizes(
-            problem,
-            chosen,
-            methods=methods,
-            schedule=schedule,
-            column=column,
-            settings=settings,
-            **options,
-        )
-    return Comparison(problem, read_tuning(result, column))
+    return tune(
+        problem,
+        chosen,
+        methods,
+        settings=settings,
+        step_sizes=step_sizes,
+        schedule=schedule,
+        **options,
+    )

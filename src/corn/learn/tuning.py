@@ -1,10 +1,11 @@
-"""Step sizes: the search for them, the choice by validation loss, and what all runs spend."""
+"""Mechanisms compared, each at its best step size: the search, the choice, and what it spends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,19 +15,15 @@ from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.method import Method, Trial
-from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results
+from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results, make_frame
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.plan.advice import bound_gradient_variance, expect_step_size
-from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.topology import Network
-
-STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
-"""The paper's grid."""
 
 GridEnd: TypeAlias = Literal["smallest", "largest"]
 
@@ -35,38 +32,120 @@ _SCORE_COLUMNS = (*(f"{part}_{score}" for part in PARTS for score in _SCORES), "
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
-    """The best step size of each method that has one, and the sweep that it was chosen from.
+class Comparison:
+    """Mechanisms at the same ε, each at its best step size.
 
     Choosing by the validation loss of several runs on one data set costs privacy that no ε here
     counts. Like the paper, CorN reports the ε of each run alone. Tune on public data where that
     matters.
+
+    Attributes:
+        problem: what was trained.
+        schedules: the best step size of each mechanism; one whose every run broke down has none.
+        result: all runs: measurements and models.
     """
 
+    problem: TrainingProblem
     schedules: dict[str, Schedule]
     result: Result
 
+    @property
+    def methods(self) -> list[Method]:
+        """The mechanisms, each once."""
+        return list(dict.fromkeys(trial.method for trial in self.result.trials))
+
     def score(self, column: str) -> dict[str, float]:
-        """Return a column's last value at the best step size, averaged over seeds, by method."""
+        """Return a column's last value at the best step size, averaged over seeds, by name."""
         return self._at_best(self.result.average(column))
 
     def interval(self, column: str) -> dict[str, float]:
-        """Return half the width of the 95 % interval of ``score``, by method (``Result``)."""
+        """Return half the width of the 95 % interval of ``score``, by name (``Result``)."""
         return self._at_best(self.result.interval(column))
 
     def _at_best(self, values: dict[tuple[str, str], float]) -> dict[str, float]:
         return {name: values[name, own.describe()] for name, own in self.schedules.items()}
 
+    @property
+    def ends(self) -> dict[str, GridEnd]:
+        """Mechanisms whose best step size is an end of those tried, if several were."""
+        tried: dict[str, list[float]] = {}
+        for trial in self.result.trials:
+            # By the first step size: schedules of a grid differ in nothing else.
+            tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
+        ends: dict[str, GridEnd] = {}
+        for name, schedule in self.schedules.items():
+            if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
+                ends[name] = "smallest"
+            elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):
+                ends[name] = "largest"
+        return ends
 
-def make_grid(
-    methods: Sequence[Method],
-    *,
-    step_sizes: Sequence[float] = STEP_SIZES,
-    schedule: ScheduleName = "constant",
-) -> list[Trial]:
-    """Return a trial for every method with every step size."""
-    schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
-    return [Trial(method, own) for method in methods for own in schedules]
+    @cached_property
+    def summary(self) -> dict[str, dict[str, object]]:
+        """Scores, ε and adversary of each mechanism, by its name.
+
+        Scores that were not measured are left out, and all scores of a mechanism whose every run
+        broke down (its step size is None). For the quadratic task the optimality gap is added.
+        """
+        scores, widths = self._collect(self.score), self._collect(self.interval)
+        prefix = "simulated_" if self.result.is_simulated else ""
+        facts: dict[str, dict[str, object]] = {}
+        for method in self.methods:
+            name, schedule = method.name, self.schedules.get(method.name)
+            # For the steps that were run, which are fewer than planned after an interruption.
+            spent = method.epsilon_spent(self.result.num_steps)
+            facts[name] = {
+                "step_size": None if schedule is None else schedule.describe(),
+                **scores.get(name, {}),
+                "intervals": widths.get(name, {}),
+                "num_step_sizes": sum(trial.method is method for trial in self.result.trials),
+                f"{prefix}epsilon": None if spent is None else float(spent.max()),
+                f"{prefix}epsilon_of_each_agent": spent,
+                "unit": None if method.budget is None else method.budget.unit,
+                "central_ratio": method.central_ratio,
+                "weighted_central_ratio": method.weighted_central_ratio,
+                "disagreement_ratio": method.disagreement_ratio,
+                "against": method.against,
+            }
+        return facts
+
+    def _collect(self, read: Any) -> dict[str, dict[str, float]]:
+        """Return all columns that were measured, by mechanism."""
+        columns = {column: read(column) for column in _SCORE_COLUMNS}
+        if isinstance(self.problem.task, Quadratic):
+            # The minimum is a constant, so that the gap varies as much as the loss.
+            shift = self.problem.task.minimum if read == self.score else 0.0
+            gaps = {name: value - shift for name, value in columns["train_loss"].items()}
+            columns["optimality_gap"] = gaps
+        return {
+            name: {
+                column: own[name] for column, own in columns.items() if not math.isnan(own[name])
+            }
+            for name in self.schedules
+        }
+
+    @property
+    def measured_rows(self) -> list[Row]:
+        """Rows without unmeasured columns, the quadratic's loss as its optimality gap."""
+        rows = self.result.rows
+        columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
+        chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
+        # The quadratic's minimum is 1434, next to which the differences between losses are
+        # invisible.
+        if isinstance(self.problem.task, Quadratic):
+            for row in chosen:
+                row["optimality_gap"] = float(row.pop("train_loss")) - self.problem.task.minimum
+        return chosen
+
+    def to_pandas(self) -> Any:
+        """Return the summary as a data frame with one row for each mechanism."""
+        # Columns that would hold a dictionary or an array in each cell of the frame.
+        hidden = ("intervals", "simulated_epsilon_of_each_agent", "epsilon_of_each_agent")
+        rows = [
+            {"mechanism": name, **{k: v for k, v in facts.items() if k not in hidden}}
+            for name, facts in self.summary.items()
+        ]
+        return make_frame(rows).set_index("mechanism")
 
 
 def tune(
@@ -75,32 +154,39 @@ def tune(
     methods: Sequence[Method],
     *,
     settings: SweepSettings,
-    step_sizes: Sequence[float] = STEP_SIZES,
+    step_sizes: Sequence[float] = (),
     schedule: ScheduleName = "constant",
     **options: Any,
-) -> Tuning:
-    """Run all methods with all step sizes together; keep the best of each on validation loss.
+) -> Comparison:
+    """Run all mechanisms with all step sizes together, and keep the best of each.
 
-    ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
+    Without step sizes they are searched for. ``options`` are those of
+    :func:`corn.learn.sweep.run_sweep`.
     """
-    problem.require_samples("validation_loss")
-    trials = make_grid(methods, step_sizes=step_sizes, schedule=schedule)
-    return read_tuning(run_sweep(problem, network, trials, settings=settings, **options))
+    if not step_sizes:
+        result = search_step_sizes(
+            problem, network, methods, settings=settings, schedule=schedule, **options
+        )
+    else:
+        schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
+        trials = [Trial(method, own) for method in methods for own in schedules]
+        result = run_sweep(problem, network, trials, settings=settings, **options)
+    return choose_best(problem, result)
 
 
-def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
-    """Return the best step size of each method in a sweep, by the last value of a column.
+def _column_to_tune(problem: TrainingProblem) -> str:
+    # Without validation samples step sizes are chosen by the loss on the agents' own data.
+    return "validation_loss" if "validation" in problem.parts else "train_loss"
 
-    A method whose every run broke down has none.
+
+def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
+    """Return each mechanism at its best step size, by the last validation loss.
 
     Raises:
-        InfeasibleError: every run of every method broke down.
-        InvalidArgumentError: the column was not measured.
+        InfeasibleError: every run of every mechanism broke down.
     """
     # A run that broke down counts as an infinite loss, so it is never the best.
-    best = result.best_step_sizes(column)
-    if not best and not result.stopped:
-        raise InvalidArgumentError(f"column must be one that was measured, found {column!r}")
+    best = result.best_step_sizes(_column_to_tune(problem))
     if not best:
         raise InfeasibleError("every run broke down: try smaller step sizes or a smaller clip")
     schedules = {
@@ -108,82 +194,7 @@ def read_tuning(result: Result, column: str = "validation_loss") -> Tuning:
         for trial in result.trials
         if best.get(trial.method.name) == trial.schedule.describe()
     }
-    return Tuning(schedules, result)
-
-
-def find_ends(tuning: Tuning) -> dict[str, GridEnd]:
-    """Return the methods whose best step size is an end of their grid, and which end it is.
-
-    A grid of one step size has no ends.
-    """
-    tried: dict[str, list[float]] = {}
-    for trial in tuning.result.trials:
-        tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
-    ends: dict[str, GridEnd] = {}
-    for name, schedule in tuning.schedules.items():
-        # By the first step size: schedules of a grid differ in nothing else.
-        if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
-            ends[name] = "smallest"
-        elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):
-            ends[name] = "largest"
-    return ends
-
-
-def summarize_methods(problem: TrainingProblem, tuning: Tuning) -> dict[str, dict[str, object]]:
-    """Return the scores of each method at its best step size, averaged over seeds, and its ε.
-
-    Scores that were not measured are left out, and all scores of a method whose every run broke
-    down (its step size is None). For the quadratic task the optimality gap is added.
-    """
-    methods = dict.fromkeys(trial.method for trial in tuning.result.trials)
-    return {method.name: _summarize(method, problem, tuning) for method in methods}
-
-
-def select_measured(problem: TrainingProblem, rows: Sequence[Row]) -> list[Row]:
-    """Return rows without unmeasured columns, the quadratic's loss as its optimality gap."""
-    columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
-    chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
-    # The quadratic's minimum is 1434, next to which the differences between losses are invisible.
-    if isinstance(problem.task, Quadratic):
-        for row in chosen:
-            row["optimality_gap"] = float(row.pop("train_loss")) - problem.task.minimum
-    return chosen
-
-
-def _summarize(method: Method, problem: TrainingProblem, tuning: Tuning) -> dict[str, object]:
-    schedule = tuning.schedules.get(method.name)
-    prefix = "simulated_" if tuning.result.is_simulated else ""
-    # For the steps that were run, which are fewer than planned after an interruption.
-    spent = method.epsilon_spent(tuning.result.num_steps)
-    return {
-        "step_size": None if schedule is None else schedule.describe(),
-        **({} if schedule is None else _scores(method.name, problem, tuning)),
-        "intervals": {} if schedule is None else _intervals(method.name, problem, tuning),
-        "num_step_sizes": sum(trial.method is method for trial in tuning.result.trials),
-        f"{prefix}epsilon": None if spent is None else float(spent.max()),
-        f"{prefix}epsilon_of_each_agent": spent,
-        "unit": None if method.budget is None else method.budget.unit,
-        "central_ratio": method.central_ratio,
-        "weighted_central_ratio": method.weighted_central_ratio,
-        "disagreement_ratio": method.disagreement_ratio,
-        "against": method.against,
-    }
-
-
-def _scores(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str, float]:
-    scores = {column: tuning.score(column)[name] for column in _SCORE_COLUMNS}
-    if isinstance(problem.task, Quadratic):
-        scores["optimality_gap"] = scores["train_loss"] - problem.task.minimum
-    return {column: value for column, value in scores.items() if not math.isnan(value)}
-
-
-def _intervals(name: str, problem: TrainingProblem, tuning: Tuning) -> dict[str, float]:
-    """Return half the width of the 95 % interval of each score; none for a single run."""
-    widths = {column: tuning.interval(column)[name] for column in _SCORE_COLUMNS}
-    if isinstance(problem.task, Quadratic):
-        # The minimum is a constant, so that the gap varies as much as the loss.
-        widths["optimality_gap"] = widths["train_loss"]
-    return {column: width for column, width in widths.items() if not math.isnan(width)}
+    return Comparison(problem, schedules, result)
 
 
 # Nearly equal factors of 2, 2.5 and 2, with names that are short in tables.
@@ -204,18 +215,16 @@ def search_step_sizes(
     *,
     settings: SweepSettings,
     schedule: ScheduleName = "constant",
-    column: str = "validation_loss",
     checkpoint: Path | None = None,
     **options: Any,
 ) -> Result:
-    """Run each method with three step sizes, then with further ones as ``propose_places`` decides.
+    """Run each mechanism with three step sizes, then with those that ``propose_places`` returns.
 
     Every round after the first has a checkpoint of its own, with the number of the round in its
-    name. An interrupted round is left out, unless it is the first. Methods that do not clip are
+    name. An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
     searched only as long as one that does is. ``options`` are those of
     :func:`corn.learn.sweep.run_sweep`.
     """
-    problem.require_samples(column)
     if settings.optimizer is None:
         starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
     else:
@@ -229,24 +238,32 @@ def search_step_sizes(
     number = 0
     while found is None or wanted:
         number += 1
-        trials = [Trial(m, _schedule_at(k, schedule)) for m, own in wanted.items() for k in own]
-        file = _name_checkpoint(checkpoint, number)
+        trials = [
+            Trial(m, make_schedule(step_size_at(k), schedule))
+            for m, own in wanted.items()
+            for k in own
+        ]
+        # Each round has other trials, and a checkpoint fits one list of trials only.
+        file = checkpoint
+        if checkpoint is not None and number > 1:
+            file = checkpoint.with_name(f"{checkpoint.name}.{number}")
         new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
         # Half a round would compare runs of different lengths.
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
         found = new if found is None else join_results(found, new)
         tried = {m: tried[m] + wanted.get(m, ()) for m in methods}
-        average = found.average(column)
-        proposed = {
-            m: propose_places(
-                {k: average[m.name, _schedule_at(k, schedule).describe()] for k in tried[m]},
-                start=starts[m],
-            )
+        average = found.average(_column_to_tune(problem))
+        losses = {
+            m: {
+                k: average[m.name, make_schedule(step_size_at(k), schedule).describe()]
+                for k in tried[m]
+            }
             for m in methods
         }
+        proposed = {m: propose_places(losses[m], start=starts[m]) for m in methods}
         wanted = {m: places for m, places in proposed.items() if places}
-        # Methods that clip samples decide how batches are drawn. A round without any would have
+        # Mechanisms that clip samples decide how batches are drawn. A round without any would have
         # other batches than the rounds before.
         if not any(m.queries for m in wanted) and any(m.queries for m in methods):
             wanted = {}
@@ -284,7 +301,7 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
 def expect_place(
     method: Method, problem: TrainingProblem, num_steps: int, schedule: ScheduleName
 ) -> int:
-    """Return the place of the step size that a method's clip and noise suggest."""
+    """Return the place of the step size that a mechanism's clip and noise suggest."""
     if math.isinf(method.clip):
         return nearest_place(_UNCLIPPED_START)
     noise, query = method.noise, method.query
@@ -307,7 +324,7 @@ def expect_place(
 
 
 def step_size_at(place: int) -> float:
-    """Return a member of the series.
+    """Return a member of the series of step sizes.
 
     >>> [step_size_at(place) for place in (-3, -1, 0, 1, 5)]
     [0.1, 0.5, 1.0, 2.0, 50.0]
@@ -327,18 +344,9 @@ def nearest_place(step_size: float) -> int:
     return round(len(_MANTISSAS) * math.log10(step_size))
 
 
-def _schedule_at(place: int, name: ScheduleName) -> Schedule:
-    return make_schedule(step_size_at(place), name)
-
-
-def _name_checkpoint(path: Path | None, number: int) -> Path | None:
-    # Each round has other trials, and a checkpoint fits one list of trials only.
-    return path if path is None or number == 1 else path.with_name(f"{path.name}.{number}")
-
-
 @dataclass(frozen=True)
 class TuningPrice:
-    """Price of all runs of some methods together, for the agent that loses most.
+    """Price of all runs of some mechanisms together, for the agent that loses most.
 
     Attributes:
         num_runs: how many there were.
@@ -360,7 +368,7 @@ class TuningPrice:
 
 
 def price_tuning(result: Result) -> dict[Method, TuningPrice]:
-    """Return the price of the runs of each method that has a budget.
+    """Return the price of the runs of each mechanism that has a budget.
 
     A run that broke down counts too: its models were released until it stopped. An interrupted
     search is refused: it has left out the runs of its last round.
@@ -372,7 +380,7 @@ def price_tuning(result: Result) -> dict[Method, TuningPrice]:
 
 
 def price_all(result: Result) -> TuningPrice | None:
-    """Return the price of the runs of all methods together, without those of a trusted server.
+    """Return the price of the runs of all mechanisms together, without those of a trusted server.
 
     None if there are none. A server's runs have another adversary, which does not add up.
     """
@@ -392,21 +400,30 @@ def _count_runs(result: Result) -> dict[Method, int]:
 
 
 def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
+    budgets = {method: method.budget for method in runs if method.budget is not None}
+    first, *_ = budgets
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
-    for agent in range(next(iter(runs)).precision.size):
-        key = tuple(_budget_of(method, agent).promise for method in runs)
+    for agent in range(first.precision.size):
+        key = tuple(budget.of_agent(agent).promise for budget in budgets.values())
         alike.setdefault(key, []).append(agent)
     prices = []
     for agents in alike.values():
         # All agents of a class have the same promises, so the first stands for them.
-        own = _budget_of(next(iter(runs)), agents[0])
+        terms = {
+            method: PlanTerms(budget.of_agent(agents[0]), method.threat.max_colluders)
+            for method, budget in budgets.items()
+        }
         spent = [
-            expense
+            # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
+            Expense(terms[method], float(method.precision[agents].max()), num_steps)
             for method, count in runs.items()
-            for expense in [_expense_of(method, agents, num_steps)] * count
+            for _ in range(count)
         ]
+        own = terms[first].budget
         total = compose_expenses(spent, own.promise.delta)
+        # Together runs hold against no stronger adversary than the weakest of them.
+        weakest = ThreatModel(total.max_colluders or 0).describe()
         prices.append(
             TuningPrice(
                 num_runs=len(spent),
@@ -414,28 +431,10 @@ def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
-                against=_describe_adversary(runs, total.max_colluders or 0),
+                against=first.against if first.is_central else weakest,
             )
         )
     return max(prices, key=lambda price: price.epsilon)
-
-
-def _describe_adversary(runs: Mapping[Method, int], max_colluders: int) -> str:
-    """Return the weakest adversary of all runs: together they hold against no stronger one."""
-    central = next((method for method in runs if method.is_central), None)
-    return ThreatModel(max_colluders).describe() if central is None else central.against
-
-
-def _budget_of(method: Method, agent: int) -> PrivacyBudget:
-    if method.budget is None:
-        raise InvalidArgumentError(f"{method.name!r} must have a budget to be priced, found none")
-    return method.budget.of_agent(agent)
-
-
-def _expense_of(method: Method, agents: Sequence[int], num_steps: int) -> Expense:
-    terms = PlanTerms(_budget_of(method, agents[0]), method.threat.max_colluders)
-    # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
-    return Expense(terms, float(method.precision[list(agents)].max()), num_steps)
 
 
 def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:

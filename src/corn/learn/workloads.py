@@ -130,74 +130,6 @@ _START = "agents start at the minimiser, which depends on all their data, and no
 _DEALT_OUT = "all rows of a public data set decide which agent has which, and no ε covers that"
 
 
-def make_workload(
-    name: str,
-    num_agents: int,
-    *,
-    model: str | None = None,
-    partition: str = PAPER_PARTITION,
-    seed: int = 0,
-    l2: float = 1e-4,
-    validation_fraction: float = 0.1,
-    directory: Path | str | None = None,
-    stand_in: bool = True,
-) -> TrainingProblem:
-    """Make a training problem, by default as in the paper (80/20 split, Dirichlet(10) by label).
-
-    Args:
-        name: ``quadratic`` or a data set.
-        num_agents: n, the number of agents.
-        model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units), ``cnn``,
-            or ``FILE.py:FUNCTION``; by default linear, and network for MNIST as in the paper.
-        partition: ``iid``, ``dirichlet:α`` or ``shards:k``.
-        seed: the seed of split and partition.
-        l2: the penalty λ of linear models.
-        validation_fraction: fraction of the training part that is held out for tuning.
-        directory: the directory of cached data sets.
-        stand_in: whether an embedded data set may replace an absent one; the problem's notes then
-            name it.
-
-    >>> make_workload("quadratic", 20).task.describe()
-    'quadratic objectives of 20 agents in 2 dims'
-    """
-    if name == "quadratic":
-        task = Quadratic.from_paper(num_agents)
-        # float64, because gaps are differences of losses near 1434.
-        data = task.agent_data(torch.float64)
-        return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
-    require_choice("task", name, WORKLOADS)
-    dataset = load_dataset(name, directory=directory, stand_in=stand_in)
-    # The data sets' own test parts are ignored: the paper splits all samples 80/20.
-    split = split_samples(len(dataset.targets), seed=seed, validation_fraction=validation_fraction)
-    # Partitioned after the split: ``own`` counts rows of the training part.
-    labels = dataset.targets[split.train]
-    assigned = partition_samples(partition, labels, num_agents, seed=seed)
-    parts = [_pick(dataset, split.train[own]) for own in assigned]
-    if model is None:
-        model = "network" if name == "mnist" else "linear"
-    held_out = {"validation": split.validation, "test": split.test}
-    return TrainingProblem(
-        task=make_named_task(
-            model,
-            (dataset.num_features,) if dataset.image_shape is None else dataset.image_shape,
-            dataset.num_classes,
-            is_image=dataset.image_shape is not None,
-            l2=l2,
-            of=dataset.name,
-        ),
-        data=AgentData.from_parts(parts),
-        parts={part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)},
-        notes=() if dataset.stand_in_for is None else (dataset.describe(),),
-        # Every agent has the held-out samples, and no agent trains on them.
-        public_parts=tuple(part for part, rows in held_out.items() if len(rows)),
-        simulation=_DEALT_OUT,
-    )
-
-
-def _pick(dataset: Dataset, rows: IntArray) -> Samples:
-    return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
-
-
 class ProblemSource(Protocol):
     """Settings from which every process makes the same problem, with the data of its agents."""
 
@@ -210,9 +142,20 @@ class ProblemSource(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings of :func:`make_workload`, from which every process makes the same problem.
+    """A task by name, by default as in the paper (80/20 split, Dirichlet(10) by label).
 
-    ``device`` is where torch computes gradients and scores, which each process may choose.
+    Attributes:
+        name: ``quadratic`` or a data set.
+        model: ``linear`` (logistic or softmax regression), ``network`` (32 hidden units), ``cnn``,
+            or ``FILE.py:FUNCTION``; by default linear, and network for MNIST as in the paper.
+        partition: ``iid``, ``dirichlet:α`` or ``shards:k``.
+        seed: the seed of split and partition.
+        l2: the penalty λ of linear models.
+        directory: the directory of cached data sets.
+        device: where torch computes gradients and scores, which each process may choose.
+
+    >>> Workload("quadratic").build(20).task.describe()
+    'quadratic objectives of 20 agents in 2 dims'
     """
 
     name: str
@@ -221,28 +164,56 @@ class Workload:
     seed: int = 0
     l2: float = 1e-4
     directory: Path | None = None
-    stand_in: bool = True
     device: str = "cpu"
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all."""
-        problem = make_workload(
-            self.name,
-            num_agents,
-            model=self.model,
-            partition=self.partition,
-            seed=self.seed,
-            l2=self.l2,
-            directory=self.directory,
-            stand_in=self.stand_in,
-        )
+        require_choice("task", self.name, WORKLOADS)
+        make = self._make_quadratic if self.name == "quadratic" else self._make_from_data
+        problem = make(num_agents)
         problem = replace(problem, task=place_task(problem.task, self.device))
         return problem if agents is None else select_agents(problem, agents)
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe the choice and partition of the data, for agents to compare."""
-        stand_in = "".join(f"; {note}" for note in problem.notes)
-        return f"{self.name}, {self.partition}, seed {self.seed}{stand_in}"
+        notes = "".join(f"; {note}" for note in problem.notes)
+        return f"{self.name}, {self.partition}, seed {self.seed}{notes}"
+
+    def _make_quadratic(self, num_agents: int) -> TrainingProblem:
+        task = Quadratic.from_paper(num_agents)
+        # float64, because gaps are differences of losses near 1434.
+        data = task.agent_data(torch.float64)
+        return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
+
+    def _make_from_data(self, num_agents: int) -> TrainingProblem:
+        dataset = load_dataset(self.name, directory=self.directory)
+        # The data sets' own test parts are ignored: the paper splits all samples 80/20.
+        split = split_samples(len(dataset.targets), seed=self.seed)
+        # Partitioned after the split: ``rows`` count rows of the training part.
+        labels = dataset.targets[split.train]
+        assigned = partition_samples(self.partition, labels, num_agents, seed=self.seed)
+        held_out = {"validation": split.validation, "test": split.test}
+        parts = {part: _pick(dataset, rows) for part, rows in held_out.items() if len(rows)}
+        usual = "network" if self.name == "mnist" else "linear"
+        return TrainingProblem(
+            task=make_named_task(
+                self.model or usual,
+                dataset.image_shape or (dataset.num_features,),
+                dataset.num_classes,
+                is_image=dataset.image_shape is not None,
+                l2=self.l2,
+                of=dataset.name,
+            ),
+            data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
+            parts=parts,
+            # Every agent has the held-out samples, and no agent trains on them.
+            public_parts=tuple(parts),
+            simulation=_DEALT_OUT,
+        )
+
+
+def _pick(dataset: Dataset, rows: IntArray) -> Samples:
+    return torch.from_numpy(dataset.inputs[rows]), torch.from_numpy(dataset.targets[rows])
 
 
 def select_agents(problem: TrainingProblem, agents: Sequence[int]) -> TrainingProblem:

@@ -14,15 +14,7 @@ import networkx as nx
 import numpy as np
 
 from corn.checks import FloatArray, require_count, require_length
-from corn.covariance import (
-    Decomposition,
-    FiniteRun,
-    GivenObjective,
-    Horizon,
-    MechanismName,
-    Objective,
-    ThreatModel,
-)
+from corn.covariance import Decomposition, Horizon, MechanismName, ThreatModel
 from corn.covariance.threat import SeedGroups
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.parsing import build, build_fields, quote, read_json
@@ -42,10 +34,7 @@ _MOST_AGENTS, _FEW_GROUPS = 5000, 1000
 # Exact sums need no matrices of n × n numbers.
 _MOST_IN_SUMS = 200_000
 
-_OBJECTIVES: dict[str, type[Horizon] | type[FiniteRun]] = {
-    "horizon": Horizon,
-    "finite run": FiniteRun,
-}
+_OBJECTIVE = "horizon"
 
 
 def fingerprint(plan: Plan) -> bytes:
@@ -153,7 +142,7 @@ def _encode(plan: Plan) -> Json:
         "budget": dataclasses.asdict(plan.budget),
         # Without ``asdict``, which copies each of a million seeds.
         "threat": {f.name: getattr(plan.threat, f.name) for f in dataclasses.fields(plan.threat)},
-        "objective": _encode_objective(plan.objective),
+        "objective": {"kind": _OBJECTIVE, **dataclasses.asdict(plan.objective)},
         "mechanism": plan.mechanism,
         "grid": plan.grid,
         "cooldown_steps": plan.cooldown_steps,
@@ -313,24 +302,9 @@ def _count_pairs(count: int) -> int:
     return count * (count + 1) // 2
 
 
-def _encode_objective(objective: Objective) -> Json:
-    if isinstance(objective, GivenObjective):
-        return {"kind": "given", "matrix": np.asarray(objective.given).tolist()}
-    for kind, record in _OBJECTIVES.items():
-        if isinstance(objective, record):
-            return {"kind": kind, **dataclasses.asdict(objective)}
-    raise InvalidArgumentError(
-        f"a plan can hold a Horizon, FiniteRun or GivenObjective, found {type(objective).__name__}"
-    )
-
-
-def _decode_objective(data: object) -> Objective:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if kind == "given":
-        fields = build_fields({"kind": str, "matrix": FloatArray}, data, "objective")
-        return GivenObjective(fields["matrix"])
-    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in _OBJECTIVES:
-        raise InvalidArgumentError(f"unknown kind of objective {quote(kind)}")
+def _decode_objective(data: object) -> Horizon:
+    if not isinstance(data, dict) or data.get("kind") != _OBJECTIVE:
+        raise InvalidArgumentError(f"the objective must be a {_OBJECTIVE}, found {quote(data)}")
     parts = {name: value for name, value in data.items() if name != "kind"}
-    objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
+    objective: Horizon = build(Horizon, parts, "objective")
     return objective

@@ -19,9 +19,9 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Decomposition,
+    Horizon,
     Mechanism,
     MechanismName,
-    Objective,
     ThreatModel,
     default_objective,
 )
@@ -32,7 +32,6 @@ from corn.covariance.design import default_threat, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
-from corn.covariance.objective import energy_of_average, momentum_of
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -107,7 +106,7 @@ class Plan:
     network: Network
     budget: PrivacyBudget
     threat: ThreatModel
-    objective: Objective
+    objective: Horizon
     mechanism: MechanismName
     decomposition: Decomposition
     certificate: Certificate
@@ -205,7 +204,7 @@ class Plan:
     @property
     def momentum(self) -> float:
         """β of the steps, for which the noise was designed."""
-        return momentum_of(self.objective)
+        return self.objective.momentum
 
     @property
     def num_messages(self) -> int:
@@ -235,8 +234,8 @@ class Plan:
     def noise_energy(self) -> float:
         """Tr(A R): the noise that the design minimises."""
         if self.network.mixing == "sum":
-            energy = energy_of_average(self.objective, self.num_agents)
-            return energy / self.num_agents * self.decomposition.total_variance
+            energy = self.objective.sum_energy / self.num_agents
+            return energy * self.decomposition.total_variance
         A = self.objective.matrix(self.network.step_matrix)
         return float((A * self.decomposition.covariance).sum())
 
@@ -247,7 +246,7 @@ class Plan:
             least = least_variance(
                 self.num_agents, float(self.precision_caps.min()), self.threat.max_colluders
             )
-            return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
+            return self.objective.sum_energy / self.num_agents * least
         A = self.objective.matrix(self.network.step_matrix)
         # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
         # caps.
@@ -272,7 +271,7 @@ def make_plan(
     budget: PrivacyBudget,
     *,
     threat: ThreatModel | None = None,
-    objective: Objective | None = None,
+    objective: Horizon | None = None,
     mechanism: Mechanism | MechanismName = "corn",
     cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
@@ -443,7 +442,7 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
     """Replace seeds that are chosen by the groups found: another version might find others."""
     threat = threat.resolve(network.graph, mixing)
     # Partners follow from SHA-256 alone, and a plan of exact sums lists the groups that it uses.
-    chosen = ("communities", "sparse", *(() if mixing == "sum" else ("partners",)))
+    chosen = ("sparse", *(() if mixing == "sum" else ("partners",)))
     if isinstance(threat.seeds, str) and threat.seeds.startswith(chosen):
         return replace(threat, seeds=threat.seed_groups(network.graph))
     return threat

@@ -18,7 +18,7 @@ import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, IntArray, as_square_matrix, require_choice
-from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, MissingExtraError
+from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.topology.graphs import Graph
 
 SparseMatrix: TypeAlias = scipy.sparse.csr_array
@@ -87,37 +87,14 @@ def sinkhorn_weights(graph: Graph) -> FloatArray:
     return balance(links + np.eye(len(links)))
 
 
-def fastest_mixing_weights(links: FloatArray) -> FloatArray:
-    """Minimise ‖W − 11ᵀ/n‖₂ over symmetric doubly stochastic W supported on ``links``.
-
-    ``links`` is a symmetric (n, n) matrix of 0 and 1. Boyd, Diaconis and Xiao's fastest mixing
-    Markov chain. Some links may get weight zero. Meant for up to about a hundred agents.
-    """
-    rows, columns = np.nonzero(np.triu(links, 1))
-    if len(rows) == 0:
-        return np.eye(len(links))
-    weights = _solve_fastest(len(links), rows, columns)
-    W = np.zeros_like(links)
-    W[rows, columns] = W[columns, rows] = weights
-    # The solver leaves the constraints by its tolerance; shrinking puts the weights inside again.
-    W /= max(1.0, float(W.sum(axis=1).max()))
-    np.fill_diagonal(W, 1 - W.sum(axis=1))
-    return W
-
-
 WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
     "metropolis": _metropolis,
     "max-degree": _max_degree,
     "lazy": _lazy_metropolis,
     "uniform": _uniform,
     "sinkhorn": sinkhorn_weights,
-    "fastest": lambda graph: fastest_mixing_weights(
-        _undirected_links(graph, "fastest")[0].toarray()
-    ),
 }
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
-
-_DENSE_RULES = ("sinkhorn", "fastest")
 
 
 def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
@@ -135,7 +112,7 @@ def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
 def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
     """Return the mixing matrix as `mixing_matrix` does, with memory for its links alone."""
     rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
-    if rule in _DENSE_RULES and len(graph) > MAX_AGENTS:
+    if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
             f"{rule} weights are for at most {MAX_AGENTS} agents, found {len(graph)} "
             f"({8e-9 * len(graph) ** 2:,.0f} GB): try metropolis"
@@ -329,27 +306,3 @@ def _require_total_support(A: FloatArray) -> None:
             "no doubly stochastic weights exist that use every link: the one from agent "
             f"{column} to agent {row} lies on no cycle; remove it or add a way back"
         )
-
-
-def _solve_fastest(num_agents: int, rows: IntArray, columns: IntArray) -> FloatArray:
-    try:
-        import cvxpy as cp
-    except ImportError as error:
-        raise MissingExtraError("fastest-mixing weights", extra="sdp") from error
-    incidence = np.zeros((num_agents, len(rows)))
-    incidence[rows, np.arange(len(rows))] = 1
-    incidence[columns, np.arange(len(rows))] = -1
-    weights = cp.Variable(len(rows), nonneg=True)
-    W = np.eye(num_agents) - incidence @ cp.diag(weights) @ incidence.T
-    # I − B diag(w) Bᵀ is symmetric with rows that sum to one for any w. Only the diagonal may
-    # become negative, which the constraint excludes.
-    spread = cp.norm(W - 1 / num_agents, 2)
-    problem = cp.Problem(cp.Minimize(spread), [np.abs(incidence) @ weights <= 1])
-    problem.solve(solver=cp.CLARABEL)
-    if problem.status != cp.OPTIMAL:
-        raise InfeasibleError(
-            f"the solver for the fastest-mixing weights ended with status {problem.status!r}; "
-            "try metropolis weights"
-        )
-    # Weights below the solver's accuracy are zeros of the true solution.
-    return np.where(weights.value < 1e-7, 0.0, weights.value)

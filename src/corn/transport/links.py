@@ -178,7 +178,9 @@ class Link:
     def _has_room(self) -> bool:
         return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
 
-    def _is_ready(self) -> bool:
+    @property
+    def has_arrived(self) -> bool:
+        """Whether ``receive`` would return or raise at once."""
         return bool(self._arrived) or self._fault is not None
 
     def _receive_all(self) -> None:

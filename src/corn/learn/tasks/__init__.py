@@ -2,12 +2,11 @@
 
 from corn.learn.tasks.classifiers import LinearClassifier, ShallowNetwork
 from corn.learn.tasks.module import MeanLoss, ModuleTask, small_cnn, small_cnn_task
-from corn.learn.tasks.protocol import Gradients, HasFingerprint, Scores, Task, place_task
+from corn.learn.tasks.protocol import Gradients, Scores, Task, place_task
 from corn.learn.tasks.quadratic import Quadratic, quadratic_objectives
 
 __all__ = [
     "Gradients",
-    "HasFingerprint",
     "LinearClassifier",
     "MeanLoss",
     "ModuleTask",

@@ -59,7 +59,7 @@ class LinearClassifier:
         return append_one(inputs, self._num_features)
 
     def check_targets(self, targets: Tensor) -> None:
-        """See ``ChecksTargets``."""
+        """See ``Task``."""
         require_classes(targets, self._num_classes)
 
     def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
@@ -186,7 +186,7 @@ class ShallowNetwork:
         return append_one(inputs, self._features)
 
     def check_targets(self, targets: Tensor) -> None:
-        """See ``ChecksTargets``."""
+        """See ``Task``."""
         require_classes(targets, self._classes)
 
     def initialize(self, seed: int) -> Tensor:

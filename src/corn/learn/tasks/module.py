@@ -210,10 +210,10 @@ class ModuleTask:
             models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
             score = self._map(self._score, (0, None, None))
             pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
-            total = sum(
-                torch.cat([score(own, X, y) for own in torch.split(parameters, models)]) * len(X)
-                for X, y in pairs
-            )
+            total = parameters.new_zeros(len(parameters), 2)
+            for X, y in pairs:
+                parts = [score(own, X, y) for own in torch.split(parameters, models)]
+                total += torch.cat(parts) * len(X)
             loss, accuracy = (total / len(inputs)).unbind(dim=1)
             return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
 

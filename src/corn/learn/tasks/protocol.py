@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -42,6 +42,10 @@ class Task(Protocol):
 
     A *cell* is one agent in one seed's run, and has data; its *trials* are the models that differ
     in mechanism or step size and share that data.
+
+    A task may also have ``check_targets(targets)``, which raises ``InvalidArgumentError`` for
+    targets that it cannot learn, and ``fingerprint() -> bytes``, a hash of details that
+    ``describe`` and the initial parameters do not show, as far as results depend on them.
     """
 
     @property
@@ -74,22 +78,6 @@ class Task(Protocol):
         """Return one line that describes the model."""
 
 
-@runtime_checkable
-class ChecksTargets(Protocol):
-    """A task that checks targets before training starts."""
-
-    def check_targets(self, targets: Tensor) -> None:
-        """Raise ``InvalidArgumentError`` for targets that the task cannot learn."""
-
-
-@runtime_checkable
-class HasFingerprint(Protocol):
-    """A task with details that ``describe`` and the initial parameters do not show."""
-
-    def fingerprint(self) -> bytes:
-        """Return a hash of those details, as far as results depend on them."""
-
-
 def seeded(seed: int) -> torch.Generator:
     """Return a new generator for a seed, so that nothing depends on global state."""
     return torch.Generator().manual_seed(seed)
@@ -113,34 +101,22 @@ def place_task(task: Task, device: str) -> Task:
         raise InvalidArgumentError(
             f"device must be one on which torch computes in float64, found {device!r}: try cpu"
         ) from error
-    if isinstance(task, HasFingerprint):
-        return FingerprintedDeviceTask(task, device, task.fingerprint())
-    return DeviceTask(task, device)
+    return cast("Task", DeviceTask(task, device))
 
 
+@final
 class DeviceTask:
-    """A task whose gradients and scores are computed on a device; arguments are on the CPU."""
+    """A task whose gradients and scores are computed on a device; arguments are on the CPU.
+
+    Everything else is the task's own, its description too: agents on CPUs and GPUs compare it.
+    """
 
     def __init__(self, task: Task, device: str) -> None:
-        self._task, self._device = task, device
+        self._task = task
+        self._device = device
 
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return self._task.num_parameters
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """See ``Task``."""
-        return self._task.prepare(inputs)
-
-    def initialize(self, seed: int) -> Tensor:
-        """See ``Task``."""
-        return self._task.initialize(seed)
-
-    def check_targets(self, targets: Tensor) -> None:
-        """See ``ChecksTargets``."""
-        if isinstance(self._task, ChecksTargets):
-            self._task.check_targets(targets)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
 
     def gradient(
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
@@ -163,23 +139,8 @@ class DeviceTask:
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""
-        there = (each.to(self._device) for each in (parameters, inputs, targets))
-        found = self._task.evaluate(*there)
+        found = self._task.evaluate(
+            *(each.to(self._device) for each in (parameters, inputs, targets))
+        )
         accuracy = None if found.accuracy is None else found.accuracy.to(_CPU)
         return Scores(found.loss.to(_CPU), accuracy)
-
-    def describe(self) -> str:
-        """See ``Task``; without the device, which agents may choose each for itself."""
-        return self._task.describe()
-
-
-class FingerprintedDeviceTask(DeviceTask):
-    """The same for a task with a fingerprint, so that agents on CPUs and GPUs have the same."""
-
-    def __init__(self, task: Task, device: str, fingerprint: bytes) -> None:
-        super().__init__(task, device)
-        self._fingerprint = fingerprint
-
-    def fingerprint(self) -> bytes:
-        """See ``HasFingerprint``."""
-        return self._fingerprint

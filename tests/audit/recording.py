@@ -281,7 +281,7 @@ class ProcessObservation:
     """
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int = 0) -> None:
-        self._plan, self.problems = plan, list[str]()
+        self._plan, self.problems, self.is_rounded = plan, list[str](), True
         require(
             num_releases <= plan.budget.num_steps,
             "releases",
@@ -429,16 +429,9 @@ def _make_settings(num_steps: int) -> RunSettings:
     )
 
 
-def has_hidden_seeds(plan: Plan) -> bool:
-    """Return whether agents agree on seeds within a run, which then never leave their processes."""
-    return any(len(group) > 2 for group in plan.decomposition.seed_groups)
-
-
 def _load_all_keys(plan: Plan, folder: Path) -> list[dict[Owner, Secret]]:
-    """Return all agents' keys from their files; none if seeds were agreed on within a run."""
+    """Return all agents' keys from their files."""
     groups = plan.decomposition.seed_groups
-    if has_hidden_seeds(plan):
-        return []
     found = []
     for agent in range(plan.num_agents):
         own = load_credentials(folder, agent, plan.num_agents)

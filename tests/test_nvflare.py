@@ -1,0 +1,373 @@
+"""Sites of NVFlare as agents: what leaves a site, and jobs in real processes.
+
+``make engines`` runs these tests, in an environment with NVFlare.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("nvflare", reason="needs NVFlare: make engines")
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
+
+from corn.distributed.keyring import make_keys
+from corn.distributed.requirements import RequirementError
+from corn.engines import AgentRelease
+from corn.errors import PublicError
+from corn.noise import load_roster
+from corn.noise.ledger import read_history
+from corn.nvflare import CornFilter, CornSums, protect_site
+from corn.plan import load_plan, make_plan, save_plan
+from corn.privacy import PrivacyBudget
+from corn.topology import load_network
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "nvflare"
+N, ROUNDS = 4, 5
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    budget = PrivacyBudget(8, 1e-5, num_steps=ROUNDS, clip=1.0)
+    plan = make_plan(load_network(f"star:{N}", mixing="sum"), budget)
+    make_keys(tmp_path / "all", N)
+    for agent in range(N):
+        own = tmp_path / f"site-{agent + 1}"
+        own.mkdir(mode=0o700)
+        save_plan(plan, own / "plan.json")
+        shutil.copy(tmp_path / "all" / f"agent-{agent}.key", own)
+        shutil.copy(tmp_path / "all" / "roster.json", own)
+    return tmp_path
+
+
+@pytest.fixture
+def sums(sites: Path) -> CornSums:
+    roster = load_roster(sites / "all" / "roster.json")
+    return CornSums([key.hex() for key in roster.public_keys], wait=20)
+
+
+class Context:
+    """A site's context of one task, whose messages reach the server's component."""
+
+    def __init__(self, site: str, sums: CornSums) -> None:
+        self._site, self._sums, self._props = site, sums, dict[str, Any]()
+
+    def get_prop(self, key: str, default: Any = None) -> Any:
+        return self._props.get(key, default)
+
+    def set_prop(self, key: str, value: Any, **_options: Any) -> None:
+        self._props[key] = value
+
+    def get_identity_name(self) -> str:
+        return self._site
+
+    def get_peer_context(self) -> "Context":
+        return self
+
+    def get_engine(self) -> Any:
+        return SimpleNamespace(send_aux_request=self._send)
+
+    def _send(self, *, topic: str, request: Shareable, **_options: Any) -> dict[str, Shareable]:
+        return {"server": self._sums._answer(topic=topic, request=request, fl_ctx=self)}
+
+
+def task(model: dict[str, Any], round_number: int = 0) -> Shareable:
+    shareable = DXO(DataKind.WEIGHTS, data=model).to_shareable()
+    shareable.set_header(AppConstants.CURRENT_ROUND, round_number)
+    return shareable
+
+
+Train = Callable[[int], Shareable]
+
+
+def run_round(sites: Path, sums: CornSums, given: Shareable, train: Train) -> list[Shareable]:
+    def run(agent: int) -> Shareable:
+        context = Context(f"site-{agent + 1}", sums)
+        first, second = (CornFilter(str(sites / "{site}")) for _ in range(2))
+        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+        first.process(given, context)
+        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+        return second.process(train(agent), context)
+
+    with ThreadPoolExecutor(N) as pool:
+        return list(pool.map(run, range(N)))
+
+
+MODEL = {
+    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bias": torch.zeros(2, dtype=torch.float64),
+    "count": np.array([7]),
+}
+SECRET = 0.123456
+
+
+def moved(agent: int) -> Shareable:
+    data = {
+        "weight": MODEL["weight"] + np.float32(0.01 * agent),
+        "bias": MODEL["bias"] + 0.02,
+        "count": np.array([8 + agent]),
+    }
+    meta = {"NUM_STEPS_CURRENT_ROUND": 17 + agent, "initial_metrics": {"accuracy": SECRET}}
+    reply = DXO(DataKind.WEIGHTS, data=data, meta=meta).to_shareable()
+    reply["more"] = SECRET
+    return reply
+
+
+def test_all_sites_answer_with_one_average_and_nothing_else(sites: Path, sums: CornSums) -> None:
+    replies = run_round(sites, sums, task(MODEL), moved)
+    for reply in replies:
+        dxo = from_shareable(reply)
+        assert dxo.data_kind == DataKind.WEIGHTS
+        assert dxo.data["weight"].dtype == np.float32
+        assert dxo.data["bias"].dtype == torch.float64
+        assert dxo.data["count"].tolist() == [7]
+        for name in MODEL:
+            assert np.array_equal(dxo.data[name], from_shareable(replies[0]).data[name])
+        assert str(SECRET) not in str(dict(reply))
+        assert dxo.meta["NUM_STEPS_CURRENT_ROUND"] == 1
+    own = AgentRelease(load_plan(sites / "site-1" / "plan.json"), 0, sites / "site-1")
+    assert own.introduce()[1] == ROUNDS - 1
+
+
+def test_differences_are_averaged_as_differences(sites: Path, sums: CornSums) -> None:
+    model = {"weight": np.zeros(4000, np.float32)}
+
+    def train(agent: int) -> Shareable:
+        data = {"weight": np.full(4000, 1e-3 * agent, np.float32)}
+        return DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable()
+
+    replies = run_round(sites, sums, task(model), train)
+    dxo = from_shareable(replies[2])
+    assert dxo.data_kind == DataKind.WEIGHT_DIFF
+    # The mean over sites is 1.5e-3, the noise that of the plan.
+    plan = load_plan(sites / "site-1" / "plan.json")
+    noise = np.sqrt(1 / (N * (N - 1) * plan.precision_caps[0]))
+    assert abs(dxo.data["weight"].mean() - 1.5e-3) < 5 * noise / np.sqrt(4000)
+    assert dxo.data["weight"].std() / noise == pytest.approx(1, abs=0.06)
+
+
+def test_what_is_no_model_does_not_leave(sites: Path, sums: CornSums) -> None:
+    own = CornFilter(str(sites / "{site}"))
+    context = Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    with pytest.raises(PublicError, match="task_data_filters"):
+        own.process(moved(0), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    metrics = DXO(DataKind.METRICS, data={"accuracy": SECRET}).to_shareable()
+    for wrong in (metrics, Shareable({"accuracy": SECRET})):
+        with pytest.raises(PublicError, match="is not sent"):
+            own.process(wrong, context)
+    failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    failed["error"] = SECRET
+    answer = own.process(failed, context)
+    assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert str(SECRET) not in str(dict(answer))
+    other = DXO(DataKind.WEIGHTS, data={"other": np.zeros(2)}).to_shareable()
+    with pytest.raises(PublicError, match="parameters that the server sent"):
+        own.process(other, context)
+
+
+def test_errors_of_a_site_name_neither_data_nor_files(sites: Path, sums: CornSums) -> None:
+    (sites / "site-1" / "agent-0.key").write_text("damaged")
+    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    with pytest.raises(PublicError) as caught:
+        own.process(moved(0), context)
+    assert "agent-0.key" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_the_owner_may_refuse_a_plan(sites: Path, sums: CornSums) -> None:
+    own = CornFilter(str(sites / "{site}"), require=["unit=agent", "epsilon=1"])
+    context = Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    with pytest.raises((PublicError, RequirementError)):
+        own.process(moved(0), context)
+
+
+def test_a_server_that_sends_sites_different_models_gets_no_sum_of_them(
+    sites: Path, sums: CornSums
+) -> None:
+    sums._rounds._wait = 1.0
+    other = {**MODEL, "bias": torch.ones(2, dtype=torch.float64)}
+    given = {0: task(MODEL), 1: task(MODEL), 2: task(other), 3: task(other)}
+
+    def run(agent: int) -> Any:
+        context = Context(f"site-{agent + 1}", sums)
+        own = CornFilter(str(sites / "{site}"))
+        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+        own.process(given[agent], context)
+        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+        return from_shareable(own.process(moved(agent), context)).data["bias"]
+
+    with ThreadPoolExecutor(N) as pool:
+        first, second, third, fourth = pool.map(run, range(N))
+    assert torch.equal(first, second)
+    assert torch.equal(third, fourth)
+    assert not torch.equal(first, third)
+
+
+class Federation:
+    """A server and sites of NVFlare in processes of their own, from its ``poc`` command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "HOME": str(folder),
+            "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.run("nvflare", "poc", "prepare", "-n", str(N), "--force")
+        self.startup = folder / "poc" / "example_project" / "prod_00"
+
+    def run(self, *command: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            cwd=cwd or self.folder,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def export(self, script: str) -> str:
+        """Make plan, keys and job by an example; return the job's folder."""
+        shutil.rmtree(self.folder / "sites", ignore_errors=True)
+        shutil.rmtree(self.folder / "job", ignore_errors=True)
+        arguments = ["--job", str(self.folder / "job"), "--sites", str(self.folder / "sites")]
+        self.run(sys.executable, str(EXAMPLES / script), *arguments)
+        for site in range(1, N + 1):
+            local = self.startup / f"site-{site}" / "local"
+            shutil.rmtree(local / "corn", ignore_errors=True)
+            shutil.copytree(self.folder / "sites" / f"site-{site}", local / "corn")
+            if not (local / "privacy.json").exists():
+                protect_site(local, require=["unit=sample", "total-epsilon=9"])
+        (job,) = (self.folder / "job").iterdir()
+        return str(job)
+
+    def submit(self, job: str) -> str:
+        out = self.run("nvflare", "job", "submit", "-j", job)
+        return next(line.split()[-1] for line in out.splitlines() if "job_id" in line)
+
+    def submit_soon(self, job: str, seconds: float = 180) -> str:
+        """Submit a job as soon as the server is there again."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self.submit(job)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(3)
+
+    def wait_for(self, job: str, *statuses: str, seconds: float = 300) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            lines = self.run("nvflare", "job", "list").splitlines()
+            status = next((line.split()[2] for line in lines if line.startswith(job)), "")
+            if status.startswith(statuses):
+                return status
+            time.sleep(2)
+        raise AssertionError(f"job {job} is {status}")
+
+    def count_releases(self, site: int) -> int:
+        folder = self.startup / f"site-{site}" / "local" / "corn"
+        return sum(each.num_releases for each in read_history([folder], site - 1).expenses)
+
+    def find_processes(self, *parts: str) -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.startup) in text and all(part in text for part in parts):
+                found.append(int(path.parent.name))
+        return found
+
+    def kill(self, *parts: str) -> None:
+        """Kill processes that have all these texts in their command lines."""
+        for process in self.find_processes(*parts):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    found = Federation(tmp_path_factory.mktemp("nvflare"))
+    found.export("job.py")
+    found.run("nvflare", "poc", "start", "--timeout", "120")
+    yield found
+    # First the scripts that restart processes.
+    found.kill("sub_start.sh")
+    found.kill()
+
+
+@pytest.mark.slow
+def test_a_job_of_real_processes_is_private_by_the_policy_of_each_site(
+    federation: Federation,
+) -> None:
+    job = federation.submit(federation.export("job.py"))
+    assert federation.wait_for(job, "FINISHED") == "FINISHED:COMPLETED"
+    assert [federation.count_releases(site) for site in range(1, N + 1)] == [ROUNDS] * N
+    # The budget of the plan is spent: the same job again gets nothing.
+    again = federation.submit(str(next((federation.folder / "job").iterdir())))
+    federation.wait_for(again, "FINISHED")
+    assert [federation.count_releases(site) for site in range(1, N + 1)] == [ROUNDS] * N
+    config = json.loads(
+        next((federation.folder / "job").rglob("config_fed_client.json")).read_text()
+    )
+    assert not config.get("task_result_filters")
+
+
+@pytest.mark.slow
+def test_gradient_steps_of_real_processes(federation: Federation) -> None:
+    job = federation.submit(federation.export("steps.py"))
+    assert federation.wait_for(job, "FINISHED") == "FINISHED:COMPLETED"
+    assert [federation.count_releases(site) for site in range(1, N + 1)] == [30] * N
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_after_its_server_was_killed(federation: Federation) -> None:
+    folder = federation.export("steps.py")
+    job = federation.submit(folder)
+    federation.wait_for(job, "RUNNING")
+    deadline = time.monotonic() + 120
+    while federation.count_releases(1) < 3 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    # NVFlare's own script restarts the server.
+    federation.kill("nvflare.private.fed.app.server")
+    spent = federation.count_releases(1)
+    assert 0 < spent < 30
+    again = federation.submit_soon(folder)
+    federation.wait_for(again, "FINISHED")
+    # What was spent stays spent, and the rest of the budget was used.
+    assert [federation.count_releases(site) for site in range(1, N + 1)] == [30] * N
