@@ -94,8 +94,6 @@ def test_the_promise_is_of_the_plan_that_was_run(
     facts = json.loads(done.stdout)
     assert facts["promise"] == f"simulated: {plan.budget.describe()}"
     assert facts["simulation"] == "labels decide"
-    assert "simulated ε spent 0 of " in done.stderr
-    assert "; labels decide" in done.stderr
 
 
 def test_scores_on_private_samples_are_not_printed(
@@ -113,7 +111,6 @@ def test_scores_on_private_samples_are_not_printed(
     done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
-    assert "complete after 12 steps, " in done.stderr
 
 
 @pytest.mark.parametrize(

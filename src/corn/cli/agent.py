@@ -14,13 +14,12 @@ from corn.cli.config_file import ConfigOption, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
-from corn.distributed.logs import LogFormat, log_event
+from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.noise import load_roster
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.rounding import round_up
 from corn.threads import limit_threads
 
 _MONITORING = "Monitoring"
@@ -278,7 +277,6 @@ def agent(
     with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
-        log_event(number, "result", _describe(result, agreed))
     if json:
         # NaN, which is not equal to itself, marks what was not measured or is private.
         measured = {name: value for name, value in result.measured.items() if value == value}
@@ -291,21 +289,6 @@ def agent(
         print_json({**facts, **result.to_json(), "measured": measured})
     # Last, so that the result is printed before the exit code says that the run was cut short.
     distributed.require_done([result], result.num_steps)
-
-
-def _describe(result: distributed.AgentResult, plan: Plan) -> str:
-    """Return in one line how the run ended, and what was promised against whom."""
-    # The log may be forwarded, so a loss on private samples must not be in this line.
-    measured, why = result.measured, distributed.describe_stop(result.stop)
-    loss = measured["test_loss"]
-    score = f"test loss {loss:.4g}, " if loss == loss else ""
-    lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
-    return (
-        f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
-        f"{score}{'simulated ' if result.simulation else ''}ε spent "
-        f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
-        f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
-    )
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

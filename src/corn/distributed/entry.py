@@ -59,21 +59,8 @@ from corn.transport import (
 class AgreedRun:
     """Everything that one agent's training needs, complete once all agents agreed.
 
-    Attributes:
-        plan: the plan of all agents.
-        settings: the same for all agents.
-        agent: this agent's number.
-        hello: the terms that it published.
-        credentials: its key and the roster.
-        ledger: counts its releases.
-        stepper: makes its releases.
-        start: the initial model.
-        folders: for its files.
-        requirements: its owner's.
-        agreement: of all agents.
-        total: the releases of its data under all plans.
-        group_seeds: seeds of groups of three and more, by the group's number.
-        admission: the model and the state of a sponsor, for an agent that returns.
+    ``total`` is that of all releases of its data, ``group_seeds`` are those of groups of three and
+    more, and ``admission`` is the model and the state of a sponsor, for an agent that returns.
     """
 
     plan: Plan
@@ -148,13 +135,7 @@ class AgreedRun:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An agent's connections when it begins to take part.
-
-    Attributes:
-        exchange: with its neighbours.
-        membership: what is known of losses.
-        returns: the agents that ask it to let them in.
-    """
+    """An agent's connections when it begins to take part, and what it knows of losses."""
 
     exchange: Exchange
     membership: Membership

@@ -153,17 +153,8 @@ class ObservedRounds(Protocol):
 class Journal:
     """Writer of everything that an agent keeps of its run, and reporter of its state.
 
-    Args:
-        plan: the plan that is run.
-        settings: how it is run.
-        agent: this agent's number.
-        problem: the task, and which of its data is public.
-        parts: the samples to measure on, placed as the task needs them.
-        ledger: counts releases.
-        folders: this agent's; None writes nothing.
-        read_memory: returns the average of the agent's releases, if it has momentum.
-        count_bytes: returns how many bytes were sent so far.
-        on_state: called with every state.
+    ``parts`` are the samples to measure on. Without ``folders`` nothing is written. ``read_memory``
+    returns the average of the agent's releases, if it has momentum.
     """
 
     def __init__(

@@ -118,17 +118,8 @@ class ProgressLog:
 class LaunchResult:
     """The result of a launch.
 
-    Attributes:
-        plan: what was run.
-        problem: what was trained.
-        agents: the result of each agent.
-        measured: measurements and models, as a simulation gives them, but without measurements on
-            private data unless those were asked for.
-        folders: what may be published, and what is private.
-        keys: the folder of keys and ledgers.
-        made_keys: whether keys were made for this run.
-        seconds_to_start: until every agent had begun to train.
-        was_interrupted: whether a person stopped the run here.
+    ``measured`` has measurements and models as a simulation gives them, but no measurements on
+    private data unless those were asked for. ``was_interrupted`` is a stop by a person here.
     """
 
     plan: Plan

@@ -190,11 +190,8 @@ def _write_line(text: str) -> None:
 class AgentProcesses:
     """The processes of agents on this machine, and their reports.
 
-    Attributes:
-        states: the newest state of each agent that has begun to train.
-        results: of the agents that have ended.
-        seconds_to_start: until every agent had begun to train; 0 before.
-        news: notes of all agents, in the order in which they came.
+    ``states`` has the newest state of each agent that has begun to train, ``results`` those that
+    have ended, and ``news`` the notes of all in the order in which they came.
     """
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:

@@ -533,45 +533,38 @@ def join(
     agent = credentials.agent
     is_host = agent == HOST if opens_store is None else opens_store
     with naming_agent(agent):
-        hosted = host_store(store, credentials) if is_host and needs_store else None
         entries: Store
-        if hosted is not None:
-            entries = hosted.entries
-        elif needs_store:
-            entries = join_store(store, credentials, timeout=timeout, interruption=interruption)
+        if is_host and needs_store:
+            entries = host_store(store, credentials).entries
         else:
-            entries = _find_store(store, credentials, interruption)
+            patience = timeout if needs_store else _SECONDS_TO_FIND_STORE
+            try:
+                entries = join_store(
+                    store, credentials, timeout=patience, interruption=interruption
+                )
+            except PublicError:
+                if needs_store:
+                    raise
+                # The run outlived its store. An empty one lets the code that publishes and reads
+                # addresses go on.
+                entries = MemoryStore()
         host = listen[0] if listen else _find_route(*store)
         # Open before the address is published, or a neighbour could dial a port that nobody listens
         # at yet.
         listener = Listener(listen or (host, 0), credentials)
-        bound = host, listener.port
-        reached = advertise or (_reachable_host(host, store), listener.port)
+        # A listener on all addresses is reached at the one that leads to the store.
+        reached = _find_route(*store) if host in ("", "0.0.0.0", "::") else host  # noqa: S104
     return Rendezvous(
         entries,
         credentials,
         listener=listener,
-        address=reached,
-        bound=bound,
+        address=advertise or (reached, listener.port),
+        bound=(host, listener.port),
         timeout=timeout,
         keys=keys,
-        is_host=hosted is not None,
+        is_host=is_host and needs_store,
         interruption=interruption,
     )
-
-
-def _find_store(
-    address: Address, credentials: Credentials, interruption: Interruption | None
-) -> Store:
-    """Return the store of a run under way if it is still there, or an empty one."""
-    try:
-        return join_store(
-            address, credentials, timeout=_SECONDS_TO_FIND_STORE, interruption=interruption
-        )
-    except PublicError:
-        # The run outlived its store. An empty one lets the code that publishes and reads addresses
-        # go on.
-        return MemoryStore()
 
 
 def host_store(address: Address, credentials: Credentials) -> StoreHost:
@@ -594,8 +587,3 @@ def _find_route(host: str, port: int) -> str:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise CornError(f"{host}:{port}: no route to this address: {why}") from error
-
-
-def _reachable_host(bound: str, store: Address) -> str:
-    # A listener on all addresses is reached at the one that leads to the store.
-    return _find_route(*store) if bound in ("", "0.0.0.0", "::") else bound  # noqa: S104

@@ -105,23 +105,18 @@ class AgentResult:
     """The result of one agent.
 
     Attributes:
-        agent: its number.
-        status: how its run ended.
         first_step: the step from which the run continued.
         num_steps: steps done.
         stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
         cut_links: neighbours that took part to the end though the link to them broke, and the step.
-        notes: events that anyone may read.
-        traffic: over each link.
         failure: why there is no result; None if there is one.
         parameters: the model, shape (d,). Empty in a report to the launcher, which reads files.
         rows: measurements, in the columns of a simulation; for the agent's owner, and empty in a
             report to the launcher.
         measured: the part of the last measurement that others may see.
-        private_notes: events that depend on the agent's data; for its owner.
-        seconds_waited: for neighbours, which depends on how much data they have.
-        total: the total of all releases of the agent's data; for its owner.
+        private_notes: for the owner, as are ``seconds_waited``, which depends on how much data
+            neighbours have, and ``total``, of all releases of the agent's data.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 

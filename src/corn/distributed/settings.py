@@ -204,23 +204,15 @@ class Monitoring:
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
+    Instead of a plan's file there may be a request for a plan that agents make together; then
+    ``neighbours`` is all that the agent knows of the graph.
+
     Attributes:
-        workload: what to train.
-        settings: how to run.
-        out: the folder of the run.
-        agent: its number.
-        num_agents: n.
         store: address and port of the rendezvous.
-        keys: the folder of the agent's key, its ledger and the roster.
-        plan: the plan's file; or
-        request: the request for a plan that agents make together, and
-        neighbours: this agent's neighbours, all that it knows of the graph.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
         rejoins: join a run under way, which lost this agent.
-        monitoring: its log and status server.
     """
 
     workload: ProblemSource

@@ -35,26 +35,16 @@ class AgentState:
     """The state of an agent at a moment; others may read it.
 
     Attributes:
-        agent: its number.
-        num_agents: n.
         phase: ``training``, ``failed``, or the status with which the agent ended.
-        step: steps done.
-        num_steps: steps to do.
-        epsilon: ε spent, at most.
-        promised_epsilon: ε of the plan, for this agent.
-        delta: δ of both.
-        unit: ``agent`` or ``sample``.
+        epsilon: the ε spent, at most; ``delta`` is that of the promise, too.
         protects: the unit and the clipping, in words.
-        adversary: against whom ε holds.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
         releases_left: the releases that the ledger still allows.
         neighbours: those that the agent is still linked to.
         lost: agents that were lost, and the step at which each loss was noticed.
-        bytes_sent: bytes sent so far.
         steps_per_minute: over the last minute; 0 before there are two steps.
         test_loss: of the agent's model on public data; None without any.
         plan: the plan's fingerprint in hexadecimal.
-        corn_version: the agent's version of CorN.
         timeout: seconds without a message after which a neighbour is lost.
         updated: when the state was written, in seconds since 1970.
     """
@@ -100,11 +90,7 @@ class AgentState:
 class PrivateState:
     """Numbers that depend on data without noise, for the agent's owner; they are not in its file.
 
-    Attributes:
-        seconds_waited: for messages of neighbours, which depends on how fast those compute.
-        train_loss: of the agent's model on its own data.
-        gradient_norm: of the last step.
-        fraction_clipped: of the gradients of the last step.
+    Norm and fraction are those of the last step. Waits depend on how fast neighbours compute.
     """
 
     seconds_waited: float
