@@ -117,8 +117,8 @@ def test_all_agents_read_which_columns_differ(
 ) -> None:
     for result in run_files(tmp_path, monkeypatch, header="age,weight,ill"):
         assert isinstance(result, HandshakeError), result
-        assert (result.topic, result.agents) == ("columns", (1,))
-        assert "agent 1 lacks 'dose' and also has 'weight'" in str(result)
+        assert (result.topic, result.agents) == ("column 'dose'", (1,))
+        assert "agent 1 has nothing; the rest yes" in str(result)
         assert "\n" not in str(result)
 
 

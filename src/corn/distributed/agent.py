@@ -278,6 +278,8 @@ def run_steps(
             hello = Hello(
                 plan=fingerprint(plan).hex(),
                 terms={
+                    # Before the model, whose shape follows from the columns.
+                    **{f"column {name!r}": "yes" for name in problem.columns},
                     "the data": data,
                     **describe_model(problem.task, start),
                     "the roster of public keys": rendezvous.credentials.roster.fingerprint.hex(),
@@ -288,7 +290,6 @@ def run_steps(
                 remaining=ledger.remaining,
                 checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
                 reserved=ledger.reserved_before,
-                columns=problem.columns,
             )
             run = AgreedRun(
                 plan=plan,

@@ -7,8 +7,7 @@ with the numbers of those that differ. Nothing secret is published.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
@@ -37,7 +36,7 @@ from corn.transport import LinkError
 # Agents that wait for the same missing one time out at nearly the same moment.
 _SECONDS_FOR_TROUBLE = 3.0
 # Texts of other agents are cut, so that one of them cannot fill the log or the console.
-_MAX_QUOTED, _MAX_REASON, _MAX_NAMED = 60, 300, 5
+_MAX_QUOTED, _MAX_REASON = 100, 300
 
 
 class NoReleasesLeftError(PublicError, BudgetSpentError):
@@ -55,7 +54,6 @@ class Hello:
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
         reserved: releases that its ledger counts though a run that crashed may not have made them.
-        columns: names of the columns of its file, which are public.
     """
 
     plan: str
@@ -64,7 +62,6 @@ class Hello:
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
     reserved: int = 0
-    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Hellos of other agents come from the store, and may hold anything.
@@ -216,8 +213,6 @@ def compare_hellos(hellos: Mapping[int, Hello]) -> None:
     """Raise ``HandshakeError`` for the first topic on which agents differ."""
     # All agents compare in the same order, and so raise the same error.
     compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
-    # Before the model, whose shape follows from the columns: the reason is more helpful.
-    _compare_columns({who: own.columns for who, own in hellos.items()})
     for name in dict.fromkeys(name for who in sorted(hellos) for name in hellos[who].terms):
         values = {who: own.terms.get(name, "") for who, own in hellos.items()}
         compare(make_printable(name, limit=_MAX_QUOTED), values)
@@ -239,36 +234,6 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
             agents=behind,
         )
     return max(common)
-
-
-def _compare_columns(columns: Mapping[int, tuple[str, ...]]) -> None:
-    """Raise for the first agent that lacks columns of most agents, or has others."""
-    if not all(columns.values()):
-        return  # not all have files with names; descriptions of the data then say more
-    # Whole lists would be cut where they are long, often before the column that differs.
-    usual, _ = Counter(columns[who] for who in sorted(columns)).most_common(1)[0]
-    others = tuple(who for who in sorted(columns) if set(columns[who]) != set(usual))
-    if others:
-        found = set(columns[others[0]])
-        lacking = _name_columns("lacks", [name for name in usual if name not in found])
-        added = _name_columns("also has", sorted(found - set(usual)))
-        difference = " and ".join(filter(None, (lacking, added)))
-        more = f"; others that differ: {name_agents(others[1:])}" if others[1:] else ""
-        raise HandshakeError(
-            f"agents differ in the columns of their data: agent {others[0]} {difference}{more}; "
-            "--features selects those that all have",
-            topic="columns",
-            agents=others,
-        )
-
-
-def _name_columns(verb: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    # Names come from other agents: they are quoted printably and briefly.
-    shown = ", ".join(repr(make_printable(name, limit=_MAX_QUOTED)) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"{verb} {shown}{more}"
 
 
 def _parse_hello(text: bytes, sender: int) -> Hello:

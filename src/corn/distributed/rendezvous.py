@@ -141,9 +141,10 @@ def compare(topic: str, values: Mapping[int, str]) -> None:
         shown = others[:_MAX_NAMED]
         limit = _MAX_REASON // (1 + len(shown))
         found = "; ".join(
-            f"agent {who} has {make_printable(values[who], limit=limit)}" for who in shown
+            f"agent {who} has {make_printable(values[who], limit=limit) or 'nothing'}"
+            for who in shown
         )
-        rest = make_printable(usual, limit=limit)
+        rest = make_printable(usual, limit=limit) or "nothing"
         raise HandshakeError(
             f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
         )
