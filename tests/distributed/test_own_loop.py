@@ -27,7 +27,7 @@ from corn.distributed.own_loop import make_private
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
+from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.perturbation import KeyedNoise
@@ -117,7 +117,7 @@ def simulate_by_sweep(plan: Plan, step_size: float) -> Tensor:
     settings = SweepSettings(
         STEPS, M, (SEED,), plan.cooldown_steps, plan.dtype, noise_keys="seed", momentum=0.0
     )
-    trials = [Trial(Method.from_plan(plan), Constant(step_size))]
+    trials = [Trial(Mechanism.from_plan(plan), Constant(step_size))]
     return run_sweep(problem, plan.network, trials, settings=settings).average_parameters[0]
 
 

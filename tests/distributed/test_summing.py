@@ -124,10 +124,12 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
 def test_sums_in_pieces_have_the_bits_of_whole_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(PLAN, tmp_path / "whole", rehearsal_seed=3)
-    for module in (messages, summing):
-        monkeypatch.setattr(module, "PIECE_BYTES", 10)  # the last of three has two integers
-    for own in run(PLAN, tmp_path / "pieces", rehearsal_seed=3):
+    with rehearsing(3):
+        whole = run(PLAN, tmp_path / "whole")
+        for module in (messages, summing):
+            monkeypatch.setattr(module, "PIECE_BYTES", 10)  # the last of three has two integers
+        pieces = run(PLAN, tmp_path / "pieces")
+    for own in pieces:
         assert torch.equal(own.parameters, whole[0].parameters)
         for traffic in own.traffic.values():
             assert traffic.messages_sent == traffic.messages_received == 12 * 3 + 1

@@ -33,7 +33,7 @@ from corn.distributed.storage import (
     write_model,
 )
 from corn.errors import CornError
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import (
     COLUMNS,
     PARTS,
@@ -184,7 +184,7 @@ class Journal:
         self._on_state = on_state
         self._account = ReleaseAccount(budget, ledger.precision)
         # Privacy is counted here, by releases; for the table this run is one without a promise.
-        self._trial = Trial(Method.non_private(name=plan.mechanism), settings.schedule)
+        self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
         # News that a model diverged takes up to n steps to reach all agents. A checkpoint from
         # before must last until then.

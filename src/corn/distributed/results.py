@@ -18,7 +18,7 @@ from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.errors import CornError, FileFormatError, StoppedByUserError
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.step import StepStatistics
@@ -281,7 +281,7 @@ def merge_measurements(
     # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
-    trial, seed = Trial(Method.from_plan(plan), settings.schedule), settings.seed
+    trial, seed = Trial(Mechanism.from_plan(plan), settings.schedule), settings.seed
     size = problem.task.num_parameters
 
     def load(agent: int, step: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 - ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
 - ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
-- ``Method``: a mechanism's noise under a budget; ``Trial``: a method with a step-size schedule.
+- ``Mechanism``: noise under a budget; ``Trial``: a mechanism with a step-size schedule.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
     from corn.learn.file_data import Bounds as Bounds
     from corn.learn.file_data import FileWorkload as FileWorkload
-    from corn.learn.method import Method as Method
-    from corn.learn.method import Trial as Trial
-    from corn.learn.method import make_methods as make_methods
+    from corn.learn.mechanism import Mechanism as Mechanism
+    from corn.learn.mechanism import Trial as Trial
+    from corn.learn.mechanism import make_mechanisms as make_mechanisms
     from corn.learn.metrics import COLUMNS as COLUMNS
     from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
-    "method": "Method Trial make_methods",
+    "mechanism": "Trial Mechanism make_mechanisms",
     "metrics": ("COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table"),
     "file_data": "Bounds FileWorkload",
     "partition": "partition_dirichlet partition_iid partition_shards",

@@ -20,7 +20,7 @@ from corn.noise.ledger import (
     read_history,
     read_ledger,
 )
-from corn.noise.normals import find_compiled
+from corn.noise.normals import load_compiled
 from corn.noise.roster import (
     KeyRotation,
     Roster,
@@ -45,7 +45,6 @@ from corn.noise.shares import (
     draw_share,
     factor_covariance,
     owners,
-    pool_groups,
     simulated_keys,
 )
 from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, Terms
@@ -76,16 +75,15 @@ __all__ = [
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
-    "find_compiled",
     "generate_identity",
     "list_used_plans",
+    "load_compiled",
     "load_identity",
     "load_roster",
     "open_seed",
     "owners",
     "pair_key",
     "pin_roster",
-    "pool_groups",
     "read_history",
     "read_ledger",
     "record_use",

@@ -367,6 +367,7 @@ def _list_some(names: Sequence[str]) -> str:
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
 LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
+_LARGEST_WHOLE = 2**53
 _MOST_SAMPLES = 10**15
 
 # Sizes within this factor of the least count as the least.
@@ -430,7 +431,7 @@ class PrivacyBudget:
     samples_per_agent: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in _PER_AGENT:
+        for name in ("clip", *_PER_AGENT):
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 raise InvalidArgumentError(
@@ -438,7 +439,13 @@ class PrivacyBudget:
                     "corn.privacy.order_promises puts it in the order of agents"
                 )
             if isinstance(value, list | np.ndarray):
-                object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
+                value = tuple(np.asarray(value).tolist())
+            # 5 and 5.0 are one promise, whose plans must have one fingerprint.
+            if name != "samples_per_agent":
+                value = (
+                    tuple(map(_as_float, value)) if isinstance(value, tuple) else _as_float(value)
+                )
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
@@ -662,6 +669,12 @@ class PrivacyBudget:
             raise InvalidArgumentError(
                 f"sampling='passes' needs samples_per_agent, found None: {_SAMPLINGS}"
             )
+
+
+def _as_float(value: Any) -> Any:
+    """Return a whole number as a float; whatever is none is refused by later checks."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return float(value) if is_whole and abs(value) < _LARGEST_WHOLE else value
 
 
 def fit_sampling(
