@@ -180,7 +180,7 @@ def test_every_later_total_counts_the_least_noise_that_a_run_may_have_had(tmp_pa
     cap = float(plan.precision_caps[agent])
     assert planned < 0.9 * cap
     counted = []
-    for policy in ("continue", "replan", "continue"):
+    for policy in ("stop", "replan", "stop"):
         precision = RunSettings(on_dropout=policy).precision_of(plan, agent, planned)
         with open_ledger(tmp_path, agent, plan, precision=precision) as ledger:
             ledger.reserve(0)

@@ -9,13 +9,14 @@ import pytest
 
 from corn.distributed.launcher import ProgressLog, launch
 from corn.distributed.logs import writing_log
-from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
     RunStatus,
+    StopNotice,
+    StopReason,
     describe_exit,
     describe_lost,
     describe_notes,

@@ -186,8 +186,7 @@ class Journal:
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
-        # News that a model diverged takes up to n steps to reach all agents. A checkpoint from
-        # before must last until then.
+        # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
         self._pace = Pace()
