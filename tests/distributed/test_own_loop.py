@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,9 @@ def read(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTraining:
+def rehearse(
+    plan: Plan, model: nn.Module, rendezvous: Rendezvous, timeout: float = 20
+) -> PrivateTraining:
     """Make one agent of a running network, with the noise of a simulation."""
     return make_private(
         plan,
@@ -105,7 +108,7 @@ def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTra
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=loaders()[rendezvous.agent],
         rendezvous=rendezvous,
-        settings=RunSettings(timeout=20),
+        settings=RunSettings(timeout=timeout),
     )
 
 
@@ -275,6 +278,23 @@ def test_epsilon_after_a_new_plan_for_survivors(
         assert spent <= epsilon <= 10 * (1 + 1e-6)
         is_higher.append(spent > 1.03 * by_first)
     assert any(is_higher), "the noise of the first plan would have given a wrong ε"
+
+
+def test_a_loop_that_computes_for_longer_than_the_time_out_is_not_lost() -> None:
+    """Links send heartbeats by themselves, while the loop has the agent's thread."""
+    plan = small_plan()
+    own_models = [make_model() for _ in range(N)]
+
+    def run(rendezvous: Rendezvous) -> int:
+        model = own_models[rendezvous.agent]
+        private = rehearse(plan, model, rendezvous, timeout=1.5)
+        inputs, targets = next(iter(private.data_loader))
+        cross_entropy(model(inputs), targets).backward()
+        time.sleep(3.0 if rendezvous.agent == 1 else 0.0)
+        private.optimizer.step()
+        return run_loop(private)
+
+    assert run_in_threads(N, run) == [STEPS - 1] * N
 
 
 def test_an_agent_can_leave_before_the_last_step() -> None:
