@@ -251,6 +251,22 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
     assert "an older copy of it, which must not be used" in str(refused)
 
 
+def test_a_pass_that_is_skipped_does_not_hide_an_older_ledger(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """With other data two of five batches are skipped, which are more than the older copy lacks."""
+    plan, keys = sample_plan("passes"), tmp_path / "keys"
+    make_keys(keys, 3)
+    recorder.run(plan, keys, tmp_path, num_steps=3)
+    (path,) = keys.glob("agent-0-*.ledger")
+    older = path.read_bytes()
+    recorder.run(plan, keys, tmp_path, num_steps=4, resume=True)
+    path.write_bytes(older)
+    refused, *_ = recorder.run(plan, keys, tmp_path, resume=True, rows=range(SAMPLES - 1))
+    assert isinstance(refused, FileFormatError), refused
+    assert "after 4 releases, but the ledger beside the key counts 3" in str(refused)
+
+
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])
 def test_no_file_of_a_run_has_a_secret_or_a_batch(
     sampling: str, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -232,11 +232,9 @@ def run_steps(
     release into the half step, in place of step sizes and momentum. The other arguments are those
     of :func:`run_agent`.
     """
-    agent, reports, required = (
-        rendezvous.agent,
-        reports or Reports(),
-        requirements or Requirements(),
-    )
+    agent = rendezvous.agent
+    reports = reports or Reports()
+    required = requirements or Requirements()
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
@@ -259,6 +257,9 @@ def run_steps(
             )
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
+            # Before a pass is chosen, which may skip some: what the ledger had counted. A checkpoint
+            # that counts more belongs to another ledger, or to this one before it was restored.
+            num_releases = plan.budget.num_steps - ledger.remaining
             stepper, parts, notes = prepare_work(
                 plan, agent, settings, problem, ledger, update=update
             )
@@ -268,9 +269,7 @@ def run_steps(
             if folders is not None:
                 steps = CheckpointFolder(folders.private, plan, agent).find(
                     num_parameters=len(start),
-                    # What the ledger had counted. A checkpoint that counts more belongs to another
-                    # ledger, or to this one before it was restored.
-                    num_releases=plan.budget.num_steps - ledger.remaining,
+                    num_releases=num_releases,
                     resume=settings.resume,
                     rejoins=rejoins,
                 )
