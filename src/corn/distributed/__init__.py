@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from corn.distributed.results import AgentResult as AgentResult
     from corn.distributed.results import RunStatus as RunStatus
     from corn.distributed.results import StopReason as StopReason
-    from corn.distributed.results import describe_stop as describe_stop
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import Monitoring as Monitoring
@@ -60,7 +59,6 @@ _MODULES = {
     "RunSettings": "settings",
     "RunStatus": "results",
     "StopReason": "results",
-    "describe_stop": "results",
     "join": "rendezvous",
     "launch": "launcher",
     "listen_for_signals": "processes",
