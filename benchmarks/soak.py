@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from corn.distributed.keyring import find_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, RunSettings
@@ -146,7 +146,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
     )
-    store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
+    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = RecordingWorkload(
         "breast-cancer", record=str(folder / "releases"), pause=options.pause
     )

@@ -208,7 +208,7 @@ def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path:
         for agent in stopped:
             process = agents[agent]
             assert process.wait() == 130, process.stderr
-            assert f"agent {agent}: interrupted after" in process.stderr
+            assert f"agent {agent}: interrupted: step" in process.stderr
             assert "--resume continues from the newest checkpoint" in process.stderr
         if stopped == (1,):
             # To the other one it is a lost agent, and no third one is left.
