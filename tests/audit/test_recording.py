@@ -105,7 +105,7 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(*given: Any, **rest: Any) -> FloatArray:
+def draw_no_offset(*given: Any, **rest: Any) -> Any:
     return 0 * draw_offset(*given, **rest)
 
 
