@@ -23,7 +23,7 @@ from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.step import AgentStepper, release_masked
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, Offset, draw_mask, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
@@ -105,7 +105,7 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(*given: Any, **rest: Any) -> FloatArray:
+def draw_no_offset(*given: Any, **rest: Any) -> Offset:
     return 0 * draw_offset(*given, **rest)
 
 

@@ -181,7 +181,7 @@ class Header:
         payload_bytes: the size of the parameters.
         news: of losses, returns and a stop.
         model: a digest of the sender's model before the step; zeros where models differ anyway.
-        signature: on the way down, the root's signature of this digest.
+        signature: of this digest by the root, on the way down at some steps; zeros otherwise.
         attempt: the number of a recovery, whose rounds the mixing rounds are; zero outside of any.
         has_released: in a recovery, whether any agent has released ``step``.
     """
