@@ -162,8 +162,6 @@ class PlainStepper:
 class NoReturns:
     """Nobody comes back."""
 
-    to_dial: frozenset[int] = frozenset()
-
     def serve(self, *_: object) -> None:
         """There are no requests."""
 

@@ -55,7 +55,7 @@ def test_a_coalition_larger_than_the_threat_is_noted(corn: Runner, plan: Path) -
 def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path: Path) -> None:
     options = ["--mixing", "gossip", "--seeds", "global", "--colluders", 0]
     options += ["--out", tmp_path / "g.corn"]
-    warning = "each can subtract everyone's shared noise"
+    warning = "all agents share one seed, so each can subtract the shared noise of others"
     assert warning in corn(*PLAN, *options).stderr
     assert warning in corn("verify", tmp_path / "g.corn").stderr
     gossip = ("--mixing", "gossip", "--graph", "ring:6", "--colluders", 0)
@@ -72,7 +72,7 @@ def test_noise_without_protection_against_agents_is_noted(corn: Runner, tmp_path
     ]
     note = corn(*PLAN, *decor).stderr
     assert warning not in note
-    assert "against one curious agent, ε for one agent's whole data set can be " in note
+    assert "agents can subtract the shared noise of others" in note
     # DECOR refuses insiders, so the advice must not be --colluders 1 alone.
     assert "; --mechanism corn --colluders 1 designs noise" in note
     assert "; corn plan --mechanism corn --colluders 1" in corn("verify", decor[-1]).stderr

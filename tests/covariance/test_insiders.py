@@ -4,10 +4,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.covariance import DEFAULT_THREAT, Corn, FirstOrder, Horizon, ThreatModel
+from corn.covariance import DEFAULT_THREAT, Corn, Horizon, ThreatModel
 from corn.topology import mixing_matrix
 from tests.covariance.coalition_check import worst_precision
-from tests.covariance.networks import metropolis, paper_design
+from tests.covariance.networks import paper_design
 from tests.oracles.sdp import Sdp
 
 W = mixing_matrix(nx.petersen_graph())
@@ -61,31 +61,6 @@ def test_streams_that_died_out_are_not_drawn() -> None:
     assert result.decomposition.count_streams() == (5,) * 8
     assert result.gap <= 1e-3
     assert worst_precision(result.decomposition, 1) <= 1 + 1e-9
-
-
-def test_dropping_weak_seeds_is_reported_and_stays_private() -> None:
-    graph = nx.karate_club_graph().subgraph(range(12))
-    matrix = metropolis(graph)
-    full, lean = (
-        paper_design(
-            matrix,
-            1.0,
-            Corn(FirstOrder(1e-2), drop_cost=drop_cost),
-            objective=Horizon(100),
-            threat=DEFAULT_THREAT,
-        )
-        for drop_cost in (0.0, 0.1)
-    )
-    assert lean.num_dropped_groups > 0
-    assert lean.value_before_dropping == pytest.approx(full.value, rel=2e-2)
-    groups = len(lean.decomposition.seed_groups)
-    assert groups == len(full.decomposition.seed_groups) - lean.num_dropped_groups
-    assert lean.value_before_dropping is not None
-    assert lean.value <= 1.1 * lean.value_before_dropping
-    # Value and bound are those of the seeds that are left, and so is the guarantee.
-    assert lean.threat.seeds == lean.decomposition.seed_groups
-    assert lean.gap <= 1e-2
-    assert worst_precision(lean.decomposition, 1) <= 1 + 1e-9
 
 
 def test_common_private_noise_holds_for_disjoint_groups_too() -> None:

@@ -71,7 +71,7 @@ def test_updates_match_inverses_and_differences(colluders: int) -> None:
         e = step * np.eye(n)[i]
         slope = (smooth(theta + e, factors) - smooth(theta - e, factors)) / (2 * step)
         assert -pressure.private[i] == pytest.approx(slope, abs=1e-7)
-    gradient = -2 * np.einsum("eij,ej->ei", pressure.blocks, factors)
+    gradient = -2 * np.einsum("eij,ej->ei", pressure.blocks[0], factors)
     for k, end in np.ndindex(factors.shape):
         e = np.zeros_like(factors)
         e[k, end] = step

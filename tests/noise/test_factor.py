@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise import choose_factors, factor_covariance, pool_groups
+from corn.noise import choose_factors, factor_covariance
 
 
 def assert_factor_of(F: FloatArray, R: FloatArray) -> None:
@@ -73,13 +73,6 @@ def test_trees_have_factors_without_fill() -> None:
             assert np.count_nonzero(F) <= 2 * graph.number_of_edges() + 1
 
 
-def test_pairwise_noise_keeps_its_pairs() -> None:
-    graph = nx.random_regular_graph(3, 60, seed=1)
-    F = factor_covariance(laplacian(graph))
-    assert np.count_nonzero(F, axis=1).tolist() == [3] * 60
-    assert (F.sum(axis=0) == 0).all()
-
-
 @pytest.mark.parametrize(
     "matrix",
     [[[1.0, 2.0], [2.0, 1.0]], [[-1.0]], [[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 9.0]]],
@@ -96,7 +89,7 @@ def test_asymmetric_and_infinite_matrices_are_refused() -> None:
         factor_covariance([[np.nan]])
 
 
-def test_chosen_and_pooled_factors_keep_the_covariance() -> None:
+def test_chosen_factors_keep_the_covariance() -> None:
     rng = np.random.default_rng(0)
     groups = ((0, 1, 2), (1, 3), (0, 1, 2, 3))
     factors = tuple(rng.standard_normal((len(group), 6)) for group in groups)
@@ -107,6 +100,3 @@ def test_chosen_and_pooled_factors_keep_the_covariance() -> None:
             chosen.hidden_from(coalition), given_factors.hidden_from(coalition), rtol=1e-12
         )
     assert sum(chosen.count_streams()) < sum(given_factors.count_streams())
-    pooled = pool_groups(given_factors)
-    np.testing.assert_allclose(pooled.covariance, given_factors.covariance, rtol=1e-12)
-    assert max(pooled.count_streams()) == 4

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from corn.audit.attacks import (
-    Attack,
     ErrorRates,
     Interval,
     TrialScores,
@@ -231,149 +230,133 @@ def audit_plan(
             seed=settings.seed,
             program=program,
         )
-    auditor = Auditor(plan, observation, settings, num_findings=len(pairs))
-    findings = tuple(auditor.judge(victim, attacker) for victim, attacker in track(pairs))
+    messages, victim = observation.messages, pairs[0][0]
+    # Alarms share one level: tests of the noise, of the sampler and of low-order bits, of sums and
+    # of messages under masks, and four of each finding: two attackers, each by rates and by μ.
+    num_checks = 3 if messages is None else 5
+    alpha = (1 - settings.confidence) / (num_checks + 4 * len(pairs))
+    findings, reading = [], None
+    for number, attacker in track(pairs):
+        # Pairs are sorted by view, and readings of all views would not fit into memory.
+        if reading is None or reading.view != attacker:
+            reading = read_sums(plan, observation, attacker)
+        findings.append(_judge(plan, observation, reading, number, settings, alpha))
+    R = StreamWeights.of(plan.decomposition).covariance
+    if observation.is_rounded:
+        # Rounding to the grid adds an independent uniform error.
+        R = R + np.eye(len(R)) * plan.grid**2 / 12
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
-    problems = [*auditor.check_noise(), *observation.problems]
-    messages = auditor.check_messages(pairs[0][1])
-    problems += () if messages is None else messages.problems
+    problems = [*check_noise(observation.released, R, alpha=alpha), *observation.problems]
+    checked = None
+    if messages is not None:
+        checked = check_messages(plan, messages, pairs[0][1], seed=settings.seed, alpha=alpha)
+        problems += checked.problems
     # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
-        problems += check_sampler(
-            query_of(plan, pairs[0][0]), seed=settings.seed, program=program, alpha=auditor.alpha
-        )
-        problems += check_bits(
-            plan, pairs[0][0], seed=settings.seed, program=program, alpha=auditor.alpha
-        )
-    found = tuple(dict.fromkeys(problems))
-    return AuditReport(settings, len(observation.released), findings, found, messages)
+        chosen: dict[str, Any] = {"seed": settings.seed, "program": program, "alpha": alpha}
+        problems += check_sampler(query_of(plan, victim), **chosen)
+        problems += check_bits(plan, victim, **chosen)
+    return AuditReport(
+        settings,
+        len(observation.released),
+        tuple(findings),
+        tuple(dict.fromkeys(problems)),
+        checked,
+    )
 
 
-class Auditor:
-    """Judges victims and views from one observation; its alarms share one level."""
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The sums that a view reads, and the noise in them that it can draw.
 
-    def __init__(
-        self, plan: Plan, observation: Observation, settings: AuditSettings, *, num_findings: int
-    ) -> None:
-        self._plan, self._observation, self._settings = plan, observation, settings
-        self._streams = StreamWeights.of(plan.decomposition)
-        # Tests of the noise, of the sampler and of low-order bits, of sums and of messages under
-        # masks, and four of each finding: two attackers, each by rates and by μ.
-        num_checks = 3 if observation.messages is None else 5
-        self.alpha = (1 - settings.confidence) / (num_checks + 4 * num_findings)
-        self._readings: dict[View, tuple[Parts, FloatArray, FloatArray]] = {}
+    Both have shape (releases, parts, trials). Without masks each honest agent is a part.
+    ``covariance`` is that of the noise that the view does not know, by the keys that it really
+    holds, which may be more than the plan gives it.
+    """
 
-    def check_noise(self) -> list[str]:
-        """Compare the covariance of what was released with the plan's."""
-        R = self._streams.covariance
-        if self._observation.is_rounded:
-            # Rounding to the grid adds an independent uniform error.
-            R = R + np.eye(len(R)) * self._plan.grid**2 / 12
-        return check_noise(self._observation.released, R, alpha=self.alpha)
+    view: View
+    parts: Parts
+    released: FloatArray
+    known: FloatArray
+    covariance: FloatArray
 
-    def check_messages(self, view: View) -> MessageCheck | None:
-        """Test messages under masks, if there are masks."""
-        messages = self._observation.messages
-        if messages is None:
-            return None
-        return check_messages(
-            self._plan, messages, view, seed=self._settings.seed, alpha=self.alpha
-        )
 
-    def judge(self, victim: int, view: View) -> Finding:
-        """Attack the victim in every way that the view allows, and compare with the promise."""
-        plan, size = self._plan, len(self._observation.released)
-        parts, released, known = self._read(view)
-        # What is left after the coalition has subtracted the noise of its own keys.
-        hidden = released - known
-        signal = self._observation.add_canary(victim)
-        query, through = query_of(plan, victim), self._settings.through
-        # A few shares stand for the whole run; through the step, only what was released counts.
-        promise = promise_to(plan, victim, size if through == "step" else None)
-        # By the plan's keys: what the best attacker would achieve against a correct program.
-        precision = float(self._streams.precision(view)[victim])
-        # By the keys that the insiders really have, which may be more than the plan gives them.
-        covariance = self._streams.hidden(self._observation.record.held_by(view.coalition), parts)
-        position = next(k for k, part in enumerate(parts) if victim in part)
-        # Secret coins: each release is a mixture, for which no linear test is the best.
-        if signal.participation is None:
-            attacks = [
-                attack_by_mixture(
-                    hidden,
-                    signal,
-                    covariance,
-                    position,
-                    rate=rate_of(query),
-                    seed=self._settings.seed,
-                )
-            ]
-            mu, exact = _interval_by_auc(attacks[0].scores), self._ideal_mu(victim, precision)
-        else:
-            attacks = [
-                attack_by_likelihood(
-                    hidden, signal, covariance, position, promised_mu=promise.effective_mu
-                ),
-                attack_by_learning(
-                    released, known, signal, position, promised_mu=promise.effective_mu
-                ),
-            ]
-            mu = estimate_mu(attacks[0].scores)
-            # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
-            exact = query.sensitivity * math.sqrt(promise.participations * precision)
-        return self._conclude(victim, view, promise, exact, mu, attacks)
+def read_sums(plan: Plan, observation: Observation, view: View) -> Reading:
+    """Return what a view reads of the releases."""
+    streams, held = StreamWeights.of(plan.decomposition), observation.record.held_by(view.coalition)
+    parts = streams.join(view.honest(plan.num_agents), held)
+    known = observation.project(observation.record.draw_known(view.coalition))
+    if observation.messages is None:
+        released = sum_parts(observation.released, parts, axis=1)
+    else:
+        released = observation.project(observation.messages.read(view, parts))
+    covariance = streams.hidden(held, parts)
+    return Reading(view, parts, released, sum_parts(known, parts, axis=1), covariance)
 
-    def _conclude(
-        self,
-        victim: int,
-        view: View,
-        promise: Promise,
-        exact: float,
-        mu: Interval,
-        attacks: list[Attack],
-    ) -> Finding:
-        excess, certified, by_mu = [], 0.0, None
-        for attack in attacks:
-            rates = count_errors(attack.scores, attack.thresholds, alpha=self.alpha)
-            certified = max(certified, rates.bound_epsilon(promise.delta))
-            if promise.excludes(rates):
-                excess.append(f"{attack.name}: error rates below the promised trade-off")
-            if promise.mu is not None:
-                # Tighter than the rates, but valid only if scores are normal. Both are alarms.
-                low = bound_mu(attack.scores, alpha=self.alpha)
-                by_mu = max(by_mu or 0.0, low)
-                if low > promise.mu:
-                    shown, promised = round_bound_down(low), round_up(promise.mu)
-                    excess.append(f"{attack.name}: μ ≥ {shown}, promised {promised}")
-        epsilon = None if by_mu is None else _to_epsilon(by_mu, promise.delta)
-        return Finding(
-            victim=victim,
-            view=view,
-            # Where no seeds are shared, insiders know no more than an eavesdropper.
-            is_promised=len(view.coalition) <= self._plan.threat.max_colluders
-            or not self._plan.decomposition.seed_groups,
-            promise=promise,
-            exact_mu=exact,
-            mu=mu,
-            certified_epsilon=certified,
-            gaussian_epsilon=epsilon,
-            excess=tuple(excess),
-            scores=attacks[0].scores,
-        )
 
-    def _read(self, view: View) -> tuple[Parts, FloatArray, FloatArray]:
-        if view not in self._readings:
-            # One at a time: those of all views would not fit into memory.
-            self._readings = {view: read_sums(self._observation, self._streams, view)}
-        return self._readings[view]
-
-    def _ideal_mu(self, victim: int, precision: float) -> float:
-        query = query_of(self._plan, victim)
-        return ideal_mu(
-            len(self._observation.released),
-            query.sensitivity * math.sqrt(precision),
-            rate_of(query),
-            is_replace=query.adjacency == "replace",
-        )
+def _judge(
+    plan: Plan,
+    observation: Observation,
+    reading: Reading,
+    victim: int,
+    settings: AuditSettings,
+    alpha: float,
+) -> Finding:
+    """Attack the victim in every way that the view allows, and compare with the promise."""
+    view, size = reading.view, len(observation.released)
+    # What is left after the coalition has subtracted the noise of its own keys.
+    hidden = reading.released - reading.known
+    signal, query = observation.add_canary(victim), query_of(plan, victim)
+    # A few shares stand for the whole run; through the step, only what was released counts.
+    promise = promise_to(plan, victim, size if settings.through == "step" else None)
+    # By the plan's keys: what the best attacker would achieve against a correct program.
+    precision = float(StreamWeights.of(plan.decomposition).precision(view)[victim])
+    position = next(k for k, part in enumerate(reading.parts) if victim in part)
+    target = (hidden, signal, reading.covariance, position)
+    # Secret coins: each release is a mixture, for which no linear test is the best.
+    if signal.participation is None:
+        attacks = [attack_by_mixture(*target, rate=rate_of(query), seed=settings.seed)]
+        mu = _interval_by_auc(attacks[0].scores)
+        shift = query.sensitivity * math.sqrt(precision)
+        exact = ideal_mu(size, shift, rate_of(query), is_replace=query.adjacency == "replace")
+    else:
+        promised = promise.effective_mu
+        attacks = [
+            attack_by_likelihood(*target, promised_mu=promised),
+            attack_by_learning(
+                reading.released, reading.known, signal, position, promised_mu=promised
+            ),
+        ]
+        mu = estimate_mu(attacks[0].scores)
+        # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
+        exact = query.sensitivity * math.sqrt(promise.participations * precision)
+    excess, certified, by_mu = [], 0.0, None
+    for attack in attacks:
+        rates = count_errors(attack.scores, attack.thresholds, alpha=alpha)
+        certified = max(certified, rates.bound_epsilon(promise.delta))
+        if promise.excludes(rates):
+            excess.append(f"{attack.name}: error rates below the promised trade-off")
+        if promise.mu is not None:
+            # Tighter than the rates, but valid only if scores are normal. Both are alarms.
+            low = bound_mu(attack.scores, alpha=alpha)
+            by_mu = max(by_mu or 0.0, low)
+            if low > promise.mu:
+                shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
+                excess.append(f"{attack.name}: {shown}")
+    return Finding(
+        victim=victim,
+        view=view,
+        # Where no seeds are shared, insiders know no more than an eavesdropper.
+        is_promised=len(view.coalition) <= plan.threat.max_colluders
+        or not plan.decomposition.seed_groups,
+        promise=promise,
+        exact_mu=exact,
+        mu=mu,
+        certified_epsilon=certified,
+        gaussian_epsilon=None if by_mu is None else gaussian.epsilon_from(by_mu, promise.delta),
+        excess=tuple(excess),
+        scores=attacks[0].scores,
+    )
 
 
 def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
@@ -403,22 +386,6 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
     # μ² adds up over the releases that use the unit.
     mu *= math.sqrt(used / counted)
     return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, used)
-
-
-def read_sums(
-    observation: Observation, streams: StreamWeights, view: View
-) -> tuple[Parts, FloatArray, FloatArray]:
-    """Return the sums that a view reads, and the noise in them that it can draw.
-
-    Both have shape (releases, parts, trials). Without masks each honest agent is a part.
-    """
-    record, messages = observation.record, observation.messages
-    # By the keys that insiders really hold, as in ``draw_known``.
-    parts = streams.join(view.honest(len(streams.weights)), record.held_by(view.coalition))
-    known = sum_parts(observation.project(record.draw_known(view.coalition)), parts, axis=1)
-    if messages is None:
-        return parts, sum_parts(observation.released, parts, axis=1), known
-    return parts, observation.project(messages.read(view, parts)), known
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -461,7 +428,3 @@ def _interval_by_auc(scores: TrialScores) -> Interval:
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
     error = 1.96 * math.sqrt(max(variance, 0.0))
     return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))
-
-
-def _to_epsilon(mu: float, delta: float) -> float:
-    return math.inf if math.isinf(mu) else gaussian.epsilon_from(max(mu, 0.0), delta)

@@ -19,8 +19,8 @@ on a lattice for the true g, up to rounding, and anywhere for another one (Miron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
@@ -60,82 +60,71 @@ class DrawReleases(Protocol):
         """Return released values g + v as recovered from messages, shape (num, d)."""
 
 
-class BitView(Protocol):
-    """A rule that sorts differences into cells."""
+BitView: TypeAlias = Callable[[Array, Array, Array], Cells]
+"""A rule that sorts differences into cells: (released, candidate, coarseness) → cells.
 
-    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """Return each coordinate's cell, below ``_NUM_CELLS``, shape (num, d).
-
-        ``released`` and ``coarseness`` have this shape too; the latter is the largest number that
-        was rounded on the way to the message.
-        """
+All have shape (num, d) but the candidate. Cells are below ``_NUM_CELLS``. The coarseness is the
+largest number that was rounded on the way to the message.
+"""
 
 
-@final
-@dataclass(frozen=True)
-class GridView:
-    """The residue of s − g modulo a power of two, for each exponent of the coarseness.
+def sort_by_grid(
+    released: Array,
+    candidate: Array,
+    coarseness: Array,
+    *,
+    step: float,
+    noise_std: float,
+    dtype: type[np.floating[Any]],
+) -> Cells:
+    """Sort by the residue of s − g modulo a power of two, for each exponent of the coarseness.
 
     ``dtype`` is what s is rounded to first: recovered from a message, it may be off by less than
     one place of that type.
     """
-
-    step: float
-    noise_std: float
-    dtype: type[np.floating[Any]]
-
-    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``BitView``."""
-        s = _round(released, self.dtype)
-        units = (s - candidate) / self.step  # exact, as the step is a power of two
-        return _join(
-            _bin_exponents(coarseness / self.noise_std), _bin_residues(units - np.rint(units))
-        )
+    units = (_round(released, dtype) - candidate) / step  # exact, as the step is a power of two
+    return _join(_bin_exponents(coarseness / noise_std), _bin_residues(units - np.rint(units)))
 
 
-@final
-@dataclass(frozen=True)
-class ZerosView:
-    """The trailing zero bits of s − g, in units of the last place of a message."""
-
-    noise_std: float
-    dtype: type[np.floating[Any]]
-
-    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``BitView``."""
-        s = _round(released, self.dtype)
-        places = np.rint((s - candidate) / _last_place(coarseness, self.dtype))
-        # Beyond 2⁶² the conversion to integers would overflow.
-        whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
-        # x & −x is the lowest set bit; zero has none, and gets the most trailing zeros.
-        lowest = np.where(whole == 0, 1 << 62, whole & -whole)
-        zeros = np.frexp(lowest.astype(np.float64))[1] - 1
-        return _join(_bin_exponents(coarseness / self.noise_std), np.minimum(zeros, _BINS - 1))
+def sort_by_zeros(
+    released: Array,
+    candidate: Array,
+    coarseness: Array,
+    *,
+    noise_std: float,
+    dtype: type[np.floating[Any]],
+) -> Cells:
+    """Sort by the trailing zero bits of s − g, in units of the last place of a message."""
+    places = np.rint((_round(released, dtype) - candidate) / _last_place(coarseness, dtype))
+    # Beyond 2⁶² the conversion to integers would overflow.
+    whole = np.clip(places, -(2.0**62), 2.0**62).astype(np.int64)
+    # x & −x is the lowest set bit; zero has none, and gets the most trailing zeros.
+    lowest = np.where(whole == 0, 1 << 62, whole & -whole)
+    zeros = np.frexp(lowest.astype(np.float64))[1] - 1
+    return _join(_bin_exponents(coarseness / noise_std), np.minimum(zeros, _BINS - 1))
 
 
-@final
-@dataclass(frozen=True)
-class MultipleView:
-    """The distance of s − g from the nearest weight times a float, per mantissa of s − g.
+def sort_by_multiple(
+    released: Array,
+    candidate: Array,
+    coarseness: Array,
+    *,
+    weight: float,
+    dtype: type[np.floating[Any]],
+) -> Cells:
+    """Sort by the distance of s − g from the nearest weight times a float, per mantissa of s − g.
 
     The products of a weight with all floats, rounded, leave out some floats and meet others twice.
     """
-
-    weight: float
-    dtype: type[np.floating[Any]]
-
-    def sort(self, released: Array, candidate: Array, coarseness: Array) -> Cells:
-        """See ``BitView``."""
-        v = _round(_round(released, self.dtype) - candidate, self.dtype)
-        z = _round(v / self.weight, self.dtype)
-        # Where v is weight · z rounded, |v − weight · z| is at most half a place of v: residues
-        # cluster.
-        remainder = _subtract_product(v, z, self.weight)
-        residues = remainder / (self.weight * _last_place(z, self.dtype))
-        mantissas, exponents = np.frexp(np.abs(v))
-        bins = np.clip(((mantissas - 0.5) * 2 * _BINS).astype(np.int64), 0, _BINS - 1)
-        lost_bits = np.clip(np.frexp(coarseness)[1] - exponents, 0, _MOST_LOST_BITS)
-        return _join(lost_bits * _BINS + bins, _bin_residues(residues))
+    v = _round(_round(released, dtype) - candidate, dtype)
+    z = _round(v / weight, dtype)
+    # Where v is weight · z rounded, |v − weight · z| is at most half a place of v: residues
+    # cluster.
+    residues = _subtract_product(v, z, weight) / (weight * _last_place(z, dtype))
+    mantissas, exponents = np.frexp(np.abs(v))
+    bins = np.clip(((mantissas - 0.5) * 2 * _BINS).astype(np.int64), 0, _BINS - 1)
+    lost_bits = np.clip(np.frexp(coarseness)[1] - exponents, 0, _MOST_LOST_BITS)
+    return _join(lost_bits * _BINS + bins, _bin_residues(residues))
 
 
 @final
@@ -215,7 +204,7 @@ class FloatAttacker:
             for number, (pair, messages) in enumerate(batch):
                 truth, released = number % 2, messages[:num_rows]
                 for is_wrong, candidate in enumerate((pair[truth], pair[1 - truth])):
-                    cells = view.sort(released, candidate, self._measure_coarseness(released))
+                    cells = view(released, candidate, self._measure_coarseness(released))
                     counts[is_wrong] += np.bincount(cells.ravel(), minlength=_NUM_CELLS)
             total = counts.sum(axis=0)
             seen = total > 0
@@ -238,7 +227,7 @@ class FloatAttacker:
         for number, (view, table) in enumerate(zip(self._views, self._tables, strict=True)):
             # Evidence that s − g₁ is on the lattice, minus evidence that s − g₀ is.
             for candidate, sign in zip(pair, (-1, 1), strict=True):
-                cells = view.sort(released, candidate, coarseness)
+                cells = view(released, candidate, coarseness)
                 scores[:, number] += sign * table[cells].sum(axis=1)
         return scores
 
@@ -256,11 +245,18 @@ def _list_views(noise_std: float, weights: Sequence[float]) -> list[BitView]:
     # Lattices of floats have steps that are powers of two, whatever the deviation is.
     unit = 2.0 ** np.floor(np.log2(noise_std))
     types = (np.float32, np.float64)
-    views: list[BitView] = [ZerosView(noise_std, dtype) for dtype in types]
-    views += [GridView(unit * 2.0**-k, noise_std, np.float64) for k in _GRIDS]
-    views += [GridView(unit * 2.0**-k, noise_std, np.float32) for k in _FLOAT32_GRIDS]
+    views: list[BitView] = [
+        partial(sort_by_zeros, noise_std=noise_std, dtype=dtype) for dtype in types
+    ]
+    for dtype, exponents in ((np.float64, _GRIDS), (np.float32, _FLOAT32_GRIDS)):
+        views += [
+            partial(sort_by_grid, step=unit * 2.0**-k, noise_std=noise_std, dtype=dtype)
+            for k in exponents
+        ]
     sizes = sorted({abs(weight) for weight in weights if weight != 0})
-    return views + [MultipleView(size, dtype) for size in sizes for dtype in types]
+    return views + [
+        partial(sort_by_multiple, weight=size, dtype=dtype) for size in sizes for dtype in types
+    ]
 
 
 def _discriminate(zeros: Array, ones: Array) -> Array:

@@ -14,7 +14,7 @@ from corn.cli.options import (
     BudgetOptions,
     GraphOption,
     JsonOption,
-    MixingOptions,
+    NoiseOptions,
     PlotOption,
 )
 from corn.cli.output import (
@@ -86,7 +86,7 @@ def compare(
     graph: GraphOption,
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    mixing: MixingOptions,
+    mixing: NoiseOptions,
     mechanism: Annotated[
         str,
         typer.Option(
@@ -133,7 +133,7 @@ def compare(
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     best = rows[0].result
     if best.precision is not None:
-        warn_of_insiders(best.decomposition, promise, best.threat, mechanism=best.mechanism)
+        warn_of_insiders(best.decomposition, best.threat, mechanism=best.mechanism)
     warn_of_large_disagreement(best.disagreement_ratio)
     if plot:
         _draw(network, promise, rows, plot)

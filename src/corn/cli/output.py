@@ -26,14 +26,12 @@ from rich.text import Text
 
 import corn
 from corn.covariance import Decomposition, MechanismName, ThreatModel
-from corn.covariance.decomposition import hidden_precision
 from corn.covariance.disagreement import LARGE_DISAGREEMENT
 from corn.covariance.problem import weighting_gain
-from corn.errors import CornWarning, make_printable
+from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole
-from corn.privacy import PrivacyBudget, account_precision, compare_samplings
-from corn.privacy.accounting import group_agents
-from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.privacy import PrivacyBudget, compare_samplings
+from corn.privacy.rounding import round_up_range, write_exactly
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -43,8 +41,6 @@ KAPPA = (
     "noise in all steps"
 )
 """What κ is, for tables; exact sums have none."""
-
-_MOST_AGENTS_TO_EXPOSE = 60
 
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
@@ -221,7 +217,6 @@ def _one_or_each(values: Sequence[object]) -> object:
 
 def warn_of_insiders(
     decomposition: Decomposition,
-    budget: PrivacyBudget,
     threat: ThreatModel,
     *,
     mechanism: MechanismName,
@@ -236,47 +231,24 @@ def warn_of_insiders(
     # The other mechanisms that share seeds refuse insiders.
     options = "--colluders 1" if mechanism == "corn" else "--mechanism corn --colluders 1"
     advice = f"{f'{command} {options}'.strip()} designs noise against curious agents"
-    if decomposition.is_shared_by_all:
-        print_note(
-            f"all agents share one seed, so each can subtract everyone's shared noise; {advice}"
-        )
-    elif decomposition.num_agents <= _MOST_AGENTS_TO_EXPOSE:
-        worst = _worst_exposed(decomposition, budget)
-        print_note(
-            f"against one curious agent, ε for {budget.queries[0].protects} can be "
-            f"{round_up(worst, 3)}; {advice}"
-        )
-    else:
-        print_note(
-            f"the noise is not designed against agents, who can subtract shared noise; {advice}"
-        )
-
-
-def _worst_exposed(decomposition: Decomposition, budget: PrivacyBudget) -> float:
-    """Return the largest ε of any agent, at its own δ, against any one other agent."""
-    n = decomposition.num_agents
-    worst = np.zeros(n)
-    # One insider after the other: exact, but too slow for large networks.
-    for insider in range(n):
-        honest, precision = hidden_precision(decomposition, [insider])
-        worst[list(honest)] = np.maximum(worst[list(honest)], precision)
-    # Among agents with one promise, the least protected has the largest ε.
-    return max(
-        account_precision(
-            [worst[agents].max()], promise.query, num_steps=budget.num_steps
-        ).worst_epsilon(promise.delta)
-        for promise, agents in group_agents(budget, n).items()
+    who = (
+        "all agents share one seed, so each can" if decomposition.is_shared_by_all else "agents can"
     )
+    print_note(f"{who} subtract the shared noise of others; {advice}")
 
 
 def warn_of_large_disagreement(ratio: float | None) -> None:
     """Print a note on what lowers the disagreement between agents, κ, if it is large."""
-    if ratio is not None and ratio > LARGE_DISAGREEMENT:
-        print_note(
-            f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
-            "accuracy to disagreement between agents; more rounds (--gossip chebyshev:3) and "
-            "--momentum lower it, and --mixing sum makes it 0"
-        )
+    if ratio is None or ratio <= LARGE_DISAGREEMENT:
+        return
+    if math.isinf(ratio):
+        print_note("agents never agree with these weights: --weights lazy lets them agree")
+        return
+    print_note(
+        f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "
+        "accuracy to disagreement between agents; more rounds (--gossip chebyshev:3) and "
+        "--momentum lower it, and --mixing sum makes it 0"
+    )
 
 
 def format_kappa(ratio: float | None) -> str:
@@ -367,9 +339,6 @@ def make_progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-_MOST_LISTED = 5
-
-
 def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
     """Return the agents whose promise needs the most noise; none if all have the same cap."""
     # By caps, not by ε: δ and sampling decide as well how strict a promise is.
@@ -455,9 +424,7 @@ def list_agents(agents: Sequence[int]) -> str:
     >>> list_agents([3]), list_agents(range(8))
     ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
     """
-    shown = ", ".join(map(str, agents[:_MOST_LISTED]))
-    more = len(agents) - _MOST_LISTED
-    return f"agent{'s' if len(agents) > 1 else ''} {shown}" + (f" and {more} more" * (more > 0))
+    return f"agent{'s' if len(agents) > 1 else ''} {list_some(agents)}"
 
 
 def _describe_promise(budget: PrivacyBudget, agent: int) -> str:

@@ -88,7 +88,7 @@ def plan(
         ],
         as_json=json,
     )
-    warn_of_insiders(made.decomposition, made.budget, made.threat, mechanism=made.mechanism)
+    warn_of_insiders(made.decomposition, made.threat, mechanism=made.mechanism)
     warn_of_large_disagreement(made.disagreement_ratio)
     print_note(f"wrote {out}; check it with: corn verify {out}")
 

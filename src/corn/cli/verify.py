@@ -81,7 +81,6 @@ def verify(
     _print(plan, found, shown, as_json=json)
     warn_of_insiders(
         plan.decomposition,
-        plan.budget,
         plan.threat,
         mechanism=plan.mechanism,
         command="corn plan",

@@ -159,34 +159,34 @@ def certify(
         pulled = assembly.pull_back(G, number)
         pressure = [old + new for old, new in zip(pressure, pulled, strict=True)]
         squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
-    t = relative_pressure(A, assembly, private=private, blocks=pressure, common=common)
+    own = [bucket.take(A) for bucket in assembly.buckets]
+    t = relative_pressure(np.diag(A), own, private=private, pressure=pressure, common=common)
     return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
 
 
 def relative_pressure(
-    A: FloatArray,
-    assembly: Assembly,
+    diagonal: FloatArray,
+    blocks: Sequence[FloatArray],
     *,
     private: FloatArray,
-    blocks: Sequence[FloatArray],
+    pressure: Sequence[FloatArray],
     common: bool,
 ) -> float:
     """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every seed group and all private noise.
 
-    ``private`` and ``blocks`` are the diagonal and the group blocks of that sum, each over the
-    coalitions that do not know the noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound.
-    Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2} makes it tight. Infinite where A is singular on a
-    group.
+    ``diagonal`` and ``blocks`` are those of A; ``private`` and ``pressure`` those of the sum, each
+    over the coalitions that do not know the noise in question. Σ (Y_I)_ii² / (t b) is then a lower
+    bound. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2} makes it tight. Infinite where A is singular
+    on a group.
     """
-    diagonal = np.diag(A)
     if common:
         # One θ for all has one constraint, the sum of those of the agents.
         pressures = [float(private.sum() / diagonal.sum())]
     else:
         with np.errstate(divide="ignore"):
             pressures = [float((private / diagonal).max())]
-    for bucket, block in zip(assembly.buckets, blocks, strict=True):
-        pressures.append(_largest_relative_eigenvalue(block, bucket.take(A)))
+    for A, S in zip(blocks, pressure, strict=True):
+        pressures.append(_largest_relative_eigenvalue(S, A))
     return float(np.max(pressures))
 
 

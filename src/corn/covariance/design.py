@@ -17,7 +17,6 @@ from corn.checks import (
     as_square_matrix,
     require,
     require_choice,
-    require_in_range,
     require_positive,
 )
 from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
@@ -46,8 +45,6 @@ _SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
 _SMALLEST_RIDGE = 1e-6
 # Any point of the dual is a bound, so it need not converge.
 _BOUND_ITERATIONS = 30
-# Parts of the noise power that may be left out, tried in this order.
-_WEAK_SHARES = (0.03, 0.1, 0.2, 0.3)
 
 
 class SplitSolver(Protocol):
@@ -69,32 +66,15 @@ class SplitSolver(Protocol):
 
 
 def design_against_insiders(
-    problem: DesignProblem,
-    seed_groups: SeedGroups,
-    *,
-    solver: SplitSolver,
-    drop_cost: float = 0.0,
+    problem: DesignProblem, seed_groups: SeedGroups, *, solver: SplitSolver
 ) -> Design:
     """Minimise Tr(A R) over private noise and the noise of each seed group: Problem (16).
 
-    Every coalition of the problem's threat meets the caps, exactly. With ``drop_cost`` the weakest
-    seed groups are left out as long as the value rises by at most that part; the threat and the
-    lower bound of the result are then those of the seed groups that are left.
+    Every coalition of the problem's threat meets the caps, exactly.
     """
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
-    first, limited = final, _ = _solve_within_noise_limit(problem, seed_groups, solver)
-    for share in _WEAK_SHARES if drop_cost > 0 else ():
-        kept = _keep_strong_groups(first, share)
-        lean, is_limited = _solve_within_noise_limit(problem, kept, solver)
-        if lean.value > (1 + drop_cost) * first.value:
-            break
-        final, limited = lean, is_limited
-    groups, threat = final.decomposition.seed_groups, problem.threat
-    num_dropped = len(first.decomposition.seed_groups) - len(groups)
-    # The threat must list the seeds that are left: coalitions are checked against those.
-    if num_dropped:
-        threat = replace(threat, seeds=groups)
+    final, limited = _solve_within_noise_limit(problem, seed_groups, solver)
     # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
     # the better one where A is singular on a seed group: the bound for insiders is then 0.
     dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
@@ -118,12 +98,10 @@ def design_against_insiders(
         value=final.value,
         lower_bound=bound,
         iterations=final.evaluations,
-        threat=threat,
+        threat=problem.threat,
         shares=final.decomposition,
         num_coalitions=final.num_coalitions,
         multipliers=final.multipliers,
-        num_dropped_groups=num_dropped,
-        value_before_dropping=first.value,
     )
 
 
@@ -143,15 +121,6 @@ def _solve_within_noise_limit(
             return solution, ridge > 0
         # Noise variance falls about as the root of the ridge, and each solve is expensive.
         ridge = max(10 * ridge, _SMALLEST_RIDGE)
-
-
-def _keep_strong_groups(solution: SplitSolution, weak_share: float) -> SeedGroups:
-    """Return the seed groups without the weakest, which have ``weak_share`` of the power."""
-    parts = solution.decomposition
-    power = np.array([np.square(factor).sum() for factor in parts.factors])
-    order = np.argsort(power)
-    weak = order[np.cumsum(power[order]) <= weak_share * power.sum()]
-    return tuple(group for k, group in enumerate(parts.seed_groups) if k not in weak)
 
 
 def _is_singular_on_a_group(A: FloatArray, seed_groups: SeedGroups) -> bool:
@@ -243,19 +212,13 @@ class Corn:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
         ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
-        drop_cost: the part by which the value may rise for fewer streams to draw: the weakest seed
-            groups are left out, and the rest is solved again. Where seed groups overlap.
     """
 
     solver: Solver = Auto()
     max_noise_std: float | None = None
     ridge: float = 0.0
-    drop_cost: float = 0.0
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
-
-    def __post_init__(self) -> None:
-        require_in_range("drop_cost", self.drop_cost, 0, 1)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
@@ -275,17 +238,12 @@ class Corn:
                 f"max_colluders={threat.max_colluders}: use FirstOrder or Auto "
                 "(--solver auto), or a threat without insiders (--colluders 0)"
             )
-        return design_against_insiders(problem, groups, solver=solver, drop_cost=self.drop_cost)
+        return design_against_insiders(problem, groups, solver=solver)
 
     def _solve_blocks(
         self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm
     ) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
-        if self.drop_cost:
-            raise InvalidArgumentError(
-                "drop_cost applies where seed groups overlap or insiders collude, found disjoint "
-                "groups against an eavesdropper"
-            )
         n = problem.num_agents
         if groups == (tuple(range(n)),) or n == 1:
             return solver.solve(problem)
@@ -340,7 +298,6 @@ def design(
     """
     if isinstance(mechanism, str):
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
-    _require_records(mechanism, objective, threat)
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     # One step is no default: noise designed for it accumulates to several times the optimum.
@@ -510,26 +467,6 @@ def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
         return network.step_matrix, network.graph
     W = as_square_matrix(network, name="network")
     return W, graph_of(W)
-
-
-def _require_records(mechanism: object, objective: object, threat: object) -> None:
-    """Raise for names and numbers in the place of records, before a solver trips over them."""
-    # Any class may be a mechanism, known by its methods. ``Corn`` for ``Corn()`` has them too.
-    require(
-        hasattr(mechanism, "solve") and not isinstance(mechanism, type),
-        "mechanism",
-        f"one of {', '.join(MECHANISMS)}, or a record such as Corn()",
-        repr(mechanism),
-    )
-    is_objective = objective is None or isinstance(objective, Horizon)
-    require(is_objective, "objective", "a Horizon, such as Horizon(100)", repr(objective))
-    require(
-        threat is None or isinstance(threat, ThreatModel),
-        "threat",
-        "a ThreatModel",
-        repr(threat),
-        advice="ThreatModel(1) is one insider, EAVESDROPPER none",
-    )
 
 
 def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:

@@ -317,7 +317,7 @@ def choose_hops(first_row: FloatArray, num_partners: int) -> list[set[Hop]]:
     links |= {_negate(hop, sides) for hop in links}
     chosen = _take_classes(sorted(links), sides, len(links), set())
     near = _take_classes(
-        _walk(links, sides, len(links) + 2 * num_partners), sides, num_partners // 2, links
+        _list_nearest(sides, len(links) + 4 * num_partners), sides, num_partners // 2, links
     )
     taken = links.union(*near)
     n = first_row.size
@@ -331,17 +331,14 @@ def choose_hops(first_row: FloatArray, num_partners: int) -> list[set[Hop]]:
     return chosen + near + far
 
 
-def _walk(links: set[Hop], sides: tuple[int, ...], least: int) -> list[Hop]:
-    """Return hops in the order of the links that they take, nearest first, at least so many."""
-    seen: dict[Hop, None] = dict.fromkeys(sorted(links))
-    start = (0,) * len(sides)
-    front = list(seen)
-    while front and len(seen) < least:
-        reached = {_add(hop, link, sides) for hop in front for link in links}
-        new = reached - seen.keys() - {start}
-        front = sorted(new, key=lambda hop: (_squared_length(hop, sides), hop))
-        seen |= dict.fromkeys(front)
-    return list(seen)
+def _list_nearest(sides: tuple[int, ...], count: int) -> list[Hop]:
+    """Return the shortest hops around the lattice, without that to the agent itself."""
+    # An axis has as many as wanted, whatever the others have, so that few need to be sorted.
+    reach = [np.arange(-min(count, side // 2), min(count, side // 2) + 1) for side in sides]
+    moves = np.stack(np.meshgrid(*reach, indexing="ij"), axis=-1).reshape(-1, len(sides))
+    order = np.lexsort((*moves.T, np.square(moves).sum(axis=1)))[1 : 1 + 2 * count]
+    # Half way around, both directions lead to the same agent.
+    return list(dict.fromkeys(tuple((moves[k] % sides).tolist()) for k in order))
 
 
 def _take_classes(
@@ -358,16 +355,8 @@ def _take_classes(
     return classes
 
 
-def _add(hop: Hop, link: Hop, sides: tuple[int, ...]) -> Hop:
-    return tuple((x + y) % side for x, y, side in zip(hop, link, sides, strict=True))
-
-
 def _negate(hop: Hop, sides: tuple[int, ...]) -> Hop:
     return tuple(-x % side for x, side in zip(hop, sides, strict=True))
-
-
-def _squared_length(hop: Hop, sides: tuple[int, ...]) -> int:
-    return sum(min(x, side - x) ** 2 for x, side in zip(hop, sides, strict=True))
 
 
 def _search_variances(

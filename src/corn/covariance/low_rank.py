@@ -38,7 +38,7 @@ from corn.covariance.certificate import SplitSolution, conclude_split
 from corn.covariance.coalitions import list_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.feasibility import invert_definite, scale_to_cap
-from corn.covariance.first_order import descend, scale_blocks
+from corn.covariance.first_order import Candidate, Pressure, SplitSearch
 from corn.covariance.problem import DesignProblem, SolverName, Status
 from corn.covariance.threat import SeedGroups, ThreatModel
 from corn.errors import InvalidArgumentError
@@ -62,29 +62,6 @@ class Insiders:
     pairs: IntArray
     own: IntArray
     partners: IntArray
-
-
-@dataclass(frozen=True, eq=False)
-class Pressure:
-    """Demands of the coalitions at a candidate, summed with the weights of a softmax.
-
-    Attributes:
-        largest: the largest [(R^(I))⁻¹]_ii of an agent outside I, relative to nothing.
-        smooth: (1/p) log Σ π x^p.
-        mean: Σ w x over the softmax weights w.
-        log_weights: log w, shape (coalitions, n).
-        multipliers: w/x, shape (coalitions, n).
-        private: [Σ_I M_I Λ_I M_I]_ii, shape (n,).
-        blocks: the same sum on each pair, over the coalitions that do not know it, shape (e, 2, 2).
-    """
-
-    largest: float
-    smooth: float
-    mean: float
-    log_weights: FloatArray
-    multipliers: FloatArray
-    private: FloatArray
-    blocks: FloatArray
 
 
 class PairUpdates:
@@ -111,6 +88,26 @@ class PairUpdates:
         diagonal = theta + np.bincount(i, factors[:, 0] ** 2, n)
         R[np.diag_indices(n)] = diagonal + np.bincount(j, factors[:, 1] ** 2, n)
         return R
+
+    @property
+    def protected(self) -> NDArray[np.bool_]:
+        """Whose privacy is at stake against each coalition: its members' is not."""
+        n, q = self.num_agents, self.max_colluders
+        members = np.array(list(combinations(range(n), q)), dtype=int)
+        members = members.reshape(self.num_coalitions, q)
+        protected = np.ones((self.num_coalitions, n), dtype=bool)
+        np.put_along_axis(protected, members, False, axis=1)
+        return protected
+
+    def press_candidate(
+        self, candidate: Candidate, log_prior: FloatArray, sharpness: float
+    ) -> Pressure | None:
+        """Return the pressure on a candidate, of whose factors none vanishes altogether."""
+        (factors,) = candidate.factors
+        # The pressure on a pair is divided by these numbers.
+        tiny = abs(factors) < _LEAST_COEFFICIENT
+        kept = np.where(tiny, _LEAST_COEFFICIENT, factors)[:, :, 0]
+        return self.press(candidate.theta, kept, log_prior, sharpness)
 
     def press(
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
@@ -286,20 +283,19 @@ class _Sums:
             log_weights=log_weights,
             multipliers=np.exp(log_weights) / x,
             private=self.private / self.mass,
-            blocks=self.blocks / self.mass,
+            blocks=(self.blocks / self.mass,),
         )
 
 
-_SHARPNESS = (30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
+_SHARPNESS: tuple[float, ...] = (
+    30.0,
+    60.0,
+)  # p: first smooth and easy, then sharp enough for the weights
 _FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
 _FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
-_PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
-_FAR = 1e10  # the value of a point at which R is not definite
 _LEAST_COEFFICIENT = 1e-30  # its square does not underflow
-_FARTHEST_LOG = 60.0  # of log θ: a step too long of the line search must not overflow
 _MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
-_REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
 _FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
 _FULL_SEARCH_OF_TWO, _LEAST_FROM_A_START = 200, 20  # agents, evaluations
 _STALL = 5e-4  # relative: less progress in a round than this, twice, ends the search
@@ -341,26 +337,38 @@ class LowRank:
                 f"found seeds={threat.seeds!r:.60} and private_noise={threat.private_noise!r}: use "
                 "FirstOrder or Auto (--solver auto)"
             )
-        search, evaluations = _PairSearch(problem, seed_groups, min(1, threat.max_colluders)), 0
-        limit = self._limit_evaluations(problem.num_agents, 1)
+        pairs = np.array(seed_groups, dtype=int)
         with one_thread():
-            best = search.run(self.tolerance, limit)
-            # Noise against one insider less is a good start, and far cheaper to find.
-            for max_colluders in range(2, threat.max_colluders + 1):
-                evaluations += search.evaluations
-                search = _PairSearch(problem, seed_groups, max_colluders)
-                left = self._limit_evaluations(problem.num_agents, max_colluders)
-                best = search.run(self.tolerance, left, start=best)
+            search, updates, best = self._search(problem, pairs, threat.max_colluders)
             decomposition = _scale_pairs(problem, seed_groups, best)
         return conclude_split(
             problem,
             decomposition,
             lower_bound=search.lower_bound / problem.strictest_cap,
             tolerance=self.tolerance,
-            evaluations=evaluations + search.evaluations,
-            num_coalitions=search.updates.num_coalitions,
-            multipliers=_merge_multipliers(search.proof, seed_groups, search.updates),
+            evaluations=search.evaluations,
+            num_coalitions=updates.num_coalitions,
+            multipliers=_merge_multipliers(search.proof, seed_groups, updates),
         )
+
+    def _search(
+        self, problem: DesignProblem, pairs: IntArray, max_colluders: int
+    ) -> tuple[SplitSearch, PairUpdates, Candidate]:
+        """Return the best candidate against so many insiders, and the search that found it."""
+        n = problem.num_agents
+        updates = PairUpdates(pairs, num_agents=n, max_colluders=max_colluders)
+        search = SplitSearch(problem, [pairs], updates.protected, updates.press_candidate)
+        if max_colluders > 1:
+            # Noise against one insider less is a good start, and far cheaper to find. A smooth
+            # objective would lead away from it.
+            before, _, start = self._search(problem, pairs, max_colluders - 1)
+            sharpness, spent = _SHARPNESS[-1:], before.evaluations
+        else:
+            start, sharpness, spent = _find_uniform_noise(search), _SHARPNESS, 0
+        limit = self._limit_evaluations(n, max_colluders)
+        best = search.run(start, self.tolerance, limit, sharpness=sharpness, stall=_STALL)
+        search.evaluations += spent
+        return search, updates, best
 
     def _limit_evaluations(self, num_agents: int, max_colluders: int) -> int:
         if self.max_evaluations is None:
@@ -385,178 +393,35 @@ def fits_pairs(seed_groups: SeedGroups, threat: ThreatModel) -> bool:
     return has_pairs and threat.private_noise == "per-agent"
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """Noise in the scaled problem, and its value for b = 1 after scaling."""
+def _find_uniform_noise(search: SplitSearch) -> Candidate:
+    """Return the best noise with one private variance and one variance of all pairs.
 
-    theta: FloatArray
-    factors: FloatArray
-    value: float
+    One number is found in a few evaluations, after which each evaluation of the search is worth
+    several of a search from an arbitrary point.
+    """
+    n, num_pairs = len(search.diagonal), len(search.members[0])
+    opposite = np.tile([[1.0], [-1.0]], (num_pairs, 1, 1))
 
+    def measure(shared: float) -> Candidate:
+        # ``shared`` is the variance of an agent's shared noise over that of its private noise.
+        factors = opposite * np.sqrt(shared * n / (2 * num_pairs))
+        return search.evaluate(Candidate(np.ones(n), (factors,)), _SHARPNESS[0])[0]
 
-class _PairSearch:
-    """L-BFGS in rounds on log θ and the coordinates of each pair's factor in a metric."""
-
-    def __init__(self, problem: DesignProblem, seed_groups: SeedGroups, max_colluders: int) -> None:
-        n, q = problem.num_agents, max_colluders
-        pairs = np.array(seed_groups, dtype=int)
-        self.updates = PairUpdates(pairs, num_agents=n, max_colluders=q)
-        true_A = problem.scaled_objective
-        ridge = problem.ridge * float(np.trace(true_A)) / n
-        self._places = pairs[:, :, None], pairs[:, None, :]
-        self._true_diagonal, self._true_blocks = true_A.diagonal(), true_A[self._places]
-        self._diagonal = self._true_diagonal + ridge
-        self._blocks = self._true_blocks + ridge * np.eye(2)
-        self._metric = scale_blocks(self._blocks)
-        self._log_prior = np.zeros((self.updates.num_coalitions, n))
-        coalitions = list(combinations(range(n), q))
-        members = np.array(coalitions, dtype=int).reshape(len(coalitions), q)
-        np.put_along_axis(self._log_prior, members, -np.inf, axis=1)
-        self._at_stake = np.isfinite(self._log_prior)
-        self.evaluations = 0
-        self.lower_bound = self._bound = 0.0
-        self.proof: FloatArray | None = None
-        self.best: _Candidate | None = None
-        self._max_evaluations = 0
-
-    def run(
-        self, tolerance: float, max_evaluations: int, start: _Candidate | None = None
-    ) -> _Candidate:
-        """Return the best candidate."""
-        self._max_evaluations = max_evaluations
-        # A start is near the optimum, from which a smooth objective would lead away.
-        stalled, before, number = 0, np.inf, 0 if start is None else len(_SHARPNESS) - 1
-        start = start or self._find_uniform_noise()
-        z = self._pack(start.theta, start.factors)
-        while True:
-            sharpness = _SHARPNESS[min(number, len(_SHARPNESS) - 1)]
-            number += 1
-            z = self._minimise(z, sharpness)
-            candidate, pressure = self._evaluate(z, sharpness)
-            if pressure is None or self.best is None:
-                raise InvalidArgumentError("the objective is too ill-conditioned for LowRank")
-            self._improve_bound(pressure)
-            is_sharp = number >= len(_SHARPNESS)
-            stalled = stalled + 1 if is_sharp and self.best.value > (1 - _STALL) * before else 0
-            before = self.best.value
-            converged = self.best.value <= (1 + tolerance) * self._bound
-            if converged or stalled == 2 or self.evaluations >= self._max_evaluations:
-                return self.best
-            # The weights of a smooth maximum are too even to serve as multipliers.
-            if is_sharp:
-                log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
-                self._log_prior = np.where(self._at_stake, log_weights, -np.inf)
-            z = self._revive(candidate, pressure)
-
-    def _find_uniform_noise(self) -> _Candidate:
-        """Return the best noise with one private variance and one variance of all pairs.
-
-        One number is found in a few evaluations, after which each evaluation of the search is worth
-        several of a search from an arbitrary point.
-        """
-        n, pairs = self.updates.num_agents, self.updates.pairs
-        opposite = np.tile([1.0, -1.0], (len(pairs), 1))
-
-        def measure(shared: float) -> _Candidate:
-            # ``shared`` is the variance of an agent's shared noise over that of its private noise.
-            factors = opposite * np.sqrt(shared * n / (2 * len(pairs)))
-            z = self._pack(np.ones(n), factors)
-            return self._evaluate(z, _SHARPNESS[0])[0]
-
-        best = measure(_FIRST_SHARED)
-        for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
-            shared = _FIRST_SHARED
-            while (candidate := measure(shared := shared * factor)).value < best.value:
-                best = candidate
-        return best
-
-    def _minimise(self, z: FloatArray, sharpness: float) -> FloatArray:
-        def fun(z: FloatArray) -> tuple[float, FloatArray]:
-            candidate, pressure = self._evaluate(z, sharpness)
-            if pressure is None:
-                # Large but finite, as the line search interpolates between values.
-                return _FAR, np.zeros_like(z)
-            trace = self._trace(candidate)
-            private = (self._diagonal / trace - pressure.private) * candidate.theta
-            slack = self._blocks / trace - pressure.blocks
-            paired = 2 * np.einsum("eij,ej->ei", slack, candidate.factors)
-            paired = np.einsum("eji,ej->ei", self._metric, paired)
-            return np.log(trace) + pressure.smooth, np.concatenate([private, paired.ravel()])
-
-        return descend(fun, z, max_evaluations=max(1, self._max_evaluations - self.evaluations))
-
-    def _evaluate(self, z: FloatArray, sharpness: float) -> tuple[_Candidate, Pressure | None]:
-        self.evaluations += 1
-        theta, factors = self._unpack(z)
-        pressure = self.updates.press(theta, factors, self._log_prior, sharpness)
-        candidate = _Candidate(theta, factors, np.inf)
-        if pressure is not None:
-            value = self._trace(candidate) * pressure.largest
-            candidate = _Candidate(theta, factors, value)
-            if self.best is None or value < self.best.value:
-                self.best = candidate
-        return candidate, pressure
-
-    def _trace(self, candidate: _Candidate) -> float:
-        paired = np.einsum("ei,eij,ej->", candidate.factors, self._blocks, candidate.factors)
-        return float(candidate.theta @ self._diagonal + paired)
-
-    def _improve_bound(self, pressure: Pressure) -> None:
-        """Keep the better of two bounds, with its multipliers: see ``relative_pressure``.
-
-        With a ridge the bound for the true A may be zero; the search then goes by the ridged one.
-        """
-        self._bound = max(self._bound, _bound_by(pressure, self._diagonal, self._blocks))
-        true_bound = _bound_by(pressure, self._true_diagonal, self._true_blocks)
-        if self.proof is None or true_bound > self.lower_bound:
-            self.lower_bound, self.proof = true_bound, pressure.multipliers
-
-    def _revive(self, candidate: _Candidate, pressure: Pressure) -> FloatArray:
-        """Return the point with a little noise where more would help but none is left."""
-        trace = self._trace(candidate)
-        size = _REVIVAL_SIZE * float(candidate.theta.mean())
-        helps = pressure.private > self._diagonal / trace
-        theta = np.where(helps, np.maximum(candidate.theta, size), candidate.theta)
-        values, vectors = np.linalg.eigh(self._blocks / trace - pressure.blocks)
-        wanted = (values[:, 0] < 0) & (np.square(candidate.factors).sum(axis=1) < size)
-        revived = np.where(wanted[:, None], np.sqrt(size) * vectors[:, :, 0], candidate.factors)
-        return self._pack(theta, revived)
-
-    def _pack(self, theta: FloatArray, factors: FloatArray) -> FloatArray:
-        coordinates = np.linalg.solve(self._metric, factors[:, :, None])
-        return np.concatenate([np.log(theta), coordinates.ravel()])
-
-    def _unpack(self, z: FloatArray) -> tuple[FloatArray, FloatArray]:
-        n = self.updates.num_agents
-        factors = np.einsum("eij,ej->ei", self._metric, z[n:].reshape(-1, 2))
-        # The pressure on a pair is divided by these numbers.
-        tiny = abs(factors) < _LEAST_COEFFICIENT
-        theta = np.exp(np.clip(z[:n], -_FARTHEST_LOG, _FARTHEST_LOG))
-        return theta, np.where(tiny, _LEAST_COEFFICIENT, factors)
+    best = measure(_FIRST_SHARED)
+    for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
+        shared = _FIRST_SHARED
+        while (candidate := measure(shared := shared * factor)).value < best.value:
+            best = candidate
+    return best
 
 
-def _bound_by(pressure: Pressure, diagonal: FloatArray, blocks: FloatArray) -> float:
-    """Return the lower bound for b = 1 that the multipliers prove; 0 if A is singular on a pair."""
-    with np.errstate(divide="ignore"):
-        t = float((pressure.private / diagonal).max())
-    try:
-        inverse = np.linalg.inv(np.linalg.cholesky(blocks))
-    except np.linalg.LinAlgError:
-        return 0.0
-    relative = inverse @ pressure.blocks @ inverse.transpose(0, 2, 1)
-    t = max(t, float(np.linalg.eigvalsh(relative).max()))
-    return pressure.mean / t if 0 < t < np.inf else 0.0
-
-
-def _scale_pairs(
-    problem: DesignProblem, seed_groups: SeedGroups, best: _Candidate
-) -> Decomposition:
+def _scale_pairs(problem: DesignProblem, seed_groups: SeedGroups, best: Candidate) -> Decomposition:
     """Return the candidate as a split, restored and scaled until every coalition meets the caps.
 
     The check of every coalition shares no code with the search.
     """
-    factors = tuple(best.factors[:, :, None])
-    restored = Decomposition(best.theta, seed_groups, factors).rescale(problem.scales)
+    noise = Decomposition(best.theta, seed_groups, tuple(best.factors[0]))
+    restored = noise.rescale(problem.scales)
 
     def scaled(scale: float) -> Decomposition:
         return restored.rescale(np.full(problem.num_agents, np.sqrt(scale)))

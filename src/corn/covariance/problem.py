@@ -168,8 +168,6 @@ class Design:
         num_coalitions: number of sets of constraints for insiders, after pruning.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
             `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
-        num_dropped_groups: seed groups left out because their noise was weak.
-        value_before_dropping: the value with them.
         disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
             place of a network, and for more than 2000 agents.
@@ -198,8 +196,6 @@ class Design:
     shares: Decomposition | None = None
     num_coalitions: int | None = None
     multipliers: FloatArray | None = None
-    num_dropped_groups: int = 0
-    value_before_dropping: float | None = None
     disagreement_ratio: float | None = None
 
     @property
@@ -282,11 +278,6 @@ class Design:
         last = self.num_agents - 1
         largest = scipy.linalg.eigvalsh(self.precision, subset_by_index=[last, last])[0]
         return 1 / float(largest)
-
-    @property
-    def correlated_covariance(self) -> FloatArray:
-        """R_cor of the same split, shape (n, n)."""
-        return self.covariance - self.independent_variance * np.eye(self.num_agents)
 
 
 def weighting_gain(precision_caps: FloatArray) -> float:

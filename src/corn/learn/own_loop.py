@@ -35,11 +35,10 @@ from torch.utils.data import DataLoader
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData, Batch, SeededChoices, make_sampler
 from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import ClippedGradients, Mixer, StepReleases, UpdateRule, clip_gradients
+from corn.learn.step import ClippedGradients, Mixer, StepReleases, UpdateRule, clip_for_release
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
 from corn.plan import Plan
-from corn.privacy.budget import Unit
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
@@ -704,14 +703,6 @@ def number_rows(size: int) -> AgentData:
     return AgentData(rows, rows, (0, size))
 
 
-@torch.no_grad()
-def _clip(
-    gradients: Callable[[Tensor | None], Gradients], clip: Tensor, unit: Unit
-) -> ClippedGradients:
-    is_sample = unit == "sample"
-    return clip_gradients(gradients(clip if is_sample else None), clip, clips_samples=is_sample)
-
-
 def simulate_turns(
     plan: Plan,
     model: UserModel,
@@ -740,7 +731,7 @@ def simulate_turns(
     is_sum = plan.network.mixing == "sum"
     # One row per agent, or one for all: they start from the user's model.
     models = model.read().to(dtype).repeat(1 if is_sum else plan.num_agents, 1)
-    mixer = Mixer(plan.network, dtype=dtype)
+    mixer = None if is_sum else Mixer(plan.network, dtype=dtype)
     noise = KeyedNoise(
         [plan.decomposition],
         seeds=(seed,),
@@ -749,7 +740,7 @@ def simulate_turns(
     )
     releases = StepReleases(
         noise,
-        method_of=torch.zeros(1, dtype=torch.long),
+        mechanism_of=torch.zeros(1, dtype=torch.long),
         grid=torch.tensor([[plan.grid]], dtype=torch.float64),
         # One seed and one trial.
         models=models[None, :, None],
@@ -767,12 +758,11 @@ def simulate_turns(
         )
         for agent, size in enumerate(sizes)
     ]
-    # Clipping in float64, as the proof for floats assumes (docs/floats.md).
-    clip = torch.tensor([plan.budget.queries[0].clip], dtype=torch.float64)
     clipped: list[ClippedGradients] = []
 
     def compute(gradients: Callable[[Tensor | None], Gradients]) -> None:
-        clipped.append(_clip(gradients, clip, plan.budget.unit))
+        # All agents have one clipping norm and may differ in sampling.
+        clipped.append(clip_for_release(gradients, plan.budget.queries[0]))
 
     shown: Tensor | None = None
     for step in range(plan.budget.num_steps):
@@ -787,13 +777,13 @@ def simulate_turns(
                 # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
                 # step all agents' gradients are taken before any exchange.
                 models[agent] = update.take_step(releases.values[0, agent, 0].clone()).to(models)
-        if is_sum:
+        if mixer is None:
             models[0] = update.take_step(releases.finish()[0, 0, 0].clone()).to(models)
             shown = models[0]
         else:
             models = mixer.mix(models[None])[0]
             shown = models.mean(dim=0)
-    if is_sum:
+    if mixer is None:
         return models[0]
     # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
     for _ in range(plan.cooldown_steps):

@@ -100,14 +100,10 @@ class ClippedGradients:
 def compute_gradients(
     task: Task, parameters: Tensor, batch: Batch, clip: Tensor, *, clips_samples: bool
 ) -> ClippedGradients:
-    """Compute and clip one gradient for each model.
+    """Compute and clip one gradient for each model, shape (cells, trials, parameters).
 
-    Args:
-        task: the model and its loss.
-        parameters: shape (cells, trials, parameters).
-        batch: one mini-batch per cell.
-        clip: C of each trial, shape (trials,), in the type to clip in: float64 for releases.
-        clips_samples: clip each sample's gradient instead of the mini-batch's.
+    ``clip`` is C of each trial, shape (trials,), in the type to clip in: float64 for releases. With
+    ``clips_samples`` each sample's gradient is clipped instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
     return clip_gradients(found, clip, clips_samples=clips_samples)
@@ -145,6 +141,20 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
         fraction_clipped=found.fraction_clipped,
         num_broken=found.num_broken,
     )
+
+
+@torch.no_grad()
+def clip_for_release(
+    gradients: Callable[[Tensor | None], Gradients], query: ClippedQuery
+) -> ClippedGradients:
+    """Clip the gradient of one model as a query demands.
+
+    ``gradients`` computes it; its argument is the norm to clip samples to, if any.
+    """
+    # In float64, so that the true norm is at most C (docs/floats.md).
+    clip = torch.tensor([query.clip], dtype=torch.float64)
+    is_sample = query.unit == "sample"
+    return clip_gradients(gradients(clip if is_sample else None), clip, clips_samples=is_sample)
 
 
 def sum_clipped_samples(
@@ -421,8 +431,6 @@ class AgentStepper:
         self._cell = cell
         self._momentum = momentum
         self._update = update
-        # Releases are clipped in float64, so that the true norm is at most C (docs/floats.md).
-        self._clip = torch.tensor([query.clip], dtype=torch.float64)
         self._batch: Batch | None = None
         self._drawn: DrawnNoise | None = None
         self._found: ClippedGradients | None = None
@@ -453,12 +461,9 @@ class AgentStepper:
         if self._batches is not None:
             self._batch = self._batches.draw(number).take(self._cell)
 
-    @torch.no_grad()
     def compute(self, gradients: Callable[[Tensor | None], Gradients]) -> None:
-        """Clip the gradient of the step; the argument is the norm to clip samples to, if any."""
-        is_sample = self._query.unit == "sample"
-        found = gradients(self._clip if is_sample else None)
-        self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
+        """Compute and clip the gradient of the step: see :func:`clip_for_release`."""
+        self.hand_over(clip_for_release(gradients, self._query))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
         """Take the gradient of the step, clipped as the query demands."""
@@ -563,27 +568,27 @@ class StepReleases:
     are summed exactly, ``values`` is their average, and has one row in place of n.
 
     Args:
-        noise: the noise of all methods; None for none.
-        method_of: the place of each trial's method in the noise, shape (trials,).
+        noise: The noise of all mechanisms; None for none.
+        mechanism_of: The place of each trial's mechanism in the noise, shape (trials,).
         grid: γ of each trial, shape (trials, 1).
-        models: all models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
-        num_agents: n.
-        is_sum: whether releases are summed exactly.
+        models: All models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
+        num_agents: n, the number of agents.
+        is_sum: Whether releases are summed exactly.
     """
 
     def __init__(
         self,
         noise: StepNoise | None,
         *,
-        method_of: Tensor,
+        mechanism_of: Tensor,
         grid: Tensor,
         models: Tensor,
         num_agents: int,
         is_sum: bool,
     ) -> None:
         self._source = noise
-        self._method_of = method_of
-        self._is_regular = _is_regular(method_of.tolist())
+        self._mechanism_of = mechanism_of
+        self._is_regular = _is_regular(mechanism_of.tolist())
         self._grid = grid
         self._num_agents = num_agents
         self._is_sum = is_sum
@@ -599,7 +604,7 @@ class StepReleases:
             self._total = torch.zeros_like(self._total, dtype=torch.int64)
 
     def begin(self, step: int) -> None:
-        """Draw the noise of a step, shape (seeds, agents, methods, d), and its public offset."""
+        """Draw the noise of a step, shape (seeds, agents, mechanisms, d), and its public offset."""
         self.noise = None if self._source is None else self._source.draw(step)
         if isinstance(self._source, KeyedNoise):
             self._offset = self._source.draw_offset(step)
@@ -622,7 +627,7 @@ class StepReleases:
             return
         seed_of = self.seeds_of(cells)
         if self._sums_integers and noise is not None:
-            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._method_of)
+            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._mechanism_of)
             offset = None if self._offset is None else self._offset[seed_of]
             values = release_integers(found.values, factors, own, self._grid, offset)
         else:
@@ -637,13 +642,13 @@ class StepReleases:
         elif self._is_sum:
             self.values.div_(self._num_agents)
         if self.noise is not None and isinstance(self._source, AverageNoise):
-            self.values.add_(self.noise.index_select(2, self._method_of))
+            self.values.add_(self.noise.index_select(2, self._mechanism_of))
         return self.values
 
     def _add_noise(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
-        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
+        ``noise`` has shape (cells, mechanisms, d): the trials of a mechanism share its noise.
         """
         # Clipping factors are applied together with the noise: product, sum and rounding are one
         # operation, for an agent and for a simulation alike.
@@ -651,15 +656,15 @@ class StepReleases:
         if noise is None:
             return gradients * factors
         if not self._is_regular:
-            own = noise.index_select(1, self._method_of)
+            own = noise.index_select(1, self._mechanism_of)
             return release(gradients, factors, own, self._grid)
-        # The trials of a method are adjacent, so its noise is broadcast, not copied.
-        cells, methods, d = noise.shape
+        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
+        cells, mechanisms, d = noise.shape
         released = release(
-            gradients.view(cells, methods, -1, d),
-            factors.view(cells, methods, -1, 1),
+            gradients.view(cells, mechanisms, -1, d),
+            factors.view(cells, mechanisms, -1, 1),
             noise.unsqueeze(2),
-            self._grid.view(methods, -1, 1),
+            self._grid.view(mechanisms, -1, 1),
         )
         return released.view(gradients.shape)
 
@@ -676,7 +681,7 @@ _SPARSE_COST = 12
 
 @final
 class Mixer:
-    """The rounds of a step, for models of all agents.
+    """The rounds of a step of gossip, for models of all agents.
 
     ``is_sparse`` is whether products run over links; by default, whether they then take less time.
     """
@@ -689,14 +694,11 @@ class Mixer:
         device: torch.device | str = "cpu",
         is_sparse: bool | None = None,
     ) -> None:
-        self._is_sum = network.mixing == "sum"
         W, rounds = network.sparse_matrix, network.schedule
-        if is_sparse is None and not self._is_sum:
+        if is_sparse is None:
             is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
         # The dense matrix has all rounds of a step in it, so that none is left to repeat.
         self._rounds = rounds if is_sparse else rounds[:0]
-        if self._is_sum:
-            return
         matrix = (
             to_sparse_tensor(W) if is_sparse else torch.from_numpy(np.array(network.step_matrix))
         )
@@ -704,8 +706,6 @@ class Mixer:
 
     def mix(self, models: Tensor) -> Tensor:
         """Return the models after a step's rounds, shape (seeds, agents, values)."""
-        if self._is_sum:
-            return models.mean(dim=1, keepdim=True).expand_as(models).contiguous()
         if not self._rounds:
             return torch.matmul(self._matrix, models)
         # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.
@@ -744,9 +744,7 @@ NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
 class RunOptimizers:
     """One optimizer for each run of a sweep, each on the parameters of its model as one vector.
 
-    Args:
-        factory: makes an optimizer; step sizes of the sweep replace its learning rate.
-        parameters: the models, shape (seeds, 1, trials, d).
+    Models have shape (seeds, 1, trials, d). Step sizes of the sweep replace the learning rates.
     """
 
     def __init__(self, factory: OptimizerFactory, parameters: Tensor) -> None:
@@ -759,14 +757,7 @@ class RunOptimizers:
     def step(
         self, parameters: Tensor, released: Tensor, step_sizes: Sequence[float], alive: Tensor
     ) -> Tensor:
-        """Return all models after a step along the averaged releases, of the runs that continue.
-
-        Args:
-            parameters: shape (seeds, 1, trials, d).
-            released: of the same shape.
-            step_sizes: of each trial.
-            alive: shape (seeds, trials).
-        """
+        """Return all models after a step along the averaged releases, of the runs ``alive``."""
         updated = parameters.clone()
         for seed, trial, parameter, optimizer in self._runs:
             if not alive[seed, trial]:

@@ -12,8 +12,6 @@ from corn.noise.keys import (
 from corn.noise.ledger import (
     BudgetSpentError,
     HistoryLoss,
-    LedgerContent,
-    ReleaseHistory,
     ReleaseLedger,
     agree_on_nonce,
     compose_history,
@@ -22,7 +20,6 @@ from corn.noise.ledger import (
 )
 from corn.noise.normals import load_compiled
 from corn.noise.roster import (
-    KeyRotation,
     Roster,
     load_roster,
     pin_roster,
@@ -45,7 +42,6 @@ from corn.noise.shares import (
     draw_share,
     factor_covariance,
     owners,
-    pool_groups,
     simulated_keys,
 )
 from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, Terms
@@ -55,12 +51,9 @@ __all__ = [
     "Delivery",
     "HistoryLoss",
     "Identity",
-    "KeyRotation",
-    "LedgerContent",
     "NoiseSource",
     "Owner",
     "RefusedPackageError",
-    "ReleaseHistory",
     "ReleaseLedger",
     "Roster",
     "Secret",
@@ -85,7 +78,6 @@ __all__ = [
     "owners",
     "pair_key",
     "pin_roster",
-    "pool_groups",
     "read_history",
     "read_ledger",
     "record_use",

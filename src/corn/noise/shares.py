@@ -46,9 +46,8 @@ _TOLERANCE = 1e-12
 def factor_covariance(covariance: ArrayLike) -> FloatArray:
     """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
 
-    Two methods are tried, and the factor with fewer nonzeros is returned: elimination (a Cholesky
-    factor in an order that keeps it sparse where the covariance is, with as many streams as the
-    rank), and, where the matrix is diagonally dominant, a stream per nonzero pair as in DECOR.
+    It is a Cholesky factor in an order that keeps it sparse where the covariance is, with as many
+    streams as the rank.
 
     An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj). A matrix without such a
     factor is not positive semidefinite and is refused.
@@ -57,10 +56,7 @@ def factor_covariance(covariance: ArrayLike) -> FloatArray:
     [[2.0], [-1.0]]
     """
     R = as_symmetric_matrix(covariance, name="covariance")
-    candidates = [_eliminate(R)]
-    if _is_diagonally_dominant(R):
-        candidates.append(_split_into_pairs(R))
-    factor = min(candidates, key=np.count_nonzero)
+    factor = _eliminate(R)
     _check_factor(R, factor)
     return factor
 
@@ -78,17 +74,6 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
         for factor in decomposition.factors
     )
     return Decomposition(decomposition.private_variance, decomposition.seed_groups, tuple(chosen))
-
-
-def pool_groups(decomposition: Decomposition) -> Decomposition:
-    """Return one seed group of all agents with the same covariance R: **for simulations only**.
-
-    The noise has the same distribution with far fewer streams (n, where pairs of agents share
-    n(n−1)/2), but every agent could compute everyone's noise.
-    """
-    factor = factor_covariance(decomposition.covariance)
-    everyone = tuple(range(decomposition.num_agents))
-    return Decomposition(np.zeros(decomposition.num_agents), (everyone,), (factor,))
 
 
 def _eliminate(R: FloatArray) -> FloatArray:
@@ -114,22 +99,6 @@ def _eliminate(R: FloatArray) -> FloatArray:
         rest[np.ix_(members, members)] -= np.outer(column[members], column[members])
         # Exactly zero, despite rounding errors of the subtraction: nobody is eliminated twice.
         rest[pivot] = rest[:, pivot] = 0.0
-
-
-def _is_diagonally_dominant(R: FloatArray) -> bool:
-    return bool((2 * np.diag(R) >= np.abs(R).sum(axis=1)).all())
-
-
-def _split_into_pairs(R: FloatArray) -> FloatArray:
-    """Return a stream √|R_ij|·(e_i ± e_j) per nonzero pair, and one for the rest of each agent."""
-    rows, columns = np.nonzero(np.triu(R, 1))
-    weights = np.sqrt(np.abs(R[rows, columns]))
-    pairs = np.zeros((len(R), len(rows)))
-    pairs[rows, np.arange(len(rows))] = weights
-    pairs[columns, np.arange(len(rows))] = weights * np.sign(R[rows, columns])
-    # Diagonal dominance makes this root real: a pair adds |R_ij| to both variances.
-    own = np.diag(np.sqrt(2 * np.diag(R) - np.abs(R).sum(axis=1)))
-    return np.hstack([pairs, own[:, np.diag(own) > 0]])
 
 
 def _check_factor(R: FloatArray, factor: FloatArray) -> None:

@@ -61,7 +61,6 @@ _CAP_SPREAD = 0.01  # relative, of caps that searches may find
 # A margin that grows fourfold from 10⁻¹⁴ is far beyond rounding long before the last attempt.
 _MAX_SCALINGS = 30
 _MOST_COOLDOWN_STEPS = 10**6
-_DROP_COST = 0.02  # relative rise of the noise energy for which weak seeds are left out
 _SCALING_MARGIN = 1e-14
 
 
@@ -281,11 +280,9 @@ def make_plan(
     ``network`` is a network, a spec or file, or a graph, as for `corn.design`.
     The default threat is one curious insider, with seeds of pairs; for DECOR, zero-sum noise and a
     covariance of one's own it is an eavesdropper, as they hold against no insider. The default
-    objective is `default_objective`, the default cool-down one mixing time. Where every pair has a
-    seed, ``"corn"`` leaves out the weakest seeds for up to 2 % more noise energy, because each
-    takes an agent's time at every step; ``Corn()`` keeps them. A part of ε and δ is set aside for
-    floating point (``corn.privacy.floats``), and noise weights are scaled up until the check of
-    every coalition passes, so the promise holds for the bits that are released.
+    objective is `default_objective`, the default cool-down one mixing time. A part of ε and δ is
+    set aside for floating point (``corn.privacy.floats``), and noise weights are scaled up until
+    the check of every coalition passes, so the promise holds for the bits that are released.
 
     >>> from corn.topology import load_network
     >>> budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=100, clip=0.1)
@@ -312,8 +309,6 @@ def make_plan(
         shares = design_masks(caps, groups, threat.max_colluders)
         certificate = Certificate("optimal", "formula", 0.0, 0.0)
     else:
-        if mechanism == "corn" and threat.seeds == "pairs":
-            mechanism = Corn(drop_cost=_DROP_COST)
         result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
         # Factors first: they change what is drawn, and the caps must hold for exactly that.
         shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)

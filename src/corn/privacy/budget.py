@@ -20,7 +20,7 @@ from corn.checks import (
     require_in_range,
     require_length,
 )
-from corn.errors import FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import FileFormatError, InvalidArgumentError, list_some, make_printable
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.rounding import write_exactly, write_range_exactly
@@ -257,7 +257,6 @@ def describe_range(values: Sequence[float] | FloatArray, *, digits: int = 12) ->
 
 _COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
 _MAX_FILE_BYTES = 1 << 24
-_MOST_NAMED = 5
 
 
 def order_promises(
@@ -345,7 +344,7 @@ def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> t
         if name not in places:
             raise InvalidArgumentError(
                 f"there is no agent {make_printable(name, limit=60)!r}: the agents are "
-                f"{_list_some(known)}"
+                f"{list_some(known)}"
             )
         if places[name] in found:
             raise InvalidArgumentError(f"agent {name!r} must have one promise, found two")
@@ -353,20 +352,15 @@ def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> t
     missing = [known[agent] for agent in range(len(known)) if agent not in found]
     if missing:
         raise InvalidArgumentError(
-            f"every agent must have a promise, found none for {_list_some(missing)}"
+            f"every agent must have a promise, found none for {list_some(missing)}"
         )
     return tuple(found[agent] for agent in range(len(known)))
-
-
-def _list_some(names: Sequence[str]) -> str:
-    shown = ", ".join(make_printable(name, limit=60) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
 LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
+_LARGEST_WHOLE = 2**53
 _MOST_SAMPLES = 10**15
 
 # Sizes within this factor of the least count as the least.
@@ -430,7 +424,7 @@ class PrivacyBudget:
     samples_per_agent: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in _PER_AGENT:
+        for name in ("clip", *_PER_AGENT):
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 raise InvalidArgumentError(
@@ -438,7 +432,13 @@ class PrivacyBudget:
                     "corn.privacy.order_promises puts it in the order of agents"
                 )
             if isinstance(value, list | np.ndarray):
-                object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
+                value = tuple(np.asarray(value).tolist())
+            # 5 and 5.0 are one promise, whose plans must have one fingerprint.
+            if name != "samples_per_agent":
+                value = (
+                    tuple(map(_as_float, value)) if isinstance(value, tuple) else _as_float(value)
+                )
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
@@ -662,6 +662,12 @@ class PrivacyBudget:
             raise InvalidArgumentError(
                 f"sampling='passes' needs samples_per_agent, found None: {_SAMPLINGS}"
             )
+
+
+def _as_float(value: Any) -> Any:
+    """Return a whole number as a float; whatever is none is refused by later checks."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return float(value) if is_whole and abs(value) < _LARGEST_WHOLE else value
 
 
 def fit_sampling(
