@@ -116,7 +116,8 @@ def bound_offset_loss(num_agents: int, bits: int) -> float:
     spacing = math.ldexp(num_agents, -bits)
     noise_std = _LEAST_STD * math.sqrt(num_agents)
     deviations = _DEVIATIONS + 1 + num_agents / 2 / noise_std
-    return 1.01 * (spacing * deviations / noise_std) ** 2 / 24
+    slope = spacing * deviations / noise_std
+    return 1.01 * slope * slope / 24
 
 
 def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:
