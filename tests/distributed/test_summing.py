@@ -263,8 +263,8 @@ def test_an_agent_that_applies_a_void_sum_loses_its_links(
             assert set(results[own].lost) == {agent}
             told = any(note.startswith("the sum of step 4 is void") for note in results[own].notes)
             assert told
-    # Its parent notices a step after itself that its child has another model.
-    assert results[agent].num_steps == (7 if agent == 3 else 6)
+    # Each step shows the difference over one of its links.
+    assert results[agent].num_steps == (6 if agent == 4 else 7)
     assert results[agent].stop.reason is StopReason.LOSS
 
 
