@@ -28,7 +28,7 @@ def compare(
 ) -> tuple[float, float]:
     """Print one setting; return its expected excess and its test loss."""
     budget = scale.make_budget(size, num_steps)
-    [method] = learn.make_methods(
+    [method] = learn.make_mechanisms(
         ["corn"], NETWORK, budget, objective=default_objective(num_steps), threat=EAVESDROPPER
     )
     assert method.noise is not None

@@ -29,7 +29,7 @@ from corn.learn import (
     TrainingProblem,
     Trial,
     Workload,
-    make_methods,
+    make_mechanisms,
 )
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -129,7 +129,7 @@ def run(study: Study, network: Network, seed: int) -> Iterator[tuple[str, float,
     for momentum, designed in _MOMENTA:
         objective = default_objective(study.budget.num_steps, momentum=designed)
         names = ["corn"] if momentum else ["corn", "central"]
-        methods = make_methods(
+        methods = make_mechanisms(
             names, network, study.budget, objective=objective, threat=EAVESDROPPER
         )
         constant = [Constant(size) for size in study.step_sizes]
@@ -145,7 +145,7 @@ def run(study: Study, network: Network, seed: int) -> Iterator[tuple[str, float,
             if scores is None:
                 raise ValueError("the task has no accuracy")
             for k, trial in enumerate(trials):
-                way = f"{trial.method.name}, {type(trial.schedule).__name__.lower()}"
+                way = f"{trial.mechanism.name}, {type(trial.schedule).__name__.lower()}"
                 way += f", last {tail:.0%} averaged" if tail else ""
                 if momentum:
                     way += f", momentum {momentum:g}, noise designed for {designed:g}"

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from corn.covariance import EAVESDROPPER, Horizon, design
-from corn.learn import AgentData, Constant, Method, Simulation, SweepSettings, Trial
+from corn.learn import AgentData, Constant, Mechanism, Simulation, SweepSettings, Trial
 from corn.learn.batches import Batch
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task, small_cnn
 from corn.privacy import PrivacyBudget, Sampling
@@ -82,7 +82,7 @@ SWEEPS = (
 )
 
 
-def make_methods(count: int, network: Network = NETWORK) -> list[Method]:
+def make_mechanisms(count: int, network: Network = NETWORK) -> list[Mechanism]:
     """Make CorN for different horizons."""
     # Neither mechanism nor threat changes the time of a step. Designs against an eavesdropper are
     # the fastest to make.
@@ -90,7 +90,7 @@ def make_methods(count: int, network: Network = NETWORK) -> list[Method]:
         design(network, BUDGET, objective=Horizon(h), threat=EAVESDROPPER)
         for h in range(1, count + 1)
     ]
-    return [Method.private(f"h={k}", made, BUDGET) for k, made in enumerate(designs, start=1)]
+    return [Mechanism.private(f"h={k}", made, BUDGET) for k, made in enumerate(designs, start=1)]
 
 
 def make_samples(case: Case) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def make_engine(case: Case, mixing: Mixing = "gossip") -> Callable[[], object]:
     network = load_network(GRAPH, mixing=mixing)
     trials = [
         Trial(method, Constant(step_size))
-        for method in make_methods(case.num_methods, network)
+        for method in make_mechanisms(case.num_methods, network)
         for step_size in STEP_SIZES[: case.num_step_sizes]
     ]
     simulation = Simulation(
@@ -188,7 +188,7 @@ def make_sampled(case: Case, sampling: Sampling) -> Callable[[], object]:
         samples_per_agent=None if sampling == "every-step" else SAMPLES_PER_AGENT,
     )
     # Without noise, which would take the same time for both.
-    methods = [Method.non_private(*budget.queries, name=f"{k}") for k in range(case.num_methods)]
+    methods = [Mechanism.non_private(*budget.queries, name=f"{k}") for k in range(case.num_methods)]
     trials = [
         Trial(method, Constant(step_size))
         for method in methods

@@ -44,7 +44,7 @@ from corn.learn import (
     TrainingProblem,
     Trial,
     Workload,
-    make_methods,
+    make_mechanisms,
     run_sweep,
 )
 from corn.learn.tasks.module import small_cnn
@@ -321,7 +321,7 @@ def sweep(
     budget = make_budget(case, problem)
     # The momentum of Algorithm 1, for which noise of gossip is designed.
     momentum = _MOMENTUM if case.optimizer == "sgd" else 0.0
-    methods = make_methods(
+    methods = make_mechanisms(
         [_NAMES[name] for name in mechanisms],
         network,
         budget,

@@ -27,13 +27,13 @@ from scipy import stats
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, default_objective
 from corn.learn import (
     Constant,
-    Method,
+    Mechanism,
     Simulation,
     SweepSettings,
     TrainingProblem,
     Trial,
     Workload,
-    make_methods,
+    make_mechanisms,
 )
 from corn.learn.metrics import Samples
 from corn.privacy import PrivacyBudget
@@ -93,7 +93,7 @@ class Trials:
             "mnist", model=arguments.model, directory=arguments.data_dir
         ).build(self._network.num_agents)
         self._rows: dict[tuple[Setting, float, int], dict[str, float]] = dict(self._read())
-        self._methods: dict[Setting, Method] = {}
+        self._methods: dict[Setting, Mechanism] = {}
 
     def run(self, setting: Setting, step_size: float, seed: int) -> dict[str, float]:
         """Return the scores of one run, from the file if it has them."""
@@ -130,11 +130,11 @@ class Trials:
         """Time that the runs of the file took together."""
         return sum(row["seconds"] for row in self._rows.values())
 
-    def _make(self, setting: Setting) -> Method:
+    def _make(self, setting: Setting) -> Mechanism:
         if setting not in self._methods:
             budget = self._budget(1.0 if math.isinf(setting.epsilon) else setting.epsilon)
             name, insider, _ = setting.method.partition("-1-insider")
-            (self._methods[setting],) = make_methods(
+            (self._methods[setting],) = make_mechanisms(
                 [name],
                 self._network,
                 budget,
@@ -154,7 +154,7 @@ class Trials:
             samples_per_agent=min(self._problem.data.sizes),
         )
 
-    def _train(self, method: Method, step_size: float, seed: int) -> dict[str, float]:
+    def _train(self, method: Mechanism, step_size: float, seed: int) -> dict[str, float]:
         start = time.perf_counter()
         settings = SweepSettings(
             num_steps=self._num_steps,

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from corn.checks import FloatArray
 from corn.learn import (
     Constant,
-    Method,
+    Mechanism,
     SweepSettings,
     TrainingProblem,
     Trial,
@@ -49,7 +49,7 @@ _AGENTS, _RATE, _CLIP, _DELTA = 20, 0.05, 1.0, 1e-5
 
 
 def train_corn(
-    problem: TrainingProblem, method: Method, arguments: argparse.Namespace
+    problem: TrainingProblem, method: Mechanism, arguments: argparse.Namespace
 ) -> FloatArray:
     """Return the test accuracy of the server's model for each seed."""
     settings = SweepSettings(
@@ -171,7 +171,7 @@ def main() -> None:
         batch_size=batch_size,
         sampling_rate=_RATE,
     )
-    method = Method.central(budget, _AGENTS)
+    method = Mechanism.central(budget, _AGENTS)
     noise_multiplier = find_noise_multiplier(budget)
     theirs_asked = calibration.get_noise_multiplier(
         target_epsilon=arguments.epsilon,

@@ -165,7 +165,7 @@ def _simulate(size: int, insiders: int) -> dict[str, float]:
     names = ["corn", "decor", "ldp", "none"]
     target, threat = default_objective(_BUDGET.num_steps), ThreatModel(insiders)
     methods, designing = _time(
-        lambda: learn.make_methods(names, network, _BUDGET, objective=target, threat=threat)
+        lambda: learn.make_mechanisms(names, network, _BUDGET, objective=target, threat=threat)
     )
     trials = [learn.Trial(method, learn.make_schedule(0.1, "constant")) for method in methods]
     settings = learn.SweepSettings(num_steps=_STEPS, batch_size=16, seeds=(0,))

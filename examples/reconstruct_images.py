@@ -44,7 +44,7 @@ from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.datasets import Dataset, load_dataset
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant
 from corn.learn.simulation import Simulation
@@ -176,7 +176,7 @@ def choose_images(dataset: Dataset, num_agents: int, *, seed: int) -> tuple[Agen
 
 
 def reconstruct_images(
-    method: Method,
+    method: Mechanism,
     network: Network,
     data: AgentData,
     *,
@@ -263,7 +263,7 @@ class _Listener:
     """
 
     def __init__(
-        self, method: Method, task: Task, data: AgentData, view: View, *, seed: int
+        self, method: Mechanism, task: Task, data: AgentData, view: View, *, seed: int
     ) -> None:
         self._task, self._method = task, method
         self._honest, self._count = view.honest(data.num_agents), 0
@@ -366,7 +366,7 @@ def plot_reconstructions(
     return figure
 
 
-def make_scenes(network: Network, budget: PrivacyBudget) -> list[tuple[Method, View, str]]:
+def make_scenes(network: Network, budget: PrivacyBudget) -> list[tuple[Mechanism, View, str]]:
     """Return each mechanism, its attacker, and the attacker in words."""
     inside = make_plan(network, budget, threat=ThreatModel(1))
     outside = make_plan(network, budget, threat=EAVESDROPPER)
@@ -374,12 +374,16 @@ def make_scenes(network: Network, budget: PrivacyBudget) -> list[tuple[Method, V
     broken = find_smallest_break(outside)
     # A plan that no coalition breaks still gets a row; any agent will do as the insider.
     insider = View((network.num_agents - 1,)) if broken is None else broken.view
-    shared = Method.from_plan(outside, name="CorN, one seed for all")
+    shared = Mechanism.from_plan(outside, name="CorN, one seed for all")
     return [
-        (Method.non_private(*budget.queries), View(), "anybody"),
-        (Method.from_plan(ldp, name="LDP"), View(), "anybody"),
+        (Mechanism.non_private(*budget.queries), View(), "anybody"),
+        (Mechanism.from_plan(ldp, name="LDP"), View(), "anybody"),
         # The strongest attacker that the plan promises to withstand.
-        (Method.from_plan(inside, name="CorN"), list_worst_views(inside)[0], "an insider"),
+        (
+            Mechanism.from_plan(inside, name="CorN"),
+            list_worst_views(inside)[0],
+            "an insider",
+        ),
         (shared, insider, "an insider it was not designed for"),
     ]
 

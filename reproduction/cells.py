@@ -230,7 +230,7 @@ class TrainingCell:
 
     def _make_method(
         self, mechanism: Mechanism, designs: Mapping[str, CellResult], sizes: Sequence[int]
-    ) -> learn.Method:
+    ) -> learn.Mechanism:
         batch_size = self.batch_size if self.unit == "sample" else None
         budget = mechanism.budget(
             *(self.epsilon, self.delta, self.num_steps, self.clip, self.unit, batch_size),
@@ -238,17 +238,17 @@ class TrainingCell:
             sizes=sizes,
         )
         if mechanism.rule == "none":
-            return learn.Method.non_private(*budget.queries, name=mechanism.name)
+            return learn.Mechanism.non_private(*budget.queries, name=mechanism.name)
         if mechanism.rule == "central":
-            return learn.Method.central(budget, len(sizes), name=mechanism.name)
+            return learn.Mechanism.central(budget, len(sizes), name=mechanism.name)
         # Variances scale with 1/b, and the noise, which is their root, with 1/√b.
         scale = np.full(len(sizes), 1 / math.sqrt(budget.precision_cap))
         shares = designs[mechanism.name]["noise"].rescale(scale)
         # Scaling rounds, and the check of noise that is nearly singular rounds up by more than
-        # ``Method.private`` allows, which checks whatever was stored.
+        # ``Mechanism.private`` allows, which checks whatever was stored.
         caps = budget.precision_caps(len(sizes))
         shares = meet_caps(shares, caps, mechanism.threat.max_colluders)
-        return learn.Method.private(mechanism.name, shares, budget, threat=mechanism.threat)
+        return learn.Mechanism.private(mechanism.name, shares, budget, threat=mechanism.threat)
 
 
 def _final_runs(result: learn.Result, minimum: float | None) -> Iterator[dict[str, Any]]:

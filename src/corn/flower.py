@@ -24,6 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
+import torch
+from torch import nn
+
 from corn.checks import require
 from corn.distributed.handshake import is_public, name_kind
 from corn.distributed.membership import name_agents
@@ -31,6 +34,7 @@ from corn.distributed.requirements import Requirements
 from corn.engines import (
     FEWEST_AGENTS,
     AgentRelease,
+    GradientSteps,
     MaskedUpdate,
     add_to_arrays,
     average_updates,
@@ -46,6 +50,10 @@ from corn.errors import (
     MissingExtraError,
     PublicError,
 )
+from corn.learn.problem import DataSource
+from corn.learn.step import ClippedGradients
+from corn.learn.tasks.module import MeanLoss
+from corn.learn.training import make_task
 from corn.noise.masks import (
     WORDS,
 )
@@ -77,6 +85,10 @@ class CornMod:
         plan: The plan's file.
         keys: The folder of this client's key, the roster and the ledger.
         agent_key: The entry of the node's configuration that has the agent's number.
+        problem: (context of Flower) → module, loss of a batch, data set of the client: a round is
+            then one gradient step, which the client app does not compute. Plans with the unit
+            sample need it. The server's arrays must be the module's trained parameters.
+        batch_size: The samples of a gradient's mini-batch, unless the plan has their number.
         weight_key: The metric by which the server's strategy weighs evaluations of clients.
         shares_evaluation: Answer evaluations unchanged, because they use public data only.
         requirements: The owner's requirements of this plan and of all releases of this client's
@@ -89,6 +101,8 @@ class CornMod:
         keys: Path | str,
         *,
         agent_key: str = "partition-id",
+        problem: Callable[[Any], tuple[nn.Module, MeanLoss, DataSource]] | None = None,
+        batch_size: int | None = None,
         weight_key: str = "num-examples",
         shares_evaluation: bool = False,
         requirements: Requirements | None = None,
@@ -96,6 +110,8 @@ class CornMod:
         self._plan, self._keys, self._required = Path(plan), Path(keys), requirements
         self._agent_key, self._weight_key = agent_key, weight_key
         self._shares_evaluation = shares_evaluation
+        self._problem = problem
+        self._batch_size = batch_size
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         """Answer a message of the server."""
@@ -152,14 +168,17 @@ class CornMod:
         # What cannot be released is refused before the client app trains.
         round_number, nonces = _read_config(message, _load(self._plan), agent)
         (_, given) = _only_arrays(message)
-        reply = _call_app(call_next, message, context)
-        if reply.has_error():
-            raise PublicError("the client app answered with an error")
-        (_, found) = _only_arrays(reply)
-        start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
-        # Subtracted in float64, the type in which the update is clipped and released.
-        update = flatten(end, like=start) - flatten(start, like=start)
-        released = own.release_update(update, round_number=round_number, nonces=nonces)
+        if self._problem is not None:
+            clipped = self._differentiate(own, given, context)
+        else:
+            reply = _call_app(call_next, message, context)
+            if reply.has_error():
+                raise PublicError("the client app answered with an error")
+            (_, found) = _only_arrays(reply)
+            start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
+            # Subtracted in float64, the type in which the update is clipped and released.
+            clipped = own.clip_update(flatten(end, like=start) - flatten(start, like=start))
+        released = own.release(clipped, round_number=round_number, nonces=nonces)
         content = flower.RecordDict(
             {
                 "arrays": flower.ArrayRecord({_INTEGERS: flower.Array(released.integers)}),
@@ -167,6 +186,20 @@ class CornMod:
             }
         )
         return flower.Message(content, reply_to=message)
+
+    def _differentiate(self, own: AgentRelease, given: Any, context: Any) -> ClippedGradients:
+        """Return the gradient of a batch at the server's model."""
+        module, loss, dataset = self._problem(context)  # type: ignore[misc]
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        arrays = dict(zip(given.keys(), given.to_numpy_ndarrays(), strict=True))
+        if [(name, array.shape) for name, array in arrays.items()] != [
+            (name, tuple(each.shape)) for name, each in trained.items()
+        ]:
+            raise PublicError("the server's arrays must be the trained parameters of the module")
+        # New coins for every message: rounds are independent, as amplification assumes.
+        steps = GradientSteps(own, make_task(module, loss), dataset, batch_size=self._batch_size)
+        vector = flatten(list(arrays.values()), like=list(arrays.values()))
+        return steps.differentiate(torch.from_numpy(vector))
 
 
 @final
@@ -184,6 +217,8 @@ class CornStrategy:
     Args:
         strategy: The strategy that gets the averages, for example ``FedAvg()``.
         plan: The plan of all agents, or its file.
+        step_size: Where clients answer with gradients, the model moves by minus this times their
+            average. It has no meaning for clients that answer with updates.
         min_agents: The fewest agents with which training goes on.
         timeout: The seconds to wait until all nodes are connected, and for their introductions.
     """
@@ -193,9 +228,11 @@ class CornStrategy:
         strategy: Any,
         plan: Plan | Path | str,
         *,
+        step_size: float | None = None,
         min_agents: int = FEWEST_AGENTS,
         timeout: float = 600.0,
     ) -> None:
+        self._step_size = step_size
         self._plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         require_masks(self._plan)
         n = self._plan.num_agents
@@ -270,6 +307,8 @@ class CornStrategy:
                 "possible sum: an agent has another roster, or did not follow the protocol"
             )
             return None, None
+        if self._step_size is not None:
+            average = -self._step_size * average
         flower, start = _import_flower(), self._arrays.to_numpy_ndarrays()
         moved = map(flower.Array, add_to_arrays(start, average))
         content = {

@@ -18,7 +18,7 @@ from corn.audit.one_run import (
 )
 from corn.errors import InvalidArgumentError
 from corn.learn import Workload, make_schedule
-from corn.learn.method import Method
+from corn.learn.mechanism import Mechanism
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Mixing, load_network
@@ -100,7 +100,11 @@ def digits_plan(
 
 
 def run(
-    plan: Plan, *, method: Method | None = None, view: View | None = None, num_canaries: int = 400
+    plan: Plan,
+    *,
+    method: Mechanism | None = None,
+    view: View | None = None,
+    num_canaries: int = 400,
 ) -> OneRunReport:
     return audit_training(
         plan,
@@ -127,7 +131,7 @@ def test_a_private_run_keeps_its_promise(adjacency: str, mixing: Mixing) -> None
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
 def test_a_run_without_noise_is_found(mixing: Mixing) -> None:
     plan = digits_plan("add-remove", mixing=mixing)
-    report = run(plan, method=Method.non_private(*plan.budget.queries))
+    report = run(plan, method=Mechanism.non_private(*plan.budget.queries))
     assert report.auc > 0.75
     assert report.violated
 

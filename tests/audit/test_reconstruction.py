@@ -12,7 +12,7 @@ from corn.audit import View
 from corn.checks import FloatArray
 from corn.errors import InvalidArgumentError
 from corn.learn.datasets import load_dataset
-from corn.learn.method import Method
+from corn.learn.mechanism import Mechanism
 from corn.topology import load_network
 from tests.audit.plans import agent_plan
 
@@ -150,7 +150,7 @@ def test_observers_outside_the_network_are_refused() -> None:
         list_observed(load_network("ring:5", mixing="gossip").mixing_matrix, [9])
 
 
-def reconstruct(method: Method, view: View, graph: str = "ring:5") -> FloatArray:
+def reconstruct(method: Mechanism, view: View, graph: str = "ring:5") -> FloatArray:
     network = load_network(graph, mixing="gossip")
     data, prior = choose_images(load_dataset("digits"), network.num_agents, seed=0)
     victims = [agent for agent in range(network.num_agents) if agent not in view.coalition]
@@ -171,13 +171,13 @@ def reconstruct(method: Method, view: View, graph: str = "ring:5") -> FloatArray
 
 def test_images_are_exact_without_noise_and_hidden_by_it() -> None:
     plan = agent_plan()
-    assert (reconstruct(Method.non_private(*plan.budget.queries), View()) > 0.999).all()
-    assert abs(reconstruct(Method.from_plan(plan), View((0,))).mean()) < 0.5
+    assert (reconstruct(Mechanism.non_private(*plan.budget.queries), View()) > 0.999).all()
+    assert abs(reconstruct(Mechanism.from_plan(plan), View((0,))).mean()) < 0.5
 
 
 def test_an_insider_that_the_noise_is_not_designed_for_sees_images() -> None:
     graph = "complete:30"
-    method = Method.from_plan(agent_plan(0, "global", graph=graph))
+    method = Mechanism.from_plan(agent_plan(0, "global", graph=graph))
     assert reconstruct(method, View(), graph).mean() < 0.25
     assert reconstruct(method, View((0,)), graph).mean() > 0.4
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from corn import learn
 from corn.covariance.threat import MOST_FOR_PAIRS
-from corn.learn import method
+from corn.learn import mechanism as mechanism_module
 from corn.plan import fingerprint, load_plan
 from corn.topology import Network
 
@@ -238,7 +238,7 @@ def test_bad_options_are_refused_before_any_design(
     exit_code: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr(method, "design", None)
+    monkeypatch.setattr(mechanism_module, "design", None)
     outcome = corn("train", *QUICK, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.split())

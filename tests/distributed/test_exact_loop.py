@@ -21,7 +21,7 @@ from corn.distributed.own_loop import make_private
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError
-from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
+from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining, save_state
 from corn.learn.perturbation import KeyedNoise
@@ -124,7 +124,7 @@ def test_a_loop_gives_the_model_of_a_sweep(unit: str, factory: Callable[..., Opt
     expected = run_sweep(
         problem,
         plan.network,
-        [Trial(Method.from_plan(plan), Constant(RATE))],
+        [Trial(Mechanism.from_plan(plan), Constant(RATE))],
         settings=SweepSettings(STEPS, M, (SEED,), noise_keys="seed", optimizer=factory),
     )
     torch.testing.assert_close(found, expected.parameters[0, 0], rtol=1e-3, atol=1e-4)

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from corn.distributed.own_loop import make_private
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn import Constant, Method, SweepSettings, TrainingProblem, Trial, run_sweep
+from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
 from corn.learn.perturbation import KeyedNoise
@@ -96,7 +97,9 @@ def read(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTraining:
+def rehearse(
+    plan: Plan, model: nn.Module, rendezvous: Rendezvous, timeout: float = 20
+) -> PrivateTraining:
     """Make one agent of a running network, with the noise of a simulation."""
     return make_private(
         plan,
@@ -104,7 +107,7 @@ def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTra
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=loaders()[rendezvous.agent],
         rendezvous=rendezvous,
-        settings=RunSettings(rehearsal_seed=SEED, timeout=20),
+        settings=RunSettings(rehearsal_seed=SEED, timeout=timeout),
     )
 
 
@@ -116,7 +119,7 @@ def simulate_by_sweep(plan: Plan, step_size: float) -> Tensor:
     settings = SweepSettings(
         STEPS, M, (SEED,), plan.cooldown_steps, plan.dtype, noise_keys="seed", momentum=0.0
     )
-    trials = [Trial(Method.from_plan(plan), Constant(step_size))]
+    trials = [Trial(Mechanism.from_plan(plan), Constant(step_size))]
     return run_sweep(problem, plan.network, trials, settings=settings).average_parameters[0]
 
 
@@ -276,6 +279,23 @@ def test_epsilon_after_a_new_plan_for_survivors(
         assert spent <= epsilon <= 10 * (1 + 1e-6)
         is_higher.append(spent > 1.03 * by_first)
     assert any(is_higher), "the noise of the first plan would have given a wrong ε"
+
+
+def test_a_loop_that_computes_for_longer_than_the_time_out_is_not_lost() -> None:
+    """Links send heartbeats by themselves, while the loop has the agent's thread."""
+    plan = small_plan()
+    own_models = [make_model() for _ in range(N)]
+
+    def run(rendezvous: Rendezvous) -> int:
+        model = own_models[rendezvous.agent]
+        private = rehearse(plan, model, rendezvous, timeout=1.5)
+        inputs, targets = next(iter(private.data_loader))
+        cross_entropy(model(inputs), targets).backward()
+        time.sleep(3.0 if rendezvous.agent == 1 else 0.0)
+        private.optimizer.step()
+        return run_loop(private)
+
+    assert run_in_threads(N, run) == [STEPS - 1] * N
 
 
 def test_an_agent_can_leave_before_the_last_step() -> None:

@@ -12,7 +12,7 @@ from corn.covariance import Horizon, MechanismName, ThreatModel
 from corn.distributed.results import merge_measurements
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
-from corn.learn import Constant, Method, SweepSettings, Trial, run_sweep
+from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep
 from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
@@ -36,7 +36,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     folders = Folders.of_run(out, is_rehearsal=True)
     own = {agent: folders.of_agent(agent) for agent in range(n)}
     found = merge_measurements(plan, problem, own, settings=chosen, show_private=True)
-    method = Method.from_plan(plan)
+    method = Mechanism.from_plan(plan)
     expected = run_sweep(
         problem,
         plan.network,

@@ -5,7 +5,7 @@ import torch
 
 from corn.covariance import Horizon, design
 from corn.learn.batches import AgentData
-from corn.learn.method import Method
+from corn.learn.mechanism import Mechanism
 from corn.learn.tasks import LinearClassifier, Quadratic, ShallowNetwork, Task
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
@@ -17,23 +17,23 @@ SAMPLE_BUDGET = PrivacyBudget(
 )
 
 
-def make_method(
+def make_mechanism(
     mechanism: str, budget: PrivacyBudget = BUDGET, network: Network = NETWORK
-) -> Method:
+) -> Mechanism:
     """Make any method by name; ``none`` is clipped, ``unclipped`` is not."""
     if mechanism == "unclipped":
-        return Method.non_private(name=mechanism)
+        return Mechanism.non_private(name=mechanism)
     if mechanism == "none":
-        return Method.non_private(*budget.queries)
+        return Mechanism.non_private(*budget.queries)
     if mechanism == "central":
-        return Method.central(budget, network.num_agents)
+        return Mechanism.central(budget, network.num_agents)
     made = design(
         network.mixing_matrix,
         budget.precision_cap,
         mechanism=mechanism,  # type: ignore[arg-type]
         objective=Horizon(10),
     )
-    return Method.private(mechanism, made, budget)
+    return Mechanism.private(mechanism, made, budget)
 
 
 def make_samples(

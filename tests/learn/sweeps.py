@@ -12,7 +12,7 @@ from corn.learn import (
     run_sweep,
 )
 
-from .problems import NETWORK, make_method, make_problem, make_samples
+from .problems import NETWORK, make_mechanism, make_problem, make_samples
 
 SETTINGS = SweepSettings(40, 8, seeds=(0, 1), dtype="float64")
 
@@ -26,6 +26,6 @@ def make_logistic() -> TrainingProblem:
 
 
 def sweep(*mechanisms: str, step_size: float = 0.1, **options: Any) -> Result:
-    trials = [Trial(make_method(name), Constant(step_size)) for name in mechanisms]
+    trials = [Trial(make_mechanism(name), Constant(step_size)) for name in mechanisms]
     settings = options.pop("settings", SETTINGS)
     return run_sweep(make_logistic(), NETWORK, trials, settings=settings, **options)

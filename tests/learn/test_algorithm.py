@@ -12,7 +12,7 @@ import torch
 from corn.checks import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import CommonNormals, simulation_nonce, symmetric_root
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
@@ -26,7 +26,7 @@ from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
 
-from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method, make_problem
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_mechanism, make_problem
 
 MECHANISMS = ["corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped"]
 SCHEDULES: list[Schedule] = [Constant(0.05), InverseSqrt(0.1), Cosine(0.08)]
@@ -52,7 +52,7 @@ def clip(g: FloatArray, norm: float) -> FloatArray:
 def reference_run(
     task: str,
     data: AgentData,
-    method: Method,
+    method: Mechanism,
     schedule: Schedule,
     *,
     seed: int,
@@ -97,7 +97,7 @@ def test_the_simulation_equals_a_plain_reference(
 ) -> None:
     """Every mechanism with every schedule and two seeds, all in one sweep."""
     budget = BUDGET if unit == "agent" else SAMPLE_BUDGET
-    methods = [make_method(mechanism, budget) for mechanism in MECHANISMS]
+    methods = [make_mechanism(mechanism, budget) for mechanism in MECHANISMS]
     pairs = list(itertools.product(methods, SCHEDULES))
     task, data = make_problem(task_name)
     settings = SweepSettings(
@@ -132,9 +132,9 @@ def test_steps_are_the_same_however_many_cells_are_computed_at_a_time(
     task_name: str, unit: str, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = SAMPLE_BUDGET if unit == "sample" else BUDGET
-    plan = Method.from_plan(make_plan(NETWORK, budget))
+    plan = Mechanism.from_plan(make_plan(NETWORK, budget))
     assert plan.grid > 0
-    methods = [plan, make_method("ldp", budget), make_method("none", budget)]
+    methods = [plan, make_mechanism("ldp", budget), make_mechanism("none", budget)]
     # One more trial of the first method, so that trials of a method are not adjacent.
     trials = [Trial(method, eta) for method in (*methods, plan) for eta in SCHEDULES]
     task, data = make_problem(task_name)
@@ -160,7 +160,7 @@ def test_float32_agrees_with_float64(task_name: str) -> None:
     for dtype in ("float32", "float64"):
         task, data = make_problem(task_name, getattr(torch, dtype))
         settings = SweepSettings(20, batch_size=8, dtype=dtype)
-        trials = [Trial(make_method("none"), Constant(0.05))]
+        trials = [Trial(make_mechanism("none"), Constant(0.05))]
         simulation = Simulation(task, data, NETWORK, trials, settings=settings)
         for _ in range(20):
             simulation.advance()
@@ -172,7 +172,7 @@ def test_float32_agrees_with_float64(task_name: str) -> None:
 def test_one_step_adds_the_noise_of_theorem_1() -> None:
     """E‖W v‖² η² = η² Tr(W R Wᵀ) per coordinate, measured over many seeds."""
     task, data = make_problem("quadratic")
-    methods = [make_method(name) for name in ("none", "corn", "decor", "ldp", "central")]
+    methods = [make_mechanism(name) for name in ("none", "corn", "decor", "ldp", "central")]
     trials = [Trial(method, Constant(0.3)) for method in methods]
     settings = SweepSettings(1, batch_size=1, seeds=tuple(range(3000)), dtype="float64")
     simulation = Simulation(task, data, NETWORK, trials, settings=settings)
@@ -191,7 +191,7 @@ def test_one_step_adds_the_noise_of_theorem_1() -> None:
 @pytest.mark.parametrize("gossip", [Gossip(3), Gossip(3, "chebyshev")], ids=str)
 def test_every_step_and_step_of_the_cool_down_gossips(gossip: Gossip) -> None:
     task, data = make_problem("logistic")
-    trials = [Trial(make_method("ldp"), Constant(0.1))]
+    trials = [Trial(make_mechanism("ldp"), Constant(0.1))]
     settings = SweepSettings(1, 8, cooldown_steps=2, dtype="float64")
     network = replace(NETWORK, gossip=gossip)
     simulation = Simulation(task, data, network, trials, settings=settings)
@@ -209,7 +209,7 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
     task, data = make_problem("logistic")
 
     def run(mechanisms: list[str], seeds: tuple[int, ...]) -> torch.Tensor:
-        trials = [Trial(make_method(name), Constant(0.1)) for name in mechanisms]
+        trials = [Trial(make_mechanism(name), Constant(0.1)) for name in mechanisms]
         settings = SweepSettings(5, 8, seeds=seeds, dtype="float64")
         simulation = Simulation(task, data, NETWORK, trials, settings=settings)
         for _ in range(5):
@@ -224,7 +224,7 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
 def test_the_order_of_trials_does_not_matter() -> None:
     """Noise is broadcast for trials sorted by method, and selected one by one in other orders."""
     task, data = make_problem("logistic")
-    methods = [make_method(name) for name in ("corn", "none", "ldp")]
+    methods = [make_mechanism(name) for name in ("corn", "none", "ldp")]
     grid = [Trial(method, Constant(eta)) for method in methods for eta in (0.1, 0.2)]
     shuffled = [grid[k] for k in (3, 0, 5, 1, 4, 2)]
     settings = SweepSettings(6, 8, seeds=(1, 2), dtype="float64")
@@ -241,7 +241,7 @@ def test_the_order_of_trials_does_not_matter() -> None:
 def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
     """Keyed noise is each agent's own share, from its own keys, rounded with the gradient."""
     task, data = make_problem("logistic")
-    methods = [make_method(mechanism), make_method("none")]
+    methods = [make_mechanism(mechanism), make_mechanism("none")]
     trials = [Trial(method, Constant(0.1)) for method in methods]
     settings = SweepSettings(1, 8, seeds=(4,), dtype="float64", noise_keys="seed")
     simulation = Simulation(task, data, NETWORK, trials, settings=settings)
@@ -261,7 +261,7 @@ def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
 def test_without_noise_and_clipping_dsgd_reaches_the_centralised_optimum() -> None:
     """A complete graph mixes to the average at once, so DSGD is gradient descent on the average."""
     task = Quadratic.from_paper(6, start=np.zeros(2))
-    trials = [Trial(Method.non_private(), Constant(0.02))]
+    trials = [Trial(Mechanism.non_private(), Constant(0.02))]
     settings = SweepSettings(800, None, dtype="float64")
     network = load_network("complete:6", mixing="gossip")
     simulation = Simulation(
@@ -289,7 +289,7 @@ def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> N
     result = run_sweep(
         problem,
         network,
-        [Trial(Method.private(mechanism, noise, budget), schedule)],
+        [Trial(Mechanism.private(mechanism, noise, budget), schedule)],
         settings=SweepSettings(num_steps, None, tuple(range(num_seeds)), dtype="float64"),
         evaluate_at=[num_steps],
         show_progress=False,

@@ -18,7 +18,7 @@ from corn.errors import (
 )
 from corn.learn import (
     Constant,
-    Method,
+    Mechanism,
     Row,
     SweepSettings,
     TrainingProblem,
@@ -28,7 +28,7 @@ from corn.learn import (
 from corn.learn.sweep import load_checkpoint
 from corn.learn.tasks import ModuleTask
 
-from .problems import NETWORK, make_method, make_problem
+from .problems import NETWORK, make_mechanism, make_problem
 from .sweeps import SETTINGS, make_logistic, sweep
 
 
@@ -60,7 +60,7 @@ def test_resuming_gives_the_same_result_to_the_last_bit(
 
 def test_a_resumed_sweep_keeps_its_stopped_runs(tmp_path: Path) -> None:
     task, data = make_problem("quadratic", torch.float32)
-    trials = [Trial(Method.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
+    trials = [Trial(Mechanism.non_private(), Constant(eta)) for eta in (1e-3, 1e12)]
     options: dict[str, Any] = {
         "settings": SweepSettings(60, 1),
         "checkpoint": tmp_path / "c.pt",
@@ -79,7 +79,7 @@ def test_a_checkpoint_fits_no_other_sweep(tmp_path: Path) -> None:
         sweep("ldp", checkpoint=path, resume=True)
     problem = make_logistic()
     X, y = problem.parts["test"]
-    trials = [Trial(make_method("corn"), Constant(0.1))]
+    trials = [Trial(make_mechanism("corn"), Constant(0.1))]
     for changed in ({"test": (X + 1, y)}, {"test": (X[1:], y[1:])}, {}):
         with pytest.raises(FileFormatError, match="other data"):
             run_sweep(
@@ -106,7 +106,7 @@ def test_a_checkpoint_fits_no_other_module(tmp_path: Path) -> None:
     linear = nn.Linear(4, 2)
     settings = replace(SETTINGS, num_steps=3)
     options: dict[str, Any] = {"settings": settings, "checkpoint": tmp_path / "c.pt"}
-    trials = [Trial(make_method("none"), Constant(0.1))]
+    trials = [Trial(make_mechanism("none"), Constant(0.1))]
     for layer, loss, fits in (
         (nn.Tanh(), functional.cross_entropy, True),
         (nn.Tanh(), functional.cross_entropy, True),

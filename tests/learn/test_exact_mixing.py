@@ -83,31 +83,28 @@ def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> No
 
 
 @pytest.mark.parametrize("real", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fine", [np.float32, np.float64])
 @pytest.mark.parametrize("words", [np.uint16, np.uint32, np.uint64])
 def test_compiled_releases_and_averages_have_numpys_bits(
-    real: torch.dtype, words: type[np.unsignedinteger[Any]], monkeypatch: pytest.MonkeyPatch
+    real: torch.dtype, fine: type[np.floating[Any]], words: type[np.unsignedinteger[Any]]
 ) -> None:
-    pytest.importorskip("numba")
     rng, d = np.random.default_rng(1), 5000
     gradient = torch.from_numpy(rng.standard_normal(d)).to(real)
     # Large enough that releases leave the range of 16 bits, and ties of rounding occur.
     noise = torch.from_numpy(np.round(300 * rng.standard_normal(d), 1))
-    factor, offset = torch.tensor([0.37], dtype=torch.float64), draw_offset(bytes(32), 0, d)
+    factor = torch.tensor([0.37], dtype=torch.float64)
+    offset = draw_offset(bytes(32), 0, d, out=np.empty(d, fine))
     mask = rng.integers(0, np.iinfo(words).max, d, words, endpoint=True)
     kind = gradient.numpy().dtype
-
-    def compute() -> tuple[Any, ...]:
-        given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
-        message = release_masked(gradient, factor, noise, mask=mask, **given)
-        average = read_average(mask, num_agents=3, dtype=kind, **given)
-        return message, average, draw_offset(bytes(32), 1, d)
-
-    compiled = compute()
-    for module in ("corn.learn.step", "corn.noise.masks"):
-        monkeypatch.setattr(f"{module}.find_compiled", lambda: None)
-    for found, expected in zip(compiled, compute(), strict=True):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+    given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
+    message = release_masked(gradient, factor, noise, mask=mask, **given)
+    noisy = gradient.numpy().astype(np.float64) * 0.37 + noise.numpy()
+    np.testing.assert_array_equal(message, mask_release(noisy, mask=mask, **given))
+    average = read_average(mask, num_agents=3, dtype=kind, **given)
+    signed = mask.view(f"i{mask.itemsize}").astype(np.float64)
+    expected = (signed - 3 * offset.astype(np.float64)) * (2.0**-7 / 3)
+    assert average.dtype == kind
+    np.testing.assert_array_equal(average, expected.astype(kind))
 
 
 def test_averages_have_the_bits_of_masked_messages() -> None:

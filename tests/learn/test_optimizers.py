@@ -17,7 +17,7 @@ import corn
 from corn import PrivacyBudget, load_network, make_plan
 from corn.covariance import Horizon
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.learn import Constant, Cosine, Method, Row, SweepSettings, Trial, run_sweep
+from corn.learn import Constant, Cosine, Mechanism, Row, SweepSettings, Trial, run_sweep
 from corn.learn.metrics import Result
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.problem import make_problem
@@ -129,7 +129,10 @@ def test_what_is_no_optimizer_of_the_model_is_refused(factory: Any, message: str
 def run(factory: OptimizerFactory | None, schedules: Sequence[Schedule], **options: Any) -> Result:
     task = ModuleTask(make_model(), LOSS)
     designed = corn.design(SUM, BUDGET)
-    methods = Method.private("corn", designed, BUDGET), Method.central(BUDGET, N)
+    methods = (
+        Mechanism.private("corn", designed, BUDGET),
+        Mechanism.central(BUDGET, N),
+    )
     trials = [Trial(method, own) for method in methods for own in schedules]
     settings = SweepSettings(STEPS, 8, (0, 1), optimizer=factory, **options.pop("settings", {}))
     return run_sweep(make_problem(task, make_data(), N), SUM, trials, settings=settings, **options)
@@ -221,7 +224,7 @@ def test_models_depend_on_the_sum_of_releases_alone(
         result = run_sweep(
             make_problem(task, make_data(), N),
             SUM,
-            [Trial(Method.from_plan(plan), Constant(0.1))],
+            [Trial(Mechanism.from_plan(plan), Constant(0.1))],
             settings=SweepSettings(
                 STEPS, None, noise_keys="secret" if secure else "seed", optimizer=factory
             ),

@@ -9,10 +9,10 @@ import torch
 from corn.covariance import Decomposition
 from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, symmetric_root
 
-from .problems import make_method
+from .problems import make_mechanism
 
-METHOD_NAMES = [make_method(name) for name in ("corn", "ldp")]
-SHARES = [method.noise for method in METHOD_NAMES if isinstance(method.noise, Decomposition)]
+MECHANISM_NAMES = [make_mechanism(name) for name in ("corn", "ldp")]
+SHARES = [method.noise for method in MECHANISM_NAMES if isinstance(method.noise, Decomposition)]
 COVARIANCES = [shares.covariance for shares in SHARES]
 
 

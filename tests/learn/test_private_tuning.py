@@ -11,24 +11,24 @@ from corn.learn import Constant, Trial, borrow_held_out, price_all, price_tuning
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
-from .problems import NETWORK, make_method
+from .problems import NETWORK, make_mechanism
 from .sweeps import SETTINGS, make_logistic
 
 
 def test_runs_add_up_in_squares() -> None:
     """Six runs of a Gaussian mechanism have √6 times its μ, and a little for floating point."""
-    trials = [Trial(make_method("ldp"), Constant(size)) for size in (0.1, 0.2, 0.3)]
-    trials.append(Trial(make_method("none"), Constant(0.1)))
-    shared = [replace(trial, method=trials[0].method) for trial in trials[:3]] + trials[3:]
+    trials = [Trial(make_mechanism("ldp"), Constant(size)) for size in (0.1, 0.2, 0.3)]
+    trials.append(Trial(make_mechanism("none"), Constant(0.1)))
+    shared = [replace(trial, mechanism=trials[0].mechanism) for trial in trials[:3]] + trials[3:]
     result = run_sweep(make_logistic(), NETWORK, shared, settings=SETTINGS)
-    [(method, price)] = price_tuning(result).items()
-    assert method.budget is not None
-    promise = method.budget.promise
+    [(mechanism, price)] = price_tuning(result).items()
+    assert mechanism.budget is not None
+    promise = mechanism.budget.promise
     # The sweep made 40 of the steps that the budget is for.
-    made = SETTINGS.num_steps / method.budget.num_steps
+    made = SETTINGS.num_steps / mechanism.budget.num_steps
     mu = gaussian.mu_from(promise.epsilon, promise.delta) * math.sqrt(made)
     exact = gaussian.epsilon_from(math.sqrt(6) * mu, promise.delta)
-    assert (method.name, price.num_runs) == ("ldp", 6)
+    assert (mechanism.name, price.num_runs) == ("ldp", 6)
     assert price.epsilon_of_one == promise.epsilon
     assert exact <= price.epsilon <= 1.05 * exact
     assert "clipped" in price.protects
@@ -36,8 +36,8 @@ def test_runs_add_up_in_squares() -> None:
     # The last round of an interrupted search is not in its result, but it used the data.
     with pytest.raises(InvalidArgumentError, match="complete to be priced"):
         price_tuning(replace(result, status="interrupted"))
-    # One seed, and one more run of another method with the same noise.
-    other = Trial(replace(method, name="another"), Constant(0.1))
+    # One seed, and one more run of another mechanism with the same noise.
+    other = Trial(replace(mechanism, name="another"), Constant(0.1))
     result = replace(result, trials=(*result.trials, other), seeds=(0,))
     total = price_all(result)
     assert total is not None
@@ -79,10 +79,10 @@ def test_runs_with_poisson_sampling_compose_as_one_long_run() -> None:
 
 def test_the_price_of_a_trusted_servers_runs_names_those_who_see_its_models() -> None:
     """The promise of a trusted server does not hold against an eavesdropper."""
-    method = make_method("central")
-    trials = [Trial(method, Constant(0.1))]
+    mechanism = make_mechanism("central")
+    trials = [Trial(mechanism, Constant(0.1))]
     settings = replace(SETTINGS, num_steps=2, seeds=(0,))
     result = run_sweep(make_logistic(), NETWORK, trials, settings=settings)
-    assert price_tuning(result)[method].against == method.against
-    assert "eavesdropper" not in method.against
+    assert price_tuning(result)[mechanism].against == mechanism.against
+    assert "eavesdropper" not in mechanism.against
     assert price_all(result) is None

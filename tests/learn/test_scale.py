@@ -11,7 +11,7 @@ from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice
 from corn.covariance.objective import default_objective
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.method import MethodNoise, make_methods
+from corn.learn.mechanism import MechanismNoise, make_mechanisms
 from corn.learn.metrics import choose_measured
 from corn.learn.perturbation import JointNoise, make_root
 from corn.learn.step import Mixer
@@ -53,7 +53,7 @@ def lattice(graph: str) -> LatticeNoise:
 
 def test_every_root_is_a_root_of_its_covariance() -> None:
     """F Fᵀ = R, read off by applying F to unit vectors."""
-    cases: list[tuple[MethodNoise, int]] = [
+    cases: list[tuple[MechanismNoise, int]] = [
         (Decomposition(np.array([1.0, 4.0, 9.0])), 3),
         (pairs_on_a_ring(5), 5),  # dense
         (pairs_on_a_ring(240), 480),  # sparse
@@ -69,7 +69,7 @@ def test_every_root_is_a_root_of_its_covariance() -> None:
 
 
 def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None:
-    noises: list[MethodNoise] = [lattice("torus:3x4"), Decomposition(np.arange(1.0, 13.0))]
+    noises: list[MechanismNoise] = [lattice("torus:3x4"), Decomposition(np.arange(1.0, 13.0))]
     source = JointNoise(
         noises, seeds=(3,), num_parameters=20_000, dtype=torch.float64, is_dense=False
     )
@@ -85,15 +85,15 @@ def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None
 def test_large_lattices_keep_their_promise_without_a_dense_design() -> None:
     network = load_network("torus:48x50", mixing="gossip")
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
-    methods = make_methods(
+    mechanisms = make_mechanisms(
         ["corn", "decor", "ldp"], network, budget, objective=Horizon(10, 0.1), threat=EAVESDROPPER
     )
-    for method in methods:
-        spent = method.epsilon_spent(50)
+    for mechanism in mechanisms:
+        spent = mechanism.epsilon_spent(50)
         assert spent is not None
         assert spent.max() == pytest.approx(5, rel=1e-6)
     assert "mixing_matrix" not in vars(network)
-    assert [type(method.noise) for method in methods[:2]] == [LatticeNoise] * 2
+    assert [type(mechanism.noise) for mechanism in mechanisms[:2]] == [LatticeNoise] * 2
 
 
 @pytest.mark.parametrize("graph", ["torus:48x50", "er:n=2100,p=0.005,seed=1"])
@@ -101,13 +101,13 @@ def test_exact_sums_of_many_agents_have_the_noise_of_few(graph: str) -> None:
     network = load_network(graph, mixing="sum")
     n, budget = network.num_agents, PrivacyBudget(5, 1e-5, num_steps=50, clip=0.1)
     objective = default_objective(50, mixing="sum")
-    methods = make_methods(["corn", "ldp"], network, budget, objective=objective)
-    ratios = [method.central_ratio for method in methods]
+    mechanisms = make_mechanisms(["corn", "ldp"], network, budget, objective=objective)
+    ratios = [mechanism.central_ratio for mechanism in mechanisms]
     assert ratios == pytest.approx([n / (n - 1), n], rel=1e-6)
-    assert methods[0].disagreement_ratio == 0
-    for method in methods:
-        assert method.threat.max_colluders == 1
-        spent = method.epsilon_spent(50)
+    assert mechanisms[0].disagreement_ratio == 0
+    for mechanism in mechanisms:
+        assert mechanism.threat.max_colluders == 1
+        spent = mechanism.epsilon_spent(50)
         assert spent is not None
         assert 4.99 < spent.max() <= 5 * (1 + 1e-9)
     # No design forms a matrix of n × n.
@@ -137,7 +137,7 @@ def test_measured_agents_are_spread_over_all() -> None:
 def test_designs_against_insiders_that_would_take_days_are_refused() -> None:
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
     with pytest.raises(InvalidArgumentError, match="--colluders 0"):
-        make_methods(
+        make_mechanisms(
             ["corn"], load_network("grid:71x71", mixing="gossip"), budget, objective=Horizon(10)
         )
 
@@ -145,14 +145,14 @@ def test_designs_against_insiders_that_would_take_days_are_refused() -> None:
 def test_large_lattices_keep_their_promise_against_an_insider() -> None:
     network = load_network("torus:71x71", mixing="gossip")
     budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
-    (corn,) = make_methods(["corn"], network, budget, objective=Horizon(10, 0.1))
+    (corn,) = make_mechanisms(["corn"], network, budget, objective=Horizon(10, 0.1))
     spent = corn.epsilon_spent(50)
     assert spent is not None
     assert 4.99 < spent.max() <= 5
     assert (corn.threat.max_colluders, corn.threat.seeds) == (1, "sparse:8")
     # Insiders cost more noise than an eavesdropper, and still far less than independent noise.
-    outside = make_methods(
+    outside = make_mechanisms(
         ["corn", "ldp"], network, budget, objective=Horizon(10, 0.1), threat=EAVESDROPPER
     )
-    ratios = [method.central_ratio or 0.0 for method in (outside[0], corn, outside[1])]
+    ratios = [mechanism.central_ratio or 0.0 for mechanism in (outside[0], corn, outside[1])]
     assert ratios == sorted(ratios)

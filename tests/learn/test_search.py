@@ -14,13 +14,21 @@ from scipy import stats
 
 from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
-from corn.learn import Constant, Method, Trial, make_methods, run_sweep, search_step_sizes, tune
+from corn.learn import (
+    Constant,
+    Mechanism,
+    Trial,
+    make_mechanisms,
+    run_sweep,
+    search_step_sizes,
+    tune,
+)
 from corn.learn import tuning as search_module
 from corn.learn.metrics import Result, join_results
 from corn.learn.tuning import choose_best, expect_place, propose_places, step_size_at
 from corn.privacy import PrivacyBudget
 
-from .problems import NETWORK, make_method
+from .problems import NETWORK, make_mechanism
 from .sweeps import SETTINGS, make_logistic
 
 
@@ -53,8 +61,10 @@ def test_a_search_ends_where_nothing_more_is_gained() -> None:
 
 def test_more_noise_and_more_steps_start_lower() -> None:
     problem = make_logistic()
-    none, ldp, central = (make_method(name) for name in ("none", "ldp", "central"))
-    places = [expect_place(method, problem, 10, "constant") for method in (ldp, central, none)]
+    none, ldp, central = (make_mechanism(name) for name in ("none", "ldp", "central"))
+    places = [
+        expect_place(mechanism, problem, 10, "constant") for mechanism in (ldp, central, none)
+    ]
     assert places[0] < places[1] <= places[2]
     assert expect_place(none, problem, 1000, "constant") < places[2]
     # A falling schedule begins higher.
@@ -64,11 +74,11 @@ def test_more_noise_and_more_steps_start_lower() -> None:
 
 
 def test_rounds_give_the_runs_of_one_sweep(tmp_path: Path) -> None:
-    problem, methods = make_logistic(), [make_method("ldp"), make_method("none")]
+    problem, mechanisms = make_logistic(), [make_mechanism("ldp"), make_mechanism("none")]
     settings = replace(SETTINGS, seeds=(0, 1))
     file = tmp_path / "state"
     found = search_step_sizes(
-        problem, NETWORK, methods, settings=settings, checkpoint=file, resume=True
+        problem, NETWORK, mechanisms, settings=settings, checkpoint=file, resume=True
     )
     assert len(list(tmp_path.iterdir())) > 1
     together = run_sweep(problem, NETWORK, found.trials, settings=settings)
@@ -76,28 +86,28 @@ def test_rounds_give_the_runs_of_one_sweep(tmp_path: Path) -> None:
     torch.testing.assert_close(found.parameters, together.parameters)
     assert [row["step"] for row in found.rows] == sorted(row["step"] for row in found.rows)
     again = search_step_sizes(
-        problem, NETWORK, methods, settings=settings, checkpoint=file, resume=True
+        problem, NETWORK, mechanisms, settings=settings, checkpoint=file, resume=True
     )
     assert again.average("test_loss") == found.average("test_loss")
 
 
 def test_all_rounds_have_the_same_batches() -> None:
-    """Under Poisson sampling, a method that does not clip is not trained on other batches."""
+    """Under Poisson sampling, a mechanism that does not clip is not trained on other batches."""
     problem = make_logistic()
     budget = PrivacyBudget(
         3, 1e-4, num_steps=40, clip=0.5, unit="sample", batch_size=8, sampling_rate=0.9
     )
     names, objective = ["ldp", "unclipped"], default_objective(40)
-    methods = make_methods(names, NETWORK, budget, objective=objective)
-    found = search_step_sizes(problem, NETWORK, methods, settings=SETTINGS)
+    mechanisms = make_mechanisms(names, NETWORK, budget, objective=objective)
+    found = search_step_sizes(problem, NETWORK, mechanisms, settings=SETTINGS)
     together = run_sweep(problem, NETWORK, found.trials, settings=SETTINGS)
     assert found.average("test_loss") == pytest.approx(together.average("test_loss"))
 
 
 def test_the_search_finds_what_a_fine_grid_has() -> None:
-    problem, method = make_logistic(), make_method("ldp")
-    found = search_step_sizes(problem, NETWORK, [method], settings=SETTINGS)
-    grid = [Trial(method, Constant(step_size_at(place))) for place in range(-12, 10)]
+    problem, mechanism = make_logistic(), make_mechanism("ldp")
+    found = search_step_sizes(problem, NETWORK, [mechanism], settings=SETTINGS)
+    grid = [Trial(mechanism, Constant(step_size_at(place))) for place in range(-12, 10)]
     best = min(
         run_sweep(problem, NETWORK, grid, settings=SETTINGS).average("validation_loss").values()
     )
@@ -112,24 +122,24 @@ def test_an_interrupted_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(result, status="interrupted") if next(calls) == 1 else result
 
     monkeypatch.setattr(search_module, "run_sweep", run)
-    found = search_step_sizes(make_logistic(), NETWORK, [make_method("none")], settings=SETTINGS)
+    found = search_step_sizes(make_logistic(), NETWORK, [make_mechanism("none")], settings=SETTINGS)
     assert (found.status, len(found.trials), next(calls)) == ("interrupted", 3, 2)
 
 
 def test_ends_of_a_grid_are_named() -> None:
-    methods = [make_method("none")]
+    mechanisms = [make_mechanism("none")]
     problem = make_logistic()
     for sizes, ends in (
         ((1e-4, 1e-3), {"none": "largest"}),
         ((1e-3,), {}),
     ):
-        trials = [Trial(method, Constant(size)) for method in methods for size in sizes]
+        trials = [Trial(mechanism, Constant(size)) for mechanism in mechanisms for size in sizes]
         result = run_sweep(problem, NETWORK, trials, settings=SETTINGS)
         assert choose_best(problem, result).ends == ends
 
 
 def test_intervals_are_student_s() -> None:
-    trials = [Trial(make_method("ldp"), Constant(0.1))]
+    trials = [Trial(make_mechanism("ldp"), Constant(0.1))]
     settings = replace(SETTINGS, seeds=(0, 1, 2, 3))
     result = run_sweep(make_logistic(), NETWORK, trials, settings=settings)
     losses = [float(row["test_loss"]) for row in result.last_rows]
@@ -142,13 +152,15 @@ def test_intervals_are_student_s() -> None:
 
 
 def test_settings_without_clipping_start_at_the_paper_s_step_size() -> None:
-    place = expect_place(Method.non_private(), make_logistic(), 10, "constant")
+    place = expect_place(Mechanism.non_private(), make_logistic(), 10, "constant")
     assert step_size_at(place) == 0.1
 
 
 def test_without_validation_samples_the_training_loss_decides() -> None:
     problem = replace(make_logistic(), parts={})
     settings = replace(SETTINGS, num_steps=2)
-    tuning = tune(problem, NETWORK, [make_method("ldp")], settings=settings, step_sizes=(0.1, 0.2))
+    tuning = tune(
+        problem, NETWORK, [make_mechanism("ldp")], settings=settings, step_sizes=(0.1, 0.2)
+    )
     losses = tuning.result.average("train_loss")
     assert losses["ldp", tuning.schedules["ldp"].describe()] == min(losses.values())

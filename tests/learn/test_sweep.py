@@ -20,7 +20,7 @@ from corn.errors import (
 from corn.learn import (
     COLUMNS,
     Constant,
-    Method,
+    Mechanism,
     Result,
     Row,
     SweepSettings,
@@ -32,7 +32,7 @@ from corn.plan import make_plan
 from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import load_network
 
-from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_method, make_problem
+from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_mechanism, make_problem
 from .sweeps import SETTINGS, make_logistic, sweep
 
 
@@ -61,14 +61,14 @@ def test_measurements_are_complete_and_correct() -> None:
 
 def test_epsilon_grows_with_steps_up_to_the_budget() -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=40, clip=0.5)
-    trials = [Trial(make_method("corn", budget), Constant(0.1))]
+    trials = [Trial(make_mechanism("corn", budget), Constant(0.1))]
     result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
     spent = [float(row["simulated_epsilon"]) for row in result.rows]
     assert spent[0] == 0
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(10, rel=1e-6)
     assert spent[-1] <= 10 * (1 + 1e-9)
-    by_agent = trials[0].method.epsilon_spent(40)
+    by_agent = trials[0].mechanism.epsilon_spent(40)
     assert by_agent is not None
     assert by_agent.shape == (6,)
     assert by_agent.max() == spent[-1]
@@ -78,8 +78,8 @@ def test_central_training_equals_training_on_the_average() -> None:
     """With very little noise the server's model is that of non-private training on the average."""
     weak = PrivacyBudget(1e8, 1e-5, num_steps=300, clip=5)
     trials = [
-        Trial(Method.central(weak, 6), Constant(0.3)),
-        Trial(Method.non_private(weak.query), Constant(0.3)),
+        Trial(Mechanism.central(weak, 6), Constant(0.3)),
+        Trial(Mechanism.non_private(weak.query), Constant(0.3)),
     ]
     settings = SweepSettings(300, None, dtype="float64")
     result = run_sweep(
@@ -93,7 +93,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_steps() -> None:
     peaks = []
     for steps in (30, 30, 2000):
         budget = PrivacyBudget(10, 1e-5, num_steps=2000, clip=0.5)
-        trials = [Trial(make_method("ldp", budget), Constant(0.1))]
+        trials = [Trial(make_mechanism("ldp", budget), Constant(0.1))]
         settings = SweepSettings(steps, 8, dtype="float64")
         tracemalloc.start()
         run_sweep(make_logistic(), NETWORK, trials, settings=settings, evaluate_at=[])
@@ -107,7 +107,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_steps() -> None:
 def test_a_run_that_breaks_down_stops_and_the_others_continue() -> None:
     """A huge step size overflows float32 within a few steps on the quadratic."""
     task, data = make_problem("quadratic", torch.float32)
-    method = Method.non_private()
+    method = Mechanism.non_private()
     trials = [Trial(method, Constant(eta)) for eta in (1e-3, 1e12)]
     settings = SweepSettings(60, 1, seeds=(0, 1))
     result = run_sweep(
@@ -127,7 +127,7 @@ def test_a_run_that_breaks_down_stops_and_the_others_continue() -> None:
 
 def test_a_diverging_loss_stops_its_run_before_it_overflows() -> None:
     task, data = make_problem("quadratic")
-    trials = [Trial(Method.non_private(), Constant(10.0))]
+    trials = [Trial(Mechanism.non_private(), Constant(10.0))]
     settings = SweepSettings(40, 1, dtype="float64")
     result = run_sweep(
         TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=range(41)
@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
     problem = make_logistic()
     X, y = problem.parts["test"]
     broken = replace(problem, parts={"test": (X * torch.nan, y)})
-    trials = [Trial(make_method("none"), Constant(0.1))]
+    trials = [Trial(make_mechanism("none"), Constant(0.1))]
     result = run_sweep(broken, NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
     assert result.stopped["none", "0.1", 0].cause == "loss-diverged"
 
@@ -180,7 +180,7 @@ def test_sweeps_that_would_break_a_promise_are_refused(
     methods: list[str], change: dict[str, Any], message: str
 ) -> None:
     made = [
-        make_method("ldp", SAMPLE_BUDGET) if name == "sample" else make_method(name)
+        make_mechanism("ldp", SAMPLE_BUDGET) if name == "sample" else make_mechanism(name)
         for name in methods
     ]
     trials = [Trial(method, Constant(0.1)) for method in made]
@@ -213,19 +213,19 @@ def test_no_samples_to_measure_on_are_refused() -> None:
 
 
 def test_data_and_noise_must_have_one_part_per_agent() -> None:
-    trials = [Trial(make_method("ldp"), Constant(0.1))]
+    trials = [Trial(make_mechanism("ldp"), Constant(0.1))]
     with pytest.raises(InvalidArgumentError, match="data must be 4, one for each agent"):
         run_sweep(
             make_logistic(), load_network("ring:4", mixing="gossip"), trials, settings=SETTINGS
         )
-    other = Method.private("other", Decomposition(np.full(4, 1e6)), BUDGET)
+    other = Mechanism.private("other", Decomposition(np.full(4, 1e6)), BUDGET)
     with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):
         run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)
 
 
 def test_poisson_sampled_runs_are_accounted() -> None:
     query = ClippedQuery(0.5, unit="sample", batch_size=8, sampling_rate=0.25)
-    trials = [Trial(Method.non_private(query), Constant(0.3))]
+    trials = [Trial(Mechanism.non_private(query), Constant(0.3))]
     result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, num_steps=200))
     assert float(result.last_rows[0]["train_loss"]) < 0.6
 
@@ -250,7 +250,7 @@ def test_a_result_without_noise_states_that_it_protects_nobody() -> None:
 def test_secret_keys_are_for_one_trial() -> None:
     """Two trials of a method would release different gradients with the same noise."""
     plan = make_plan(NETWORK, BUDGET, mechanism="ldp")
-    trials = [Trial(Method.from_plan(plan), Constant(step_size)) for step_size in (0.1, 0.2)]
+    trials = [Trial(Mechanism.from_plan(plan), Constant(step_size)) for step_size in (0.1, 0.2)]
     settings = SweepSettings(2, None, noise_keys="secret")
     with pytest.raises(InvalidArgumentError, match="trials must be one for a run with secret keys"):
         run_sweep(make_logistic(), NETWORK, trials, settings=settings)

@@ -17,7 +17,7 @@ from corn import learn
 from corn.checks import IntArray
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, Horizon, ThreatModel, design
 from corn.errors import InfeasibleError, InvalidArgumentError
-from corn.learn import Method, Workload, load_parameters, make_methods, train
+from corn.learn import Mechanism, Workload, load_parameters, make_mechanisms, train
 from corn.learn.batches import BatchSampler
 from corn.learn.tasks import LinearClassifier
 from corn.plan import make_plan
@@ -101,7 +101,7 @@ def test_a_plan_has_network_budget_and_noise() -> None:
     spent = float(result.last_rows[0]["simulated_epsilon"])
     assert spent == pytest.approx(10, rel=1e-3)
     assert spent <= 10
-    assert result.trials[0].method.against == plan.threat.describe()
+    assert result.trials[0].mechanism.against == plan.threat.describe()
     explicit = train(plan, **options, cooldown_steps=1)
     assert torch.equal(result.parameters, explicit.parameters)
     assert not torch.equal(result.parameters, train(plan, **options, cooldown_steps=0).parameters)
@@ -195,8 +195,8 @@ def test_held_out_samples_belong_to_no_agent() -> None:
 
 
 def test_public_names_are_loaded_when_used() -> None:
-    assert learn.Method is Method
-    assert {"Method", "train", "run_sweep"} <= set(dir(learn))
+    assert learn.Mechanism is Mechanism
+    assert {"Mechanism", "train", "run_sweep"} <= set(dir(learn))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         learn.nothing  # noqa: B018
 
@@ -252,7 +252,7 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
         datasets=make_datasets(num_agents),
         secure=secure,
     )
-    assert result.trials[0].method.threat == threat.resolve(nx.complete_graph(num_agents), "sum")
+    assert result.trials[0].mechanism.threat == threat.resolve(nx.complete_graph(num_agents), "sum")
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -264,7 +264,7 @@ def test_a_large_network_is_trained_against_an_eavesdropper(secure: bool) -> Non
         "num_steps": 2,
     }
     result = train("torus:20x20", BUDGET, threat=ThreatModel(0), **given)
-    assert result.trials[0].method.threat.max_colluders == 0
+    assert result.trials[0].mechanism.threat.max_colluders == 0
     assert result.is_simulated != secure
 
 
@@ -331,7 +331,7 @@ def test_a_release_does_not_stop_because_of_the_training_loss() -> None:
 @pytest.mark.parametrize("name", ["central", "ldp"])
 def test_secret_keys_need_a_promise_that_holds_in_floating_point(name: str) -> None:
     network = load_network("ring:4", mixing="gossip")
-    method = make_methods([name], network, BUDGET, objective=Horizon(5))[0]
+    method = make_mechanisms([name], network, BUDGET, objective=Horizon(5))[0]
     problem = learn.TrainingProblem(
         LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets())
     )
@@ -393,7 +393,7 @@ def test_batches_are_new_in_every_release_and_repeat_in_simulations(
 
 def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -> None:
     plan = make_plan(load_network("ring:4", mixing="gossip"), BUDGET)
-    trials = [learn.Trial(Method.from_plan(plan), learn.Constant(0.1))]
+    trials = [learn.Trial(Mechanism.from_plan(plan), learn.Constant(0.1))]
     settings = learn.SweepSettings(1, None, noise_keys="secret", dtype="float32")
     found: list[torch.Tensor] = []
     for num_samples in (39, 40):

@@ -1,83 +1,89 @@
-"""Compiled code is used only if it gives NumPy's bits; without it NumPy is used."""
+"""Compiled code is used only if it gives the known bits; otherwise no noise is drawn."""
 
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from corn.checks import FloatArray
-from corn.errors import CornWarning
+from corn.errors import CornError
 from corn.noise import normals
-from corn.noise.normals import Words
 from tests.noise.test_stream import KNOWN_DIGEST
-
-pytest.importorskip("numba")
+from tests.oracles.normals import sum_normals
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    normals.find_compiled.cache_clear()
+    normals.load_compiled.cache_clear()
     yield
-    normals.find_compiled.cache_clear()
+    normals.load_compiled.cache_clear()
 
 
-def test_compiled_code_is_found_without_a_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert isinstance(normals.find_compiled(), ModuleType)
+def test_the_known_bits_are_those_of_numpy() -> None:
+    """All that a digest is of, by the reference and by single operations of NumPy."""
+
+    def write_half_step(out: Any, model: Any, gradient: Any, noise: Any, *given: float) -> None:
+        factor, grid, step_size = given
+        released = np.rint((gradient.astype(np.float64) * factor + noise) / grid) * grid
+        out[:] = model - out.dtype.type(step_size) * released.astype(out.dtype)
+
+    def write_fractions(out: Any, words: Any) -> None:
+        out[:] = (words >> np.uint32(8)).astype(np.float64) / 2**24
+
+    def write_masked(out: Any, gradient: Any, noise: Any, offset: Any, *given: Any) -> None:
+        mask, factor, grid = given
+        noisy = gradient.astype(np.float64) * factor + noise
+        out[:] = np.rint(noisy / grid + offset).astype(np.int64).astype(out.dtype) + mask
+
+    def write_average(out: Any, total: Any, offset: Any, num_agents: int, scale: float) -> None:
+        out[:] = (total.astype(np.float64) - num_agents * offset.astype(np.float64)) * scale
+
+    reference = SimpleNamespace(
+        sum_blocks=sum_normals,
+        write_half_step=write_half_step,
+        write_fractions=write_fractions,
+        write_masked=write_masked,
+        write_average=write_average,
+    )
+    assert normals.digest_known(reference) == normals.KNOWN_DIGEST
+    assert normals.digest_known(normals.load_compiled()) == normals.KNOWN_DIGEST
 
 
-def test_without_numba_there_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert normals.find_compiled() is None
+@pytest.mark.parametrize(
+    "name",
+    ["sum_blocks", "write_half_step", "write_fractions", "write_masked", "write_average"],
+)
+def test_code_with_other_bits_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss_one(*given: NDArray[Any]) -> None:
+        getattr(real, name)(*given)
+        out = given[-1 if name == "sum_blocks" else 0].reshape(-1)
+        out[-1] = np.nextafter(out[-1], 9) if out.dtype.kind == "f" else out[-1] + 1
 
-
-def test_code_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def miss_one(words: Words, weights: FloatArray, out: FloatArray) -> None:
-        real(words, weights, out)
-        out[-1, -1, -1] *= 1 + np.finfo(out.dtype).eps
-
-    real = normals.find_compiled().sum_blocks  # type: ignore[union-attr]
-    normals.find_compiled.cache_clear()
-    stand_in = SimpleNamespace(sum_blocks=miss_one)
-    monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
-    with pytest.warns(CornWarning, match="its normals differ from NumPy's"):
-        assert normals.find_compiled() is None
-
-
-@pytest.mark.parametrize("name", ["write_fractions", "write_masked", "write_average"])
-def test_code_with_other_sums_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def miss_one(out: NDArray[Any], *given: Any) -> None:
-        getattr(real, name)(out, *given)
-        out[-1] += out.dtype.type(1)
-
-    real = normals.find_compiled()
-    normals.find_compiled.cache_clear()
+    real = normals.load_compiled()
+    normals.load_compiled.cache_clear()
     stand_in = SimpleNamespace(**{**vars(real), name: miss_one})
     monkeypatch.setattr("importlib.import_module", lambda _name: stand_in)
-    with pytest.warns(CornWarning, match=r"its (offsets|exact sums) differ from NumPy's"):
-        assert normals.find_compiled() is None
+    with pytest.raises(CornError, match="does not give the known numbers"):
+        normals.load_compiled()
 
 
-def test_a_broken_installation_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise OSError("libllvmlite.so is missing")
 
     monkeypatch.setattr("importlib.import_module", fail)
-    with pytest.warns(CornWarning, match="by NumPy, several times as slowly.*libllvmlite"):
-        assert normals.find_compiled() is None
+    with pytest.raises(CornError, match="libllvmlite"):
+        normals.load_compiled()
 
 
 def find_elsewhere(tmp_path: Path, *, first: str = "", then: str = "", **environment: str) -> str:
-    code = first + "from corn.noise import find_compiled; print(bool(find_compiled()))" + then
+    code = first + "from corn.noise import load_compiled; print(bool(load_compiled()))" + then
     result = subprocess.run(
         [sys.executable, "-c", code],
         env={
@@ -87,14 +93,13 @@ def find_elsewhere(tmp_path: Path, *, first: str = "", then: str = "", **environ
         },
         capture_output=True,
         text=True,
-        check=True,
     )
     return result.stdout + result.stderr
 
 
 @pytest.mark.slow
-def test_machine_code_gives_numpys_bits_on_any_processor_and_from_any_cache(tmp_path: Path) -> None:
-    """One cache is filled for another processor, then read by newer constants, then damaged."""
+def test_machine_code_gives_the_same_bits_on_any_processor(tmp_path: Path) -> None:
+    """Caches are filled for another processor, by other constants, and damaged."""
     draw = (
         "; import tests.noise.test_stream as t; print(t.digest(t.draw(t.SOURCES[0], stop=1<<20)))"
     )
@@ -102,24 +107,25 @@ def test_machine_code_gives_numpys_bits_on_any_processor_and_from_any_cache(tmp_
     assert found.split() == ["True", KNOWN_DIGEST]
     kept = [*tmp_path.rglob("*.nbi"), *tmp_path.rglob("*.nbc")]
     assert {path.suffix for path in kept} == {".nbi", ".nbc"}
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:10])
+    assert find_elsewhere(tmp_path, NUMBA_CPU_NAME="generic") == "True\n"
 
-    change = "from corn.noise import normals; normals.SINE = (3.0, *normals.SINE[1:]); "
+    other = "from corn.noise import normals; normals.SINE = (3.0, *normals.SINE[1:]); "
     # As if Numba did not know the constants by which a loop was compiled.
     forget = (
         "from numba.core.caching import IndexDataCacheFile as Cache; "
         "Cache.load = lambda own, key: own._load_data("
         "next(name for known, name in own._load_index().items() if known[0] == key[0])); "
     )
-    found = find_elsewhere(tmp_path, first=forget + change, NUMBA_CPU_NAME="generic")
-    assert "its normals differ" in found
-    assert "False" in found
-
-    for path in kept:
-        path.write_bytes(path.read_bytes()[:10])
-    assert find_elsewhere(tmp_path, first=change, NUMBA_CPU_NAME="generic") == "True\n"
+    for first in (other, forget):
+        found = find_elsewhere(tmp_path / "other", first=first, NUMBA_CPU_NAME="generic")
+        assert "CornError: no noise can be drawn, as compiled code" in found
+        assert "True" not in found
 
 
-def test_numba_with_its_compiler_disabled_is_not_used(tmp_path: Path) -> None:
+def test_numba_with_its_compiler_disabled_draws_nothing(tmp_path: Path) -> None:
     output = find_elsewhere(tmp_path, NUMBA_DISABLE_JIT="1")
-    assert "False" in output
+    assert "True" not in output
+    assert "CornError: no noise can be drawn" in output
     assert "compiler is disabled" in output

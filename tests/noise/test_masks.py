@@ -2,7 +2,9 @@
 
 import math
 from itertools import combinations
+from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
@@ -14,6 +16,7 @@ from corn.covariance.masks import design_masks
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner, Secret, SecureSource, draw_share
+from corn.noise.grid import bound_offset_loss
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
@@ -135,6 +138,37 @@ def test_sums_on_the_grid_have_the_density_of_a_continuous_sum(offset: float, sh
 
         continuous, _ = scipy.integrate.quad(density, -1, 1, points=[0], epsabs=0, epsrel=1e-13)
         assert on_grid[k + 160] == pytest.approx(continuous, rel=1e-11)
+
+
+@pytest.mark.parametrize(("num_agents", "bits"), [(1, 1), (2, 3), (3, 3), (4, 6)])
+def test_offsets_with_few_bits_are_as_close_to_continuous_ones_as_stated(
+    num_agents: int, bits: int
+) -> None:
+    """The masses of cells and the densities at their centres, with far fewer bits than deployed."""
+    std, spacing = 6.5 * math.sqrt(num_agents), math.gcd(num_agents, 2**bits) / 2**bits
+
+    def integrate(x: float, times: int) -> Any:
+        """Return the density of a normal and of uniforms, integrated so often, at a point."""
+        total = mpmath.mpf(0)
+        for k in range(num_agents + 1):
+            place = x + num_agents / mpmath.mpf(2) - k
+            # Uniforms are differences of integrals.
+            before, now = mpmath.npdf(place, 0, std), mpmath.ncdf(place, 0, std)
+            for number in range(1, num_agents + times):
+                before, now = now, (place * now + std**2 * before) / number
+            total += (-1) ** k * mpmath.binomial(num_agents, k) * now
+        return total
+
+    worst = mpmath.mpf(0)
+    with mpmath.workdps(250):
+        for x in np.linspace(-24, 24, 17) * std:
+            place = round(x / spacing) * spacing
+            mass = integrate(place + spacing / 2, 1) - integrate(place - spacing / 2, 1)
+            worst = max(worst, abs(mpmath.log(mass / (spacing * integrate(place, 0)))))
+    stated = bound_offset_loss(num_agents, bits)
+    assert worst < stated
+    # The spacing may be as large as n.
+    assert worst > stated / 10 * (spacing * 2**bits / num_agents) ** 2
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])

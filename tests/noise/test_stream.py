@@ -23,7 +23,6 @@ from corn.noise import (
     SecureSource,
     SimulationSource,
     StreamAddress,
-    find_compiled,
 )
 from corn.noise.stream import MAX_COORDINATE, decode_fields, encode_fields
 from tests.noise.test_normals import exact_block
@@ -36,9 +35,9 @@ ADDRESS = StreamAddress(OWNER, nonce=bytes(32), step=5, stream=3)
 SOURCES: list[NoiseSource] = [SecureSource({OWNER: KEY}), SimulationSource(3)]
 LENGTH = 70_000
 
-KNOWN = [0x3FF7692C7DCD841D, 0x3FF5752E73A36C2B, 0x3FEDBB3E8CEFA09B, 0x3FC01BA2853ADCF5]
-KNOWN_FAR = [0x3FB9762D6CDD7470, 0x3FCF288B10E21044]
-KNOWN_DIGEST = "e0900a18868c97151945e265a96eacd8d5b79389cf12a6394bf4f4090b9ddefe"
+KNOWN = [0x3FB23EC1896D6307, 0xBFCBB41144D7AFF4, 0xBFF5395EBB5AD5E4, 0x3FE69E37C1236945]
+KNOWN_FAR = [0x3FE84CB2EBE924E7, 0x3FDF72D47A7372C0]
+KNOWN_DIGEST = "d1c0fc5bea18550c60c59fb7da70baf488093beb8206044c55410f108ca33a6a"
 
 
 def draw(
@@ -53,20 +52,10 @@ def draw(
     return out
 
 
-@pytest.fixture(params=["compiled", "NumPy"])
-def transform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with Numba, and again as if it were not installed."""
-    if request.param == "NumPy":
-        monkeypatch.setattr("corn.noise.stream.find_compiled", lambda: None)
-    elif find_compiled() is None:
-        pytest.skip("Numba does not work here")
-
-
 def digest(values: Any) -> str:
     return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
-@pytest.mark.usefixtures("transform")
 @pytest.mark.parametrize(
     ("source", "dtype"),
     [(SOURCES[0], np.float64), (SOURCES[1], np.float32), (SOURCES[1], np.float64)],
@@ -95,7 +84,6 @@ def test_any_chunking_gives_the_same_values(source: NoiseSource, dtype: Any) -> 
     check()
 
 
-@pytest.mark.usefixtures("transform")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
 def test_noncontiguous_memory_is_filled(source: NoiseSource) -> None:
     whole, every_second = draw(source, stop=5000), np.zeros((5000, 2))
@@ -112,7 +100,6 @@ def test_chunks_may_end_at_any_block_boundary(source: NoiseSource, edge: int) ->
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-@pytest.mark.usefixtures("transform")
 def test_known_answers_in_every_bit() -> None:
     # Only operations that IEEE 754 rounds in one way: a machine that differs here is not IEEE.
     assert draw(SOURCES[0], stop=4).view(np.uint64).tolist() == KNOWN
@@ -126,7 +113,7 @@ def test_a_stream_matches_its_specification(block: int) -> None:
     # AES on one counter after the other, and the formula on one pair after the other. The first
     # block of a draw from the start comes from another cipher mode than that of a later start.
     key = hashlib.blake2b(
-        ADDRESS.encode("secure"), key=KEY.reveal(), digest_size=16, person=b"corn/stream/4"
+        ADDRESS.encode("secure"), key=KEY.reveal(), digest_size=16, person=b"corn/stream/5"
     ).digest()
     first = 2 + 528 * block
     counters = b"".join(number.to_bytes(16, "big") for number in range(first, first + 528))
@@ -151,15 +138,6 @@ def digests_elsewhere(code: str, **environment: str) -> list[str]:
         check=True,
     )
     return result.stdout.split()
-
-
-def test_other_vector_instructions_give_the_same_bits() -> None:
-    # NumPy's own log and sin fail this: their last bits depend on the instructions of the machine.
-    found: Any = np.show_config(mode="dicts")
-    disabled = " ".join(found["SIMD Extensions"].get("found", []))
-    code = "from corn.noise import stream; stream.find_compiled = lambda: None"
-    digests = digests_elsewhere(code, NPY_DISABLE_CPU_FEATURES=disabled)
-    assert digests == [KNOWN_DIGEST]
 
 
 def test_every_part_of_an_address_matters() -> None:

@@ -98,8 +98,8 @@ def draw_mask(
 def draw_offset(offset_seed: bytes, size: int) -> FloatArray:
     """Return an agent's public offset of the grid, in [0, 1)."""
     key = hashlib.blake2b(_join("grid offset", offset_seed, 0), digest_size=16).digest()
-    words = np.frombuffer(_encrypt(key, 0, 8 * size), "<u8")
-    return np.asarray((words >> np.uint64(11)) * 2.0**-53)
+    words = np.frombuffer(_encrypt(key, 0, 4 * size), "<u4")
+    return np.asarray((words >> np.uint32(8)) * 2.0**-24)
 
 
 def recompute_message(at: Round, noisy: FloatArray, *, mask: Words, offset_seed: bytes) -> Words:
@@ -124,7 +124,7 @@ def _derive(at: Round, root: bytes, *fields: bytes | str | int) -> bytes:
 
 def _draw(at: Round, key: bytes, kind: str, owner: bytes, num_bytes: int) -> NDArray[np.uint8]:
     data = _join(kind, owner, at.run, at.number, 0)
-    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/4").digest()
+    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/5").digest()
     return np.frombuffer(_encrypt(own, 2, num_bytes), np.uint8)
 
 

@@ -94,7 +94,7 @@ def test_a_training_cell_gives_the_losses_of_the_library(tmp_path: Path) -> None
         learn.Workload(cell.task, seed=cell.data_seed).build(6),
         network,
         [
-            learn.Trial(learn.Method.private(mechanism.name, made, budget), learn.Constant(size))
+            learn.Trial(learn.Mechanism.private(mechanism.name, made, budget), learn.Constant(size))
             for size in step_sizes_of(cell)
         ],
         settings=learn.SweepSettings(cell.num_steps, cell.batch_size, (0, 1)),
@@ -134,7 +134,7 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
         problem,
         network,
         [
-            learn.Trial(learn.Method.private("corn", noise, budget), learn.Constant(size))
+            learn.Trial(learn.Mechanism.private("corn", noise, budget), learn.Constant(size))
             for size in step_sizes_of(cell)
         ],
         settings=learn.SweepSettings(

@@ -23,7 +23,7 @@ from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_part
 from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule
 from corn.learn.simulation import Simulation
@@ -143,7 +143,7 @@ def audit_training(
     view: View | None = None,
     confidence: float = 0.99,
     seed: int = 0,
-    method: Method | None = None,
+    method: Mechanism | None = None,
     track: Callable[[range], Iterable[int]] = iter,
 ) -> OneRunReport:
     """Train once by a plan for samples, with canaries in the data, and guess which were there.
@@ -174,7 +174,7 @@ def audit_training(
         momentum=plan.momentum,
     )
     data, _ = watched.place(settings)
-    trial = Trial(method or Method.from_plan(plan), schedule)
+    trial = Trial(method or Mechanism.from_plan(plan), schedule)
     simulation = Simulation(watched.task, data, plan.network, [trial], settings=settings)
     # It knows the data without canaries, and all canaries; of the coins it reads none.
     attacker = _Eavesdropper(plan, problem, canaries, settings, query, view or View())

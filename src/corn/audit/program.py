@@ -43,6 +43,7 @@ from corn.noise.choices import SecretChoices
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
+    Offset,
     choose_bits,
     draw_mask,
     draw_offset,
@@ -129,7 +130,7 @@ class Program:
     take_half_step: Callable[..., Tensor] = take_half_step
     choose_bits: Callable[..., MaskBits] = choose_bits
     draw_mask: Callable[..., MaskWords] = draw_mask
-    draw_offset: Callable[[bytes, int, int], FloatArray] = draw_offset
+    draw_offset: Callable[[bytes, int, int], Offset] = draw_offset
     release_masked: Callable[..., MaskWords] = release_masked
     read_average: Callable[..., FloatArray] = read_average
 
@@ -152,7 +153,7 @@ class Program:
         mask: MaskWords,
         *,
         grid: float,
-        offset: FloatArray,
+        offset: Offset,
     ) -> MaskWords:
         """Return the message of each trial where releases are summed exactly, (trials, d)."""
         values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
@@ -211,7 +212,7 @@ class NoiseRecord:
         return self._draw_masks([SecureSource(own) for own in self.keys])
 
     @cached_property
-    def offsets(self) -> FloatArray:
+    def offsets(self) -> Offset:
         """The public offsets of the grid, shape (releases, size); zeros without masks."""
         if not self._plan.decomposition.is_masked:
             return np.zeros((len(self.releases), self.size))
@@ -290,11 +291,13 @@ class NoiseRecord:
         return self._draw_masks([_KnownWords(self.held_by(coalition))] * self._plan.num_agents)
 
     def _draw_noise(self, noise: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
-        return self._draw(self._program.draw_share, noise, sources, stop=self.size)
+        drawn: FloatArray = self._draw(self._program.draw_share, noise, sources, stop=self.size)
+        return drawn
 
     def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
         draw, noise = self._program.draw_mask, self._plan.decomposition
-        return self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+        drawn: MaskWords = self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+        return drawn
 
     def _draw(
         self, draw: Callable[..., Any], noise: Decomposition, sources: Sequence[Any], **options: Any
@@ -366,9 +369,17 @@ class _KnownWords:
     def __init__(self, keys: Keys) -> None:
         self._keys, self._source = keys, SecureSource(keys)
 
-    def add_words(self, out: MaskWords, address: StreamAddress, *, subtracts: bool) -> None:
-        if address.owner in self._keys:
-            self._source.add_words(out, address, subtracts=subtracts)
+    def fill_masks(
+        self,
+        out: MaskWords,
+        added: Sequence[StreamAddress],
+        subtracted: Sequence[StreamAddress],
+    ) -> None:
+        known = (
+            [address for address in addresses if address.owner in self._keys]
+            for addresses in (added, subtracted)
+        )
+        self._source.fill_masks(out, *known)
 
 
 def _secret(seed: int, *purpose: str | int) -> Secret:

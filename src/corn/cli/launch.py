@@ -272,7 +272,7 @@ def _draw(launched: distributed.LaunchResult, path: Path) -> None:
     ]
     draw_run(
         [{name: row[name] for name in measured} for row in rows],
-        {trial.method.name: trial.schedule.describe()},
+        {trial.mechanism.name: trial.schedule.describe()},
         title=f"{launched.problem.task.describe()}: {simulated}{launched.plan.describe()}",
         path=path,
     )

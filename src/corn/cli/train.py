@@ -47,7 +47,7 @@ from corn.cli.output import (
 from corn.cli.records import read_configuration
 from corn.covariance import ThreatModel
 from corn.errors import StoppedByUserError
-from corn.learn.names import METHOD_NAMES, usual_schedule
+from corn.learn.names import MECHANISM_NAMES, usual_schedule
 from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
@@ -92,8 +92,8 @@ def train(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help=f"One or more of {', '.join(METHOD_NAMES)}, separated by commas. none clips but "
-            "adds no noise; unclipped does neither; central trusts a server. NAME=R.npy or "
+            help=f"One or more of {', '.join(MECHANISM_NAMES)}, separated by commas. none clips "
+            "but adds no noise; unclipped does neither; central trusts a server. NAME=R.npy or "
             "NAME=FILE.py:FUNCTION adds a covariance of your own, scaled to the budget. "
             f"(Default: {_MECHANISMS}; with a plan, the plan alone.)",
             rich_help_panel=LEARNING,
@@ -207,7 +207,7 @@ def train(
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
     with working("designing the noise"):
-        methods = learn.make_methods(
+        mechanisms = learn.make_mechanisms(
             [name.strip() for name in names.split(",") if names],
             network,
             promise,
@@ -216,11 +216,11 @@ def train(
         )
     if planned is not None:
         # Named "plan", because a mechanism of the same name may stand beside it.
-        methods.insert(0, learn.Method.from_plan(planned, name="plan"))
-    _note_exposed(methods)
-    for method in methods:
-        if method.name == ("corn" if planned is None else "plan"):
-            warn_of_large_disagreement(method.disagreement_ratio)
+        mechanisms.insert(0, learn.Mechanism.from_plan(planned, name="plan"))
+    _note_exposed(mechanisms)
+    for one in mechanisms:
+        if one.name == ("corn" if planned is None else "plan"):
+            warn_of_large_disagreement(one.disagreement_ratio)
     schedule = usual_schedule(learning.task or "")
     # On large data sets, measuring takes longer than training. A table needs the last values only.
     steps = settings.num_steps
@@ -235,7 +235,7 @@ def train(
             comparison = tuned = learn.tune(
                 problem,
                 network,
-                methods,
+                mechanisms,
                 step_sizes=step_sizes,
                 schedule=schedule,
                 checkpoint=checkpoint,
@@ -247,7 +247,7 @@ def train(
             tuned = learn.tune(
                 learn.borrow_held_out(problem, seed=learning.data_seed),
                 network,
-                methods,
+                mechanisms,
                 step_sizes=step_sizes,
                 schedule=schedule,
                 checkpoint=checkpoint and checkpoint.with_name(f"{checkpoint.name}.tuning"),
@@ -260,7 +260,7 @@ def train(
             # A mechanism whose every run broke down has no step size, and is left out.
             best = [
                 learn.Trial(m, tuned.schedules[m.name])
-                for m in methods
+                for m in mechanisms
                 if m.name in tuned.schedules
             ]
             result = learn.run_sweep(problem, network, best, checkpoint=checkpoint, **options)
@@ -276,7 +276,7 @@ def train(
     result = comparison.result
     # The user's own data is private, whatever the options are: all runs on it count.
     is_private = learning.data is not None or tune_on == "held-out"
-    prices: dict[learn.Method, learn.TuningPrice] = {}
+    prices: dict[learn.Mechanism, learn.TuningPrice] = {}
     total = None
     if is_private and result.status == "complete":
         with working("adding up the runs"):
@@ -307,8 +307,7 @@ def train(
             "tuned_on": tune_on,
             "num_runs": len(result.trials) * len(result.seeds),
             "prices": {
-                method.name: {**vars(price), "against": method.against}
-                for method, price in prices.items()
+                one.name: {**vars(price), "against": one.against} for one, price in prices.items()
             },
             "price_of_all": None if total is None else vars(total),
         },
@@ -329,7 +328,7 @@ def train(
             )
         if is_private:
             _note_prices(result, prices, total)
-        elif len(result.trials) > len(methods):
+        elif len(result.trials) > len(mechanisms):
             print_note(
                 f"step sizes were chosen from {len(result.trials)} runs per seed, which is counted "
                 f"as free because {learning.task} is public; runs on --data are counted"
@@ -360,15 +359,15 @@ def _choose_dtype(plan: Plan | None, *, is_quadratic: bool, rehearse: bool) -> s
     return "float64" if is_quadratic else "float32"
 
 
-def _note_exposed(methods: Sequence[learn.Method]) -> None:
+def _note_exposed(mechanisms: Sequence[learn.Mechanism]) -> None:
     """Print a note on mechanisms whose shared noise a participant can subtract."""
     exposed = [
-        method.name
-        for method in methods
-        if method.noise is not None
-        and method.noise.seed_groups
-        and not method.is_central
-        and not method.threat.max_colluders
+        mechanism.name
+        for mechanism in mechanisms
+        if mechanism.noise is not None
+        and mechanism.noise.seed_groups
+        and not mechanism.is_central
+        and not mechanism.threat.max_colluders
     ]
     if exposed:
         advice = "; --colluders 1 designs corn against one" if "corn" in exposed else ""
@@ -393,23 +392,23 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
 
 def _note_prices(
     result: learn.Result,
-    prices: dict[learn.Method, learn.TuningPrice],
+    prices: dict[learn.Mechanism, learn.TuningPrice],
     total: learn.TuningPrice | None,
 ) -> None:
     """Print what all runs on private data cost."""
     if result.status == "interrupted":
         print_note("private tuning: runs that were interrupted are not priced")
-    for method, price in prices.items():
+    for mechanism, price in prices.items():
         # One run spends what the table shows.
         if price.num_runs > 1:
             print_note(
-                f"private tuning: {method.name} made {price.num_runs} runs on the agents' data; "
+                f"private tuning: {mechanism.name} made {price.num_runs} runs on the agents' data; "
                 f"together they spend ε = {round_up(price.epsilon)} at δ = "
                 f"{write_exactly(price.delta)}, not {write_exactly(price.epsilon_of_one)}, for "
-                f"{price.protects}, against {method.against}, if {price.assumes}, which "
+                f"{price.protects}, against {mechanism.against}, if {price.assumes}, which "
                 "runs of a simulation have in common"
             )
-    noiseless = sorted({t.method.name for t in result.trials if t.method.budget is None})
+    noiseless = sorted({t.mechanism.name for t in result.trials if t.mechanism.budget is None})
     if noiseless:
         print_note(
             f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
@@ -443,9 +442,9 @@ def _draw(comparison: learn.Comparison, budget: PrivacyBudget, path: Path) -> No
     # Mechanisms differ in their adversaries, so the title names each with those that hold against
     # it.
     holders: dict[str, list[str]] = {}
-    for method in comparison.methods:
-        if method.budget is not None:
-            holders.setdefault(_name_adversary(method), []).append(method.name)
+    for mechanism in comparison.mechanisms:
+        if mechanism.budget is not None:
+            holders.setdefault(_name_adversary(mechanism), []).append(mechanism.name)
     against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
     promise = f"simulated {budget.describe()}: {against}" if holders else "no noise"
     draw_run(
@@ -490,15 +489,17 @@ def _print_comparison(
         ],
         [
             [
-                method.name,
-                str(facts[method.name]["step_size"] or "all broke down"),
-                *(_format_score(facts[method.name], column) for column in shown),
-                "none" if method.budget is None else round_up_range(_spent(comparison, method)),
-                "" if method.central_ratio is None else f"{method.central_ratio:.3g}",
-                format_kappa(method.disagreement_ratio),
-                _name_adversary(method),
+                mechanism.name,
+                str(facts[mechanism.name]["step_size"] or "all broke down"),
+                *(_format_score(facts[mechanism.name], column) for column in shown),
+                "none"
+                if mechanism.budget is None
+                else round_up_range(_spent(comparison, mechanism)),
+                "" if mechanism.central_ratio is None else f"{mechanism.central_ratio:.3g}",
+                format_kappa(mechanism.disagreement_ratio),
+                _name_adversary(mechanism),
             ]
-            for method in comparison.methods
+            for mechanism in comparison.mechanisms
         ],
     )
     print_note(result.privacy)
@@ -525,31 +526,31 @@ def _choose_columns(facts: dict[str, dict[str, object]], *, is_sum: bool) -> lis
     return [name for name in shown if name not in hidden]
 
 
-def _spent(comparison: learn.Comparison, method: learn.Method) -> object:
+def _spent(comparison: learn.Comparison, mechanism: learn.Mechanism) -> object:
     """Return ε of all agents where their promises differ; else that of the least protected."""
-    is_uniform = method.budget is None or method.budget.is_uniform
+    is_uniform = mechanism.budget is None or mechanism.budget.is_uniform
     name = "simulated_epsilon" if is_uniform else "simulated_epsilon_of_each_agent"
-    return comparison.summary[method.name][name]
+    return comparison.summary[mechanism.name][name]
 
 
 def _print_outcome(comparison: learn.Comparison) -> None:
     """Print the last line: what CorN, or else the first private mechanism, has reached."""
     # A trusted server is a reference, not an outcome of decentralised training.
-    methods = [m for m in comparison.methods if m.budget is not None and not m.is_central]
-    methods.sort(key=lambda method: method.name not in ("plan", "corn"))
-    for method in methods[:1]:
-        if method.budget is None or method.central_ratio is None:
+    mechanisms = [m for m in comparison.mechanisms if m.budget is not None and not m.is_central]
+    mechanisms.sort(key=lambda mechanism: mechanism.name not in ("plan", "corn"))
+    for mechanism in mechanisms[:1]:
+        if mechanism.budget is None or mechanism.central_ratio is None:
             continue
         text = describe_outcome(
-            comparison.summary[method.name],
-            _spent(comparison, method),
-            method.budget,
-            threat=method.threat,
-            central_ratio=method.central_ratio,
-            weighted_ratio=method.weighted_central_ratio or method.central_ratio,
+            comparison.summary[mechanism.name],
+            _spent(comparison, mechanism),
+            mechanism.budget,
+            threat=mechanism.threat,
+            central_ratio=mechanism.central_ratio,
+            weighted_ratio=mechanism.weighted_central_ratio or mechanism.central_ratio,
             is_simulated=True,
         )
-        print_line(None if text is None else f"{method.name}: {text}")
+        print_line(None if text is None else f"{mechanism.name}: {text}")
 
 
 def _format_score(own: dict[str, object], column: str) -> str:
@@ -577,12 +578,12 @@ def _describe_runs(num_runs: int) -> str:
     return f"mean ± 95 % interval of {num_runs}, which differ in batches, noise and first models"
 
 
-def _name_adversary(method: learn.Method) -> str:
-    """Return the adversary in a few words; ``Method.against`` has the full description."""
-    if method.budget is None:
+def _name_adversary(mechanism: learn.Mechanism) -> str:
+    """Return the adversary in a few words; ``Mechanism.against`` has the full description."""
+    if mechanism.budget is None:
         return "nobody"
-    if method.is_central:
+    if mechanism.is_central:
         return "model readers"
-    if not method.threat.max_colluders:
+    if not mechanism.threat.max_colluders:
         return "eavesdropper"
-    return method.threat.describe_colluders()
+    return mechanism.threat.describe_colluders()

@@ -33,7 +33,7 @@ from corn.distributed.storage import (
     write_model,
 )
 from corn.errors import CornError
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import (
     COLUMNS,
     PARTS,
@@ -169,7 +169,7 @@ class Journal:
         self._plan, self._agent = plan, agent
         self._settings, self._data, self._account = settings, data, account
         # Privacy is counted here, by releases; for the table this run is one without a promise.
-        self._trial = Trial(Method.non_private(name=plan.mechanism), settings.schedule)
+        self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._central_ratio = plan.central_ratio
         self._steps = settings.evaluation_steps(plan)
         self._folders, self._reports = folders, reports

@@ -32,7 +32,7 @@ from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import require_fitting_samples
-from corn.learn.method import Method
+from corn.learn.mechanism import Mechanism
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
@@ -257,7 +257,7 @@ def _simulate(
 
     @cache
     def find_precisions() -> list[float]:
-        precisions: list[float] = Method.from_plan(plan).precision.tolist()
+        precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
         return precisions
 
     def list_expenses(begun: int) -> list[Expense]:

@@ -32,7 +32,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.learn.sweep import Interruption
-from corn.noise import find_compiled
+from corn.noise import load_compiled
 from corn.noise.stream import decode_fields, encode_fields
 from corn.parsing import build, parse_json
 from corn.transport import (
@@ -514,7 +514,7 @@ def join(
         needs_store: False lets an agent that returns do without a store that is gone.
         interruption: ends every wait when a person requests it.
     """
-    find_compiled()  # may compile for seconds, and no other agent waits for this one yet
+    load_compiled()  # may compile for seconds, and no other agent waits for this one yet
     agent = credentials.agent
     is_host = agent == HOST if opens_store is None else opens_store
     with naming_agent(agent):

@@ -17,7 +17,7 @@ from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
 from corn.errors import CornError, FileFormatError, StoppedByUserError
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.step import StepStatistics
@@ -291,7 +291,7 @@ def describe_notes(results: Mapping[int, AgentResult], num_agents: int) -> list[
 
 def make_trial(plan: Plan, settings: RunSettings) -> Trial:
     """Return the plan as a simulation's trial, by the name of its mechanism."""
-    return Trial(Method.from_plan(plan), settings.schedule)
+    return Trial(Mechanism.from_plan(plan), settings.schedule)
 
 
 def merge_measurements(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from corn.noise import find_compiled
+from corn.noise import load_compiled
 
-find_compiled()
+load_compiled()

@@ -2,7 +2,7 @@
 
 - ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
 - ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
-- ``Method``: a mechanism's noise under a budget; ``Trial``: a method with a step-size schedule.
+- ``Mechanism``: noise under a budget; ``Trial``: a mechanism with a step-size schedule.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
     from corn.learn.file_data import Bounds as Bounds
     from corn.learn.file_data import FileWorkload as FileWorkload
-    from corn.learn.method import Method as Method
-    from corn.learn.method import Trial as Trial
-    from corn.learn.method import make_methods as make_methods
+    from corn.learn.mechanism import Mechanism as Mechanism
+    from corn.learn.mechanism import Trial as Trial
+    from corn.learn.mechanism import make_mechanisms as make_mechanisms
     from corn.learn.metrics import COLUMNS as COLUMNS
     from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
     from corn.learn.metrics import Row as Row
     from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
-    from corn.learn.partition import partition_dirichlet as partition_dirichlet
     from corn.learn.partition import partition_iid as partition_iid
-    from corn.learn.partition import partition_shards as partition_shards
     from corn.learn.problem import SweepSettings as SweepSettings
     from corn.learn.problem import TrainingProblem as TrainingProblem
     from corn.learn.schedule import Constant as Constant
     from corn.learn.schedule import Cosine as Cosine
     from corn.learn.schedule import InverseSqrt as InverseSqrt
-    from corn.learn.schedule import Schedule as Schedule
     from corn.learn.schedule import make_schedule as make_schedule
     from corn.learn.simulation import Simulation as Simulation
     from corn.learn.sweep import run_sweep as run_sweep
@@ -53,12 +50,12 @@ if TYPE_CHECKING:
 # is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
-    "method": "Method Trial make_methods",
-    "metrics": ("COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table"),
+    "mechanism": "Trial Mechanism make_mechanisms",
+    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table",
     "file_data": "Bounds FileWorkload",
-    "partition": "partition_dirichlet partition_iid partition_shards",
+    "partition": "partition_iid",
     "problem": "SweepSettings TrainingProblem",
-    "schedule": "Constant Cosine InverseSqrt Schedule make_schedule",
+    "schedule": "Constant Cosine InverseSqrt make_schedule",
     "simulation": "Simulation",
     "sweep": "run_sweep",
     "training": "compare load_parameters train",

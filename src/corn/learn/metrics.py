@@ -19,7 +19,7 @@ from torch import Tensor
 from corn.checks import FloatArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.step import StepStatistics
 from corn.learn.tasks import Task
 
@@ -146,32 +146,32 @@ def choose_measured(num_agents: int) -> list[int]:
 
 
 def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:
-    method = trial.method
+    mechanism = trial.mechanism
     row: Row = dict.fromkeys(COLUMNS, math.nan)
     row |= {
-        "mechanism": method.name,
+        "mechanism": mechanism.name,
         "step_size": trial.schedule.describe(),
         "seed": seed,
         "step": step,
         **scores,
-        **_privacy_spent(method, step, prefix),
+        **_privacy_spent(mechanism, step, prefix),
     }
     return row
 
 
-# All trials of a method share their ε, and under Poisson sampling each takes seconds to compute.
+# All trials of a mechanism share their ε, and under Poisson sampling each takes seconds to compute.
 @lru_cache(maxsize=4096)
-def _privacy_spent(method: Method, step: int, prefix: str) -> dict[str, Any]:
-    spent = method.epsilon_spent(step)
-    if spent is None or method.budget is None:
+def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, Any]:
+    spent = mechanism.epsilon_spent(step)
+    if spent is None or mechanism.budget is None:
         return {"unit": ""}
     return {
         f"{prefix}epsilon": float(spent.max()),
         f"{prefix}epsilon_least": float(spent.min()),
         # Where promises differ, each agent's ε is at its own δ.
-        "delta": max(promise.delta for promise in method.budget.promises),
-        "unit": method.budget.unit,
-        "central_ratio": method.central_ratio,
+        "delta": max(promise.delta for promise in mechanism.budget.promises),
+        "unit": mechanism.budget.unit,
+        "central_ratio": mechanism.central_ratio,
     }
 
 
@@ -342,10 +342,10 @@ class Result:
     @property
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
-        # Methods, not trials: a promise does not depend on the step size.
+        # Mechanisms, not trials: a promise does not depend on the step size.
         promises = [
             f"{own.budget.describe()}, against {own.against}"
-            for own in dict.fromkeys(trial.method for trial in self.trials)
+            for own in dict.fromkeys(trial.mechanism for trial in self.trials)
             if own.budget is not None
         ]
         if not promises:
@@ -398,7 +398,7 @@ class Result:
         last = {(r["mechanism"], r["step_size"], r["seed"]): r for r in self.last_rows}
         values: dict[tuple[str, str], list[float]] = {}
         for trial in self.trials:
-            key = trial.method.name, trial.schedule.describe()
+            key = trial.mechanism.name, trial.schedule.describe()
             runs = [(*key, seed) for seed in self.seeds]
             values[key] = [
                 failed if run in self.stopped else float(last[run][column]) for run in runs

@@ -1,4 +1,4 @@
-"""Names and defaults of workloads, models and methods, in a module without heavy imports."""
+"""Names and defaults of workloads, models and mechanisms, in a module without heavy imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WorkloadName: TypeAlias = Literal[
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-METHOD_NAMES: tuple[str, ...] = (
+MECHANISM_NAMES: tuple[str, ...] = (
     *(name for name in get_args(MechanismName) if name != "own"),
     "unclipped",
 )

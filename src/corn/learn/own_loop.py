@@ -740,7 +740,7 @@ def simulate_turns(
     )
     releases = StepReleases(
         noise,
-        method_of=torch.zeros(1, dtype=torch.long),
+        mechanism_of=torch.zeros(1, dtype=torch.long),
         grid=torch.tensor([[plan.grid]], dtype=torch.float64),
         # One seed and one trial.
         models=models[None, :, None],

@@ -1,6 +1,6 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
-``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all methods of a seed use
+``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all mechanisms of a seed use
 the **same** standard normals s (common random numbers), so that differences between mechanisms are
 not due to chance. ``AverageNoise`` draws the noise of an average of all agents directly.
 ``KeyedNoise`` draws each agent's share from keys, bit for bit as agents do with these keys by
@@ -37,7 +37,7 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset
+from corn.noise.masks import WORDS, MaskWords, Offset, draw_mask, draw_offset
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.topology.mixing import SparseMatrix
@@ -61,7 +61,7 @@ class NoiseRoot(NamedTuple):
 def make_root(
     noise: Decomposition | LatticeNoise, *, dtype: torch.dtype, device: torch.device | str
 ) -> NoiseRoot:
-    """Return the root of a method's noise with which a step takes least time.
+    """Return the root of a mechanism's noise with which a step takes least time.
 
     Private noise takes one product per value, noise of few streams a sparse product, noise of rings
     and tori a Fourier transform, and other noise a dense root.
@@ -131,12 +131,12 @@ class StepNoise(Protocol):
     """A source of the noise of one step."""
 
     def draw(self, step: int) -> Tensor:
-        """Return the noise of a step, from 0, shape (seeds, agents, methods, parameters)."""
+        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
 
 
 @final
 class CommonNormals:
-    """Standard normals that follow from public seeds, which all methods of a seed use.
+    """Standard normals that follow from public seeds, which all mechanisms of a seed use.
 
     ``shape`` is that of one seed's normals in a step.
     """
@@ -161,13 +161,13 @@ class CommonNormals:
 
 @final
 class JointNoise:
-    """Noise v ~ N(0, R_m ⊗ I) for several methods and seeds: fast, for simulations.
+    """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
 
-    Methods share their normals, as far as they need the same number of them. Seeds are public, so
-    that this noise protects nobody.
+    Mechanisms share their normals, as far as they need the same number of them. Seeds are public:
+    this noise protects nobody.
 
     Args:
-        noises: The noise of each method.
+        noises: The noise of each mechanism.
         seeds: One per run.
         num_parameters: d, the number of coordinates.
         dtype: float32 or float64, of the normals and of the noise.
@@ -194,7 +194,7 @@ class JointNoise:
         self._dense: Tensor | None = None
         num_normals = n
         if is_dense:
-            # Rows are ordered (agent, method), so that the product has its final layout.
+            # Rows are ordered (agent, mechanism), so that the product has its final layout.
             roots = np.stack([symmetric_root(each.covariance) for each in noises], axis=1)
             self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
         else:
@@ -208,7 +208,7 @@ class JointNoise:
         """See ``StepNoise``."""
         s = self.normals.draw(step).to(self._device)
         if self._dense is not None:
-            # (agents · methods, n) times (seeds, n, d): rows of the product are (agent, method).
+            # (agents · mechanisms, n) times (seeds, n, d): rows are (agent, mechanism).
             return torch.matmul(self._dense, s).view(self._shape)
         noise = s.new_empty(self._shape)
         for number, root in enumerate(self._roots):
@@ -218,9 +218,9 @@ class JointNoise:
 
 @final
 class AverageNoise:
-    """Noise in the average of all agents' releases, of several methods and seeds: for exact sums.
+    """Noise in the average of all agents' releases, for several mechanisms and seeds.
 
-    ``stds`` has the standard deviation of each method; the rest is as in ``JointNoise``.
+    ``stds`` has the standard deviation of each mechanism; the rest is as in ``JointNoise``.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class AverageNoise:
         self._normals = CommonNormals(Owner((0,)), seeds, (1, num_parameters), dtype)
 
     def draw(self, step: int) -> Tensor:
-        """Return the noise of a step, from 0, shape (seeds, 1, methods, parameters)."""
+        """Return the noise of a step, from 0, shape (seeds, 1, mechanisms, parameters)."""
         return self._normals.draw(step).to(self._stds.device)[:, None] * self._stds
 
 
@@ -248,7 +248,7 @@ class KeyedNoise:
     processes with a simulation.
 
     Args:
-        decompositions: the shares of all agents, for each method.
+        decompositions: the shares of all agents, for each mechanism.
         seeds: one per run. Keys are derived from them, unless ``is_secret``.
         num_parameters: d, the number of coordinates.
         device: the torch device of the noise.
@@ -265,7 +265,7 @@ class KeyedNoise:
         is_secret: bool = False,
     ) -> None:
         self._stop, self._device = num_parameters, device
-        # For secret noise, each method and run gets keys of its own: no two of them share noise.
+        # For secret noise, each mechanism and run gets keys of its own: no two of them share noise.
         self._draws = [
             [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
             for seed in seeds
@@ -280,7 +280,7 @@ class KeyedNoise:
     def draw(self, step: int) -> Tensor:
         """See ``StepNoise``."""
         noise = [
-            # Each draw is (n, d); methods become axis 1 of a run, and runs axis 0 of the whole.
+            # Each draw is (n, d); mechanisms become axis 1 of a run, and runs axis 0 of the whole.
             np.stack([self._draw_one(*draw, nonce, step) for draw in draws], axis=1)
             for draws, nonce in zip(self._draws, self._nonces, strict=True)
         ]
@@ -311,7 +311,7 @@ class DrawnNoise:
     """
 
     values: Tensor = field(repr=False)
-    offset: FloatArray
+    offset: Offset
     mask: MaskWords = field(repr=False)
 
 
@@ -348,7 +348,9 @@ class NoiseShare:
         self._share = torch.empty(num_parameters, dtype=torch.float64)
         is_sum = plan.network.mixing == "sum"
         size = num_parameters if is_sum else 0
-        self._offset, self._other_offset = np.zeros((2, size))
+        # Offsets are exact in float32.
+        self._offset: Offset = np.zeros(size, np.float32)
+        self._other_offset: Offset = np.zeros(size, np.float32)
         self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
         self._prepared: int | None = None
 

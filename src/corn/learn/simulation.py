@@ -28,11 +28,10 @@ from corn.learn.batches import (
     make_sampler,
     require_fitting_samples,
 )
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
-    ClippedGradients,
     Mixer,
     RunOptimizers,
     StepReleases,
@@ -97,13 +96,13 @@ class Simulation:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
-        clips = [trial.method.clip for trial in trials]
+        clips = [trial.mechanism.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
         # On the CPU, like ``_alive``: decisions to stop are taken there.
-        self._has_noise = torch.tensor([v.method.noise is not None for v in self._trials])
-        self._central = [k for k, v in enumerate(self._trials) if v.method.is_central]
-        noise, self._method_of = self._make_noise()
-        grids = [trial.method.grid for trial in self._trials]
+        self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
+        self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
+        noise, self._mechanism_of = self._make_noise()
+        grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
         grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
@@ -120,7 +119,7 @@ class Simulation:
             self._optimizers = RunOptimizers(settings.optimizer, self.parameters)
         self._releases = StepReleases(
             noise,
-            method_of=self._method_of,
+            mechanism_of=self._mechanism_of,
             grid=grid,
             models=self.parameters,
             num_agents=self._num_agents,
@@ -210,8 +209,17 @@ class Simulation:
             cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
             start = cells.stop
             # With exact sums there is one model for all agents of a seed.
-            own = models[self._releases.seeds_of(cells) if self._is_sum else cells]
-            found = self._compute(own, batches)
+            chosen = models[self._releases.seeds_of(cells) if self._is_sum else cells]
+            parts = []
+            # One or several batches have these cells.
+            for own, batch in zip(
+                torch.split(chosen, [len(batch.inputs) for batch in batches]), batches, strict=True
+            ):
+                part = compute_gradients(
+                    self._task, own, batch, self._clip, clips_samples=self._clips_samples
+                )
+                parts.append(part)
+            found = join_gradients(parts)
             self._releases.release(cells, found)
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
         norms, fraction, num_broken = (
@@ -227,16 +235,6 @@ class Simulation:
         if len(drawn) == 1:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
-
-    def _compute(self, models: Tensor, batches: Sequence[Batch]) -> ClippedGradients:
-        """Compute and clip the gradients of some cells, which one or several batches contain."""
-        own = torch.split(models, [len(batch.inputs) for batch in batches])
-        return join_gradients(
-            compute_gradients(
-                self._task, some, batch, self._clip, clips_samples=self._clips_samples
-            )
-            for some, batch in zip(own, batches, strict=True)
-        )
 
     def find_broken(self) -> Tensor | None:
         """Return the runs without noise whose gradients were not finite in this step, if any.
@@ -276,20 +274,20 @@ class Simulation:
         if noise is None:
             return torch.zeros_like(like[:, 0])
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
-        return norms.index_select(1, self._method_of).to(like.dtype)
+        return norms.index_select(1, self._mechanism_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
-        """Return the noise of all methods, and the index of each trial's method."""
+        """Return the noise of all mechanisms, and the index of each trial's mechanism."""
         settings = self._settings
-        # Methods compare by identity: each gets one place in the noise, in order of appearance.
-        methods = list(dict.fromkeys(trial.method for trial in self._trials))
-        indices = [methods.index(trial.method) for trial in self._trials]
+        # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
+        mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
+        indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
         noise_of = torch.tensor(indices, device=settings.device)
-        if all(method.noise is None for method in methods):
+        if all(mechanism.noise is None for mechanism in mechanisms):
             return None, noise_of
-        # Methods without noise get shares of zero, so that all methods have the same layout.
+        # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        shares = [silence if c.noise is None else c.noise for c in methods]
+        shares = [silence if c.noise is None else c.noise for c in mechanisms]
         where: dict[str, Any] = {
             "seeds": settings.seeds,
             "num_parameters": self._task.num_parameters,
@@ -306,8 +304,8 @@ class Simulation:
         if self._is_sum:
             # Rounding to the grid adds γ²/12 for each agent.
             totals = [
-                part.total_variance + self._num_agents * method.grid**2 / 12
-                for part, method in zip(shares, methods, strict=True)
+                part.total_variance + self._num_agents * mechanism.grid**2 / 12
+                for part, mechanism in zip(shares, mechanisms, strict=True)
             ]
             stds = [math.sqrt(total) / self._num_agents for total in totals]
             return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
@@ -340,13 +338,13 @@ def _check_trials(
     if not trials:
         raise InvalidArgumentError("trials must be at least one, found none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
-    for method in dict.fromkeys(trial.method for trial in trials):
-        _check_method(method, network, settings.num_steps)
-        if method.budget is not None:
-            require_fitting_samples(method.budget, data.sizes)
+    for mechanism in dict.fromkeys(trial.mechanism for trial in trials):
+        _check_mechanism(mechanism, network, settings.num_steps)
+        if mechanism.budget is not None:
+            require_fitting_samples(mechanism.budget, data.sizes)
     # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
     # may differ.
-    clipping = [trial.method.queries for trial in trials if trial.method.queries]
+    clipping = [trial.mechanism.queries for trial in trials if trial.mechanism.queries]
     # With one norm for all, queries that differ in their norm alone become equal.
     kinds = {tuple(replace(own, clip=1.0) for own in each): each for each in clipping}
     if len(kinds) > 1:
@@ -366,34 +364,34 @@ def _check_trials(
 
 def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
     """Raise unless there is one run whose promise holds in floating point, as releases need."""
-    # Trials of a method share its noise: the difference of their releases would be without noise.
+    # Trials of a mechanism share its noise: the difference of their releases would have none.
     if len(trials) > 1:
         raise InvalidArgumentError(
             f"trials must be one for a run with secret keys, found {len(trials)}: every run on the "
             "same data would spend the budget once more"
         )
-    for method in (trial.method for trial in trials):
-        if method.budget is None:
+    for mechanism in (trial.mechanism for trial in trials):
+        if mechanism.budget is None:
             continue
-        if not method.counts_floats or method.grid <= 0:
+        if not mechanism.counts_floats or mechanism.grid <= 0:
             raise InvalidArgumentError(
-                f"{method.name!r} must count floating point to be released with secret keys: "
+                f"{mechanism.name!r} must count floating point to be released with secret keys: "
                 "use a plan, or corn.train with secure=True"
             )
-        method.check_parameters(num_parameters)
+        mechanism.check_parameters(num_parameters)
 
 
-def _check_method(method: Method, network: Network, num_steps: int) -> None:
-    if method.noise is not None and method.noise.num_agents != network.num_agents:
+def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
+    if mechanism.noise is not None and mechanism.noise.num_agents != network.num_agents:
         raise InvalidArgumentError(
-            f"the noise of {method.name!r} must be for {network.num_agents} agents, found "
-            f"{method.noise.num_agents}"
+            f"the noise of {mechanism.name!r} must be for {network.num_agents} agents, found "
+            f"{mechanism.noise.num_agents}"
         )
-    if isinstance(method.noise, Decomposition):
-        require_mixing(method.noise, network)
+    if isinstance(mechanism.noise, Decomposition):
+        require_mixing(mechanism.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
-    if method.budget is not None and num_steps > method.budget.num_steps:
+    if mechanism.budget is not None and num_steps > mechanism.budget.num_steps:
         raise InvalidArgumentError(
-            f"num_steps must be at most {method.budget.num_steps}, for which the budget of "
-            f"{method.name!r} was made, found {num_steps}"
+            f"num_steps must be at most {mechanism.budget.num_steps}, for which the budget of "
+            f"{mechanism.name!r} was made, found {num_steps}"
         )

@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from corn.checks import FloatArray, require
+from corn.checks import require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import (
@@ -36,8 +36,8 @@ from corn.learn.perturbation import (
     StepNoise,
     to_sparse_tensor,
 )
-from corn.noise import find_compiled
-from corn.noise.masks import SIGNED, MaskWords, is_possible, mask_release, read_average
+from corn.noise import load_compiled
+from corn.noise.masks import SIGNED, MaskWords, Offset, is_possible, mask_release, read_average
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 from corn.topology import Network
@@ -52,9 +52,6 @@ _MARGIN = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 # Adding up many more squares than this one by one loses more than the margin.
 _BLOCK = 1 << 12
-
-# Pieces of this many values stay in a core's cache.
-_VALUES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,18 +326,17 @@ def release_masked(
     noise: Tensor,
     *,
     grid: float,
-    offset: FloatArray,
+    offset: Offset,
     mask: MaskWords,
 ) -> MaskWords:
     """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    compiled = find_compiled()
-    if compiled is None or gradient.dim() > 1:
+    if gradient.dim() > 1:
         noisy = torch.mul(gradient, factor).add_(noise)
         return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
     # The same bits, in one pass.
     words, signed = np.empty_like(mask), SIGNED[8 * mask.itemsize]
     arrays = (gradient.numpy(), noise.numpy(), offset, mask.view(signed))
-    compiled.write_masked(words.view(signed), *arrays, float(factor), grid)
+    load_compiled().write_masked(words.view(signed), *arrays, float(factor), grid)
     return words
 
 
@@ -365,21 +361,13 @@ def take_half_step(
 ) -> Tensor:
     """Return one agent's message X − η·release, shape (d,), in the type of the model.
 
-    Compiled code does this where it is available and gives the same bits; otherwise torch does it
-    in pieces that stay in a core's cache.
+    The bits are those of :func:`release`, in one pass.
     """
     # The gradient's memory is reused if it has the type of the model: allocating new memory would
     # take longer than the step.
     half = gradient if gradient.dtype == parameters.dtype else torch.empty_like(parameters)
-    compiled = find_compiled()
-    if compiled is not None:
-        arrays = (each.numpy() for each in (half, parameters, gradient, noise))
-        compiled.write_half_step(*arrays, float(factor), grid, step_size)
-        return half
-    grids = torch.full((1,), grid, dtype=noise.dtype)
-    pieces = (torch.split(each, _VALUES_AT_ONCE) for each in (half, parameters, gradient, noise))
-    for out, x, g, v in zip(*pieces, strict=True):
-        torch.sub(x, release(g, factor, v, grids).to(x.dtype), alpha=step_size, out=out)
+    arrays = (each.numpy() for each in (half, parameters, gradient, noise))
+    load_compiled().write_half_step(*arrays, float(factor), grid, step_size)
     return half
 
 
@@ -563,7 +551,7 @@ class AgentStepper:
 
 
 def read_sum(
-    total: MaskWords, plan: Plan, *, offset: FloatArray, dtype: DTypeLike = np.float64
+    total: MaskWords, plan: Plan, *, offset: Offset, dtype: DTypeLike = np.float64
 ) -> NDArray[Any] | None:
     """Return the average release from the sum of all messages; None where masks did not cancel."""
     if not is_possible(total, plan.largest_sum):
@@ -580,8 +568,8 @@ class StepReleases:
     are summed exactly, ``values`` is their average, and has one row in place of n.
 
     Args:
-        noise: The noise of all methods; None for none.
-        method_of: The place of each trial's method in the noise, shape (trials,).
+        noise: The noise of all mechanisms; None for none.
+        mechanism_of: The place of each trial's mechanism in the noise, shape (trials,).
         grid: γ of each trial, shape (trials, 1).
         models: All models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
         num_agents: n, the number of agents.
@@ -592,15 +580,15 @@ class StepReleases:
         self,
         noise: StepNoise | None,
         *,
-        method_of: Tensor,
+        mechanism_of: Tensor,
         grid: Tensor,
         models: Tensor,
         num_agents: int,
         is_sum: bool,
     ) -> None:
         self._source = noise
-        self._method_of = method_of
-        self._is_regular = _is_regular(method_of.tolist())
+        self._mechanism_of = mechanism_of
+        self._is_regular = _is_regular(mechanism_of.tolist())
         self._grid = grid
         self._num_agents = num_agents
         self._is_sum = is_sum
@@ -616,7 +604,7 @@ class StepReleases:
             self._total = torch.zeros_like(self._total, dtype=torch.int64)
 
     def begin(self, step: int) -> None:
-        """Draw the noise of a step, shape (seeds, agents, methods, d), and its public offset."""
+        """Draw the noise of a step, shape (seeds, agents, mechanisms, d), and its public offset."""
         self.noise = None if self._source is None else self._source.draw(step)
         if isinstance(self._source, KeyedNoise):
             self._offset = self._source.draw_offset(step)
@@ -639,7 +627,7 @@ class StepReleases:
             return
         seed_of = self.seeds_of(cells)
         if self._sums_integers and noise is not None:
-            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._method_of)
+            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._mechanism_of)
             offset = None if self._offset is None else self._offset[seed_of]
             values = release_integers(found.values, factors, own, self._grid, offset)
         else:
@@ -654,13 +642,13 @@ class StepReleases:
         elif self._is_sum:
             self.values.div_(self._num_agents)
         if self.noise is not None and isinstance(self._source, AverageNoise):
-            self.values.add_(self.noise.index_select(2, self._method_of))
+            self.values.add_(self.noise.index_select(2, self._mechanism_of))
         return self.values
 
     def _add_noise(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
         """Return released gradients of some cells, shape (cells, trials, d).
 
-        ``noise`` has shape (cells, methods, d): the trials of a method share its noise.
+        ``noise`` has shape (cells, mechanisms, d): the trials of a mechanism share its noise.
         """
         # Clipping factors are applied together with the noise: product, sum and rounding are one
         # operation, for an agent and for a simulation alike.
@@ -668,15 +656,15 @@ class StepReleases:
         if noise is None:
             return gradients * factors
         if not self._is_regular:
-            own = noise.index_select(1, self._method_of)
+            own = noise.index_select(1, self._mechanism_of)
             return release(gradients, factors, own, self._grid)
-        # The trials of a method are adjacent, so its noise is broadcast, not copied.
-        cells, methods, d = noise.shape
+        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
+        cells, mechanisms, d = noise.shape
         released = release(
-            gradients.view(cells, methods, -1, d),
-            factors.view(cells, methods, -1, 1),
+            gradients.view(cells, mechanisms, -1, d),
+            factors.view(cells, mechanisms, -1, 1),
             noise.unsqueeze(2),
-            self._grid.view(methods, -1, 1),
+            self._grid.view(mechanisms, -1, 1),
         )
         return released.view(gradients.shape)
 

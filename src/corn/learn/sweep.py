@@ -25,7 +25,7 @@ from corn.checks import require_count
 from corn.covariance.lattice import LatticeNoise
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.learn.method import Trial
+from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
     Breakdown,
@@ -132,7 +132,7 @@ def run_sweep(
     Args:
         problem: model, loss and data.
         network: the agents and their mixing matrix.
-        trials: methods with step-size schedules.
+        trials: mechanisms with step-size schedules.
         settings: steps, batches, seeds, mixing, precision and device.
         evaluate_at: steps to measure at; by default 0, the last, and nineteen between.
         max_train_samples: number of evenly spaced samples to measure the training loss on; None
@@ -237,7 +237,7 @@ class SweepLoop:
             "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
             "mixing": self._network.mixing,
             "offsets": data.offsets,
-            "trials": [(t.describe(), repr(t.schedule), repr(t.method)) for t in self._trials],
+            "trials": [(t.describe(), repr(t.schedule), repr(t.mechanism)) for t in self._trials],
         }
         digest = hashlib.sha256(json.dumps(plain).encode())
         # A module's layers and frozen values show neither in ``describe`` nor in the start.
@@ -245,7 +245,7 @@ class SweepLoop:
         # Links, not W: in a large network that would be n² numbers.
         arrays = [W.indptr, W.indices, W.data, np.array(self._network.schedule)]
         for trial in self._trials:
-            noise = trial.method.noise
+            noise = trial.mechanism.noise
             if isinstance(noise, LatticeNoise):
                 arrays.append(noise.eigenvalues)
             elif noise is not None:
@@ -382,7 +382,7 @@ class SweepLoop:
 
     def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
         seed, trial = self._settings.seeds[run[0]], self._trials[run[1]]
-        return trial.method.name, trial.schedule.describe(), seed
+        return trial.mechanism.name, trial.schedule.describe(), seed
 
 
 def _run_of(row: Row) -> tuple[object, ...]:

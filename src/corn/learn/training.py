@@ -21,7 +21,7 @@ from corn.covariance import (
     design,
 )
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.learn.method import Method, Trial, make_methods
+from corn.learn.mechanism import Mechanism, Trial, make_mechanisms
 from corn.learn.metrics import Result
 from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
@@ -147,23 +147,23 @@ def train(
             network, budget, threat=threat, objective=objective, cooldown_steps=cooldown_steps
         )
     if plan is not None:
-        method = Method.from_plan(plan)
+        mechanism = Mechanism.from_plan(plan)
     elif budget is None:
-        method = Method.non_private()
+        mechanism = Mechanism.non_private()
     else:
         if noise is None:
             noise = design(network, budget, objective=objective, threat=threat)
         name = noise.mechanism if isinstance(noise, Design) else "given noise"
-        method = Method.private(name, noise, budget, threat=threat)
+        mechanism = Mechanism.private(name, noise, budget, threat=threat)
     if num_steps is None:
-        if method.budget is None:
+        if mechanism.budget is None:
             raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
-        num_steps = method.budget.num_steps
+        num_steps = mechanism.budget.num_steps
     if cooldown_steps is None:
         # The plan's number, so that a simulation ends as its agents do.
         planned = None if plan is None else plan.cooldown_steps
         cooldown_steps = choose_cooldown(network, num_steps) if planned is None else planned
-    query = method.query
+    query = mechanism.query
     settings = SweepSettings(
         num_steps=num_steps,
         # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
@@ -177,7 +177,7 @@ def train(
         noise_keys="secret" if secure else "none",
     )
     problem = make_problem(task, datasets, network.num_agents, validation=validation, test=test)
-    trials = [Trial(method, make_schedule(step_size, schedule))]
+    trials = [Trial(mechanism, make_schedule(step_size, schedule))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():
         # There is one trial, so that runs are as many as seeds.
@@ -293,7 +293,7 @@ def compare(
     problem = make_problem(
         make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
     )
-    methods = make_methods(mechanisms, chosen, budget, objective=target, threat=threat)
+    made = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
     settings = SweepSettings(
         num_steps=budget.num_steps,
         batch_size=budget.batch_size if batch_size is None else batch_size,
@@ -308,7 +308,7 @@ def compare(
     return tune(
         problem,
         chosen,
-        methods,
+        made,
         settings=settings,
         step_sizes=step_sizes,
         schedule=schedule,

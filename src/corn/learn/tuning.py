@@ -14,7 +14,7 @@ import numpy as np
 from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
-from corn.learn.method import Method, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results, make_frame
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
@@ -50,9 +50,9 @@ class Comparison:
     result: Result
 
     @property
-    def methods(self) -> list[Method]:
+    def mechanisms(self) -> list[Mechanism]:
         """The mechanisms, each once."""
-        return list(dict.fromkeys(trial.method for trial in self.result.trials))
+        return list(dict.fromkeys(trial.mechanism for trial in self.result.trials))
 
     def score(self, column: str) -> dict[str, float]:
         """Return a column's last value at the best step size, averaged over seeds, by name."""
@@ -71,7 +71,7 @@ class Comparison:
         tried: dict[str, list[float]] = {}
         for trial in self.result.trials:
             # By the first step size: schedules of a grid differ in nothing else.
-            tried.setdefault(trial.method.name, []).append(trial.schedule.initial)
+            tried.setdefault(trial.mechanism.name, []).append(trial.schedule.initial)
         ends: dict[str, GridEnd] = {}
         for name, schedule in self.schedules.items():
             if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
@@ -90,22 +90,22 @@ class Comparison:
         scores, widths = self._collect(self.score), self._collect(self.interval)
         prefix = "simulated_" if self.result.is_simulated else ""
         facts: dict[str, dict[str, object]] = {}
-        for method in self.methods:
-            name, schedule = method.name, self.schedules.get(method.name)
+        for mechanism in self.mechanisms:
+            name, schedule = mechanism.name, self.schedules.get(mechanism.name)
             # For the steps that were run, which are fewer than planned after an interruption.
-            spent = method.epsilon_spent(self.result.num_steps)
+            spent = mechanism.epsilon_spent(self.result.num_steps)
             facts[name] = {
                 "step_size": None if schedule is None else schedule.describe(),
                 **scores.get(name, {}),
                 "intervals": widths.get(name, {}),
-                "num_step_sizes": sum(trial.method is method for trial in self.result.trials),
+                "num_step_sizes": sum(trial.mechanism is mechanism for trial in self.result.trials),
                 f"{prefix}epsilon": None if spent is None else float(spent.max()),
                 f"{prefix}epsilon_of_each_agent": spent,
-                "unit": None if method.budget is None else method.budget.unit,
-                "central_ratio": method.central_ratio,
-                "weighted_central_ratio": method.weighted_central_ratio,
-                "disagreement_ratio": method.disagreement_ratio,
-                "against": method.against,
+                "unit": None if mechanism.budget is None else mechanism.budget.unit,
+                "central_ratio": mechanism.central_ratio,
+                "weighted_central_ratio": mechanism.weighted_central_ratio,
+                "disagreement_ratio": mechanism.disagreement_ratio,
+                "against": mechanism.against,
             }
         return facts
 
@@ -151,7 +151,7 @@ class Comparison:
 def tune(
     problem: TrainingProblem,
     network: Network,
-    methods: Sequence[Method],
+    mechanisms: Sequence[Mechanism],
     *,
     settings: SweepSettings,
     step_sizes: Sequence[float] = (),
@@ -165,11 +165,11 @@ def tune(
     """
     if not step_sizes:
         result = search_step_sizes(
-            problem, network, methods, settings=settings, schedule=schedule, **options
+            problem, network, mechanisms, settings=settings, schedule=schedule, **options
         )
     else:
         schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
-        trials = [Trial(method, own) for method in methods for own in schedules]
+        trials = [Trial(mechanism, own) for mechanism in mechanisms for own in schedules]
         result = run_sweep(problem, network, trials, settings=settings, **options)
     return choose_best(problem, result)
 
@@ -190,9 +190,9 @@ def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
     if not best:
         raise InfeasibleError("every run broke down: try smaller step sizes or a smaller clip")
     schedules = {
-        trial.method.name: trial.schedule
+        trial.mechanism.name: trial.schedule
         for trial in result.trials
-        if best.get(trial.method.name) == trial.schedule.describe()
+        if best.get(trial.mechanism.name) == trial.schedule.describe()
     }
     return Comparison(problem, schedules, result)
 
@@ -211,7 +211,7 @@ _UNCLIPPED_START = 0.1
 def search_step_sizes(
     problem: TrainingProblem,
     network: Network,
-    methods: Sequence[Method],
+    mechanisms: Sequence[Mechanism],
     *,
     settings: SweepSettings,
     schedule: ScheduleName = "constant",
@@ -226,14 +226,14 @@ def search_step_sizes(
     :func:`corn.learn.sweep.run_sweep`.
     """
     if settings.optimizer is None:
-        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in methods}
+        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in mechanisms}
     else:
         # An optimizer may scale releases as it likes, so its own learning rate is the best guess.
-        starts = dict.fromkeys(methods, nearest_place(read_learning_rate(settings.optimizer)))
-    wanted: dict[Method, tuple[int, ...]] = {
+        starts = dict.fromkeys(mechanisms, nearest_place(read_learning_rate(settings.optimizer)))
+    wanted: dict[Mechanism, tuple[int, ...]] = {
         m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
     }
-    tried: dict[Method, tuple[int, ...]] = dict.fromkeys(methods, ())
+    tried: dict[Mechanism, tuple[int, ...]] = dict.fromkeys(mechanisms, ())
     found: Result | None = None
     number = 0
     while found is None or wanted:
@@ -252,20 +252,20 @@ def search_step_sizes(
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
         found = new if found is None else join_results(found, new)
-        tried = {m: tried[m] + wanted.get(m, ()) for m in methods}
+        tried = {m: tried[m] + wanted.get(m, ()) for m in mechanisms}
         average = found.average(_column_to_tune(problem))
         losses = {
             m: {
                 k: average[m.name, make_schedule(step_size_at(k), schedule).describe()]
                 for k in tried[m]
             }
-            for m in methods
+            for m in mechanisms
         }
-        proposed = {m: propose_places(losses[m], start=starts[m]) for m in methods}
+        proposed = {m: propose_places(losses[m], start=starts[m]) for m in mechanisms}
         wanted = {m: places for m, places in proposed.items() if places}
         # Mechanisms that clip samples decide how batches are drawn. A round without any would have
         # other batches than the rounds before.
-        if not any(m.queries for m in wanted) and any(m.queries for m in methods):
+        if not any(m.queries for m in wanted) and any(m.queries for m in mechanisms):
             wanted = {}
     return found
 
@@ -299,22 +299,22 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
 
 
 def expect_place(
-    method: Method, problem: TrainingProblem, num_steps: int, schedule: ScheduleName
+    mechanism: Mechanism, problem: TrainingProblem, num_steps: int, schedule: ScheduleName
 ) -> int:
     """Return the place of the step size that a mechanism's clip and noise suggest."""
-    if math.isinf(method.clip):
+    if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
-    noise, query = method.noise, method.query
+    noise, query = mechanism.noise, mechanism.query
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
     n = problem.data.num_agents
     variance = 0.0 if noise is None else noise.total_variance / n**2
     expected = expect_step_size(
         num_steps=num_steps,
-        clip=method.clip,
+        clip=mechanism.clip,
         num_parameters=problem.task.num_parameters,
         noise_variance=variance,
         gradient_variance=bound_gradient_variance(
-            method.clip, n, None if query is None else query.batch_size
+            mechanism.clip, n, None if query is None else query.batch_size
         ),
     )
     # A schedule that falls begins as much higher as its average over the steps is lower.
@@ -367,15 +367,15 @@ class TuningPrice:
     assumes: str = "each run has secret noise and secret batches of its own"
 
 
-def price_tuning(result: Result) -> dict[Method, TuningPrice]:
+def price_tuning(result: Result) -> dict[Mechanism, TuningPrice]:
     """Return the price of the runs of each mechanism that has a budget.
 
     A run that broke down counts too: its models were released until it stopped. An interrupted
     search is refused: it has left out the runs of its last round.
     """
     return {
-        method: _price_runs({method: count}, result.num_steps)
-        for method, count in _count_runs(result).items()
+        mechanism: _price_runs({mechanism: count}, result.num_steps)
+        for mechanism, count in _count_runs(result).items()
     }
 
 
@@ -388,19 +388,19 @@ def price_all(result: Result) -> TuningPrice | None:
     return _price_runs(runs, result.num_steps) if runs else None
 
 
-def _count_runs(result: Result) -> dict[Method, int]:
+def _count_runs(result: Result) -> dict[Mechanism, int]:
     if result.status == "interrupted":
         raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
-    runs: dict[Method, int] = {}
+    runs: dict[Mechanism, int] = {}
     for trial in result.trials:
-        if trial.method.budget is not None:
+        if trial.mechanism.budget is not None:
             # Every step size and every seed is a run of its own on the same data.
-            runs[trial.method] = runs.get(trial.method, 0) + len(result.seeds)
+            runs[trial.mechanism] = runs.get(trial.mechanism, 0) + len(result.seeds)
     return runs
 
 
-def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
-    budgets = {method: method.budget for method in runs if method.budget is not None}
+def _price_runs(runs: Mapping[Mechanism, int], num_steps: int) -> TuningPrice:
+    budgets = {mechanism: mechanism.budget for mechanism in runs if mechanism.budget is not None}
     first, *_ = budgets
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -411,13 +411,13 @@ def _price_runs(runs: Mapping[Method, int], num_steps: int) -> TuningPrice:
     for agents in alike.values():
         # All agents of a class have the same promises, so the first stands for them.
         terms = {
-            method: PlanTerms(budget.of_agent(agents[0]), method.threat.max_colluders)
-            for method, budget in budgets.items()
+            mechanism: PlanTerms(budget.of_agent(agents[0]), mechanism.threat.max_colluders)
+            for mechanism, budget in budgets.items()
         }
         spent = [
             # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
-            Expense(terms[method], float(method.precision[agents].max()), num_steps)
-            for method, count in runs.items()
+            Expense(terms[mechanism], float(mechanism.precision[agents].max()), num_steps)
+            for mechanism, count in runs.items()
             for _ in range(count)
         ]
         own = terms[first].budget

@@ -12,17 +12,14 @@ from corn.noise.keys import (
 from corn.noise.ledger import (
     BudgetSpentError,
     HistoryLoss,
-    LedgerContent,
-    ReleaseHistory,
     ReleaseLedger,
     agree_on_nonce,
     compose_history,
     read_history,
     read_ledger,
 )
-from corn.noise.normals import find_compiled
+from corn.noise.normals import load_compiled
 from corn.noise.roster import (
-    KeyRotation,
     Roster,
     load_roster,
     pin_roster,
@@ -54,12 +51,9 @@ __all__ = [
     "Delivery",
     "HistoryLoss",
     "Identity",
-    "KeyRotation",
-    "LedgerContent",
     "NoiseSource",
     "Owner",
     "RefusedPackageError",
-    "ReleaseHistory",
     "ReleaseLedger",
     "Roster",
     "Secret",
@@ -75,9 +69,9 @@ __all__ = [
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
-    "find_compiled",
     "generate_identity",
     "list_used_plans",
+    "load_compiled",
     "load_identity",
     "load_roster",
     "open_seed",

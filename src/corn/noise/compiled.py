@@ -1,11 +1,11 @@
-"""The sums of :mod:`corn.noise.normals` as one compiled loop, in the same bits, for speed.
+"""Compiled loops: normals as :mod:`corn.noise.normals` defines them, releases, and averages.
 
-NumPy walks through memory once for each of the fifty operations that a pair of normals takes. The
-loop here does all of them while the values are in registers. LLVM neither reorders nor fuses
+NumPy would walk through memory once for each of the fifty operations that a pair of normals takes.
+The loop here does all of them while the values are in registers. LLVM neither reorders nor fuses
 floating-point operations unless it is allowed to (``fastmath``), which it is not.
 
 Importing this module compiles it, which takes a few seconds the first time; hence it is imported by
-:func:`corn.noise.normals.find_compiled` only. Numba keeps the machine code beside Python's byte
+:func:`corn.noise.normals.load_compiled` only. Numba keeps the machine code beside Python's byte
 code until this file, or a constant that the loop uses, changes.
 """
 
@@ -26,6 +26,7 @@ from corn.noise.normals import (
     LOG_OF_EXPONENT,
     MANTISSA_MASK,
     NEAR_ONE,
+    OFFSET_BITS,
     PAIRS_PER_BLOCK,
     ROOT_HALF_BITS,
     SCALED_ROOT_HALF_BITS,
@@ -42,7 +43,12 @@ if numba.config.DISABLE_JIT:
 
 
 def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
-    """Do the same as :func:`corn.noise.normals.sum_normals`, for contiguous arrays."""
+    """Write weighted sums of streams, block by block; each block of words gives one of normals.
+
+    Shapes: words (streams, blocks, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks, 2, 512),
+    all contiguous. Blocks do not depend on each other. Sums run from the first stream to the last,
+    because another order would round differently.
+    """
     _KERNEL(words, weights, out)
 
 
@@ -66,7 +72,7 @@ def write_masked(
     out: Any,
     gradient: Any,
     noise: FloatArray,
-    offset: FloatArray,
+    offset: Any,
     mask: Any,
     factor: float,
     grid: float,
@@ -75,13 +81,13 @@ def write_masked(
     _MASKED(out, gradient, noise, offset, mask, factor, grid)
 
 
-def write_average(out: Any, total: Any, offset: FloatArray, num_agents: int, scale: float) -> None:
+def write_average(out: Any, total: Any, offset: Any, num_agents: int, scale: float) -> None:
     """Write (Σ − n o)·scale in one pass, shape (d,), from a sum of signed integers."""
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
-def write_fractions(out: FloatArray, words: Any) -> None:
-    """Write the first 53 bits of signed integers of 64 bits as multiples of 2⁻⁵³ in [0, 1)."""
+def write_fractions(out: Any, words: Words) -> None:
+    """Write the first 24 bits of words as multiples of 2⁻²⁴ in [0, 1)."""
     _FRACTIONS(out, words)
 
 
@@ -104,9 +110,9 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
     sign_mask = np.int64(np.iinfo(np.int64).min)
     unit, half_unit, angle_unit, low_angle_unit = 2.0**-32, 2.0**-33, 2.0**-33, 2.0**-63
 
-    # The same operations as in NumPy, in the same order. Inner loops have a fixed length, no branch
-    # that depends on k, and write to one half of ``out`` only, so that LLVM turns them into vector
-    # instructions. The exception is the rare one for spares.
+    # Inner loops have a fixed length, no branch that depends on k, and write to one half of ``out``
+    # only, so that LLVM turns them into vector instructions. The exception is the rare one for
+    # spares.
     def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
         first, second, minus_x = np.empty(pairs), np.empty(pairs), np.empty(pairs)
         bits, other_bits = first.view(np.int64), second.view(np.int64)
@@ -184,7 +190,7 @@ def _masked_kernel(
 ) -> None:  # pragma: no cover, as above
     per_grid = 1 / grid
     for k in range(len(out)):
-        units = np.rint((gradient[k] * factor + noise[k]) * per_grid + offset[k])
+        units = np.rint((gradient[k] * factor + noise[k]) * per_grid + np.float64(offset[k]))
         # Signed integers of 64 bits, of which storing keeps the lowest: the sum modulo 2^B.
         out[k] = np.int64(units) + np.int64(mask[k])
 
@@ -193,12 +199,12 @@ def _average_kernel(
     out: Any, total: Any, offset: Any, num_agents: Any, scale: Any
 ) -> None:  # pragma: no cover, as above
     for k in range(len(out)):
-        out[k] = (np.float64(total[k]) - num_agents * offset[k]) * scale
+        out[k] = (np.float64(total[k]) - num_agents * np.float64(offset[k])) * scale
 
 
 def _fractions_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
     for k in range(len(out)):
-        out[k] = np.float64((words[k] >> np.int64(11)) & np.int64((1 << 53) - 1)) * 2.0**-53
+        out[k] = np.float64(words[k] >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
 
 
 def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
@@ -224,15 +230,17 @@ _REALS, _INTEGERS = (np.float32, np.float64), (np.int16, np.int32, np.int64)
 _MASKED = _compile(
     _masked_kernel,
     *(
-        (np.empty(1, z), np.empty(1, g), np.empty(1), np.empty(1), np.empty(1, z), 1.0, 1.0)
-        for z, g in itertools.product(_INTEGERS, _REALS)
+        (np.empty(1, z), np.empty(1, g), np.empty(1), np.empty(1, o), np.empty(1, z), 1.0, 1.0)
+        for z, g, o in itertools.product(_INTEGERS, _REALS, _REALS)
     ),
 )
 _AVERAGE = _compile(
     _average_kernel,
     *(
-        (np.empty(1, x), np.empty(1, z), np.empty(1), 1.0, 1.0)
-        for x, z in itertools.product(_REALS, _INTEGERS)
+        (np.empty(1, x), np.empty(1, z), np.empty(1, o), 1.0, 1.0)
+        for x, z, o in itertools.product(_REALS, _INTEGERS, _REALS)
     ),
 )
-_FRACTIONS = _compile(_fractions_kernel, (np.empty(1), np.empty(1, np.int64)))
+_FRACTIONS = _compile(
+    _fractions_kernel, *((np.empty(1, o), np.empty(1, np.uint32)) for o in _REALS)
+)

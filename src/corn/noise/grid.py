@@ -16,7 +16,7 @@ from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.lattice import LatticeNoise
 from corn.errors import InfeasibleError
-from corn.noise.normals import ERROR, FAILURE, LARGEST
+from corn.noise.normals import ERROR, FAILURE, LARGEST, OFFSET_BITS
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
 from corn.privacy.rounding import write_exactly
@@ -29,8 +29,10 @@ _LARGEST_PROVED_EPSILON = 50.0
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.
 _DEVIATIONS, _FAR = 24.0, 1e-115
+# The least standard deviation of an agent's private noise under masks, in units of γ.
+_LEAST_STD = 6.5
 # The distance of a sum of grid values from a sampled continuous sum, for up to 10⁹ agents whose
-# private noise is at least 6.5 γ (docs/floats.md).
+# private noise has that much (docs/floats.md).
 _ALIASING = 1e-140
 
 
@@ -84,7 +86,7 @@ def bound_loss(
     deviations = _DEVIATIONS + grid * float(roots.sum())
     if decomposition.is_masked:
         # Before releases are summed, each has its own private noise, independent of the others'.
-        # The offset has 53 bits, and its sum with the release is rounded once.
+        # The sum of release and offset is rounded once.
         roots = 1 / np.sqrt(decomposition.private_variance)
         deviations = _DEVIATIONS + grid * float(roots.max())
         largest = (LARGEST + 1) / roots + largest_norm
@@ -100,7 +102,21 @@ def bound_loss(
     failure = FAILURE * float(num_streams + num_sums) + 4 * n * _FAR
     if decomposition.is_masked:
         failure += _ALIASING
+        log_ratio += bound_offset_loss(n, OFFSET_BITS)
     return FloatLoss(log_ratio, failure)
+
+
+def bound_offset_loss(num_agents: int, bits: int) -> float:
+    """Bound |ln| of the ratio of a sum on the grid to a continuous one, by the offset's bits.
+
+    Together with its offset, a sum of h releases is the density of the continuous sum on a lattice
+    of spacing gcd(h, 2^bits)/2^bits ≤ h/2^bits. The probability of a cell of this lattice differs
+    from the density at its centre times the spacing by the second derivative (docs/floats.md).
+    """
+    spacing = num_agents / 2**bits
+    noise_std = _LEAST_STD * math.sqrt(num_agents)
+    deviations = _DEVIATIONS + 1 + num_agents / 2 / noise_std
+    return 1.01 * (spacing * deviations / noise_std) ** 2 / 24
 
 
 def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:

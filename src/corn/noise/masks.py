@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.normals import find_compiled
+from corn.noise.normals import load_compiled
 from corn.noise.stream import Owner, SecureSource, StreamAddress, check_nonce, encode_fields
 from corn.privacy import PrivacyBudget
 
@@ -32,6 +32,8 @@ MaskBits: TypeAlias = Literal[16, 32, 64]
 """B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
+Offset: TypeAlias = NDArray[np.floating[Any]]
+"""An offset of the grid in [0, 1), float32 or float64, shape (d,)."""
 
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 """The type of messages, by B."""
@@ -39,9 +41,8 @@ SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 """The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
-_OFFSET_BITS = 53
 _CIPHER_BLOCK_BYTES = 16
-_VALUES_AT_ONCE = 1 << 13
+_VALUES_AT_ONCE = 1 << 14
 
 
 def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
@@ -85,15 +86,16 @@ def draw_mask(
 ) -> MaskWords:
     """Return the sum of an agent's masks at a step, shape (size,), in ``out`` if it is given."""
     mask = np.empty(size, WORDS[bits]) if out is None else out
-    mask[:] = 0
+    added, subtracted = [], []
     for owner in _owners_of_masks(noise, agent):
         place = owner.members.index(agent)
         # Streams between neighbours on the group's path: the one after the agent, and the one
         # before it with the other sign.
         if place < len(owner.members) - 1:
-            source.add_words(mask, StreamAddress(owner, nonce, step, place), subtracts=False)
+            added.append(StreamAddress(owner, nonce, step, place))
         if place > 0:
-            source.add_words(mask, StreamAddress(owner, nonce, step, place - 1), subtracts=True)
+            subtracted.append(StreamAddress(owner, nonce, step, place - 1))
+    source.fill_masks(mask, added, subtracted)
     return mask
 
 
@@ -105,31 +107,29 @@ def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
     return tuple(Owner(noise.seed_groups[number], number) for number in numbers)
 
 
-def draw_offset(nonce: bytes, step: int, size: int, out: FloatArray | None = None) -> FloatArray:
-    """Return the public offset of a step, uniform multiples of 2⁻⁵³ in [0, 1), shape (size,)."""
+def draw_offset(nonce: bytes, step: int, size: int, out: Offset | None = None) -> Offset:
+    """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,).
+
+    It is exact in float32, and float64 unless ``out`` is float32.
+    """
     data = encode_fields("grid offset", check_nonce(nonce), step)
     key = hashlib.blake2b(data, digest_size=16).digest()
     # A key of its own for each step, so that the counter can start at zero.
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
     offset = np.empty(size) if out is None else out
-    zeros = bytes(8 * min(size, _VALUES_AT_ONCE))
+    zeros = bytes(4 * min(size, _VALUES_AT_ONCE))
     # One block more than is written, which version 42 of cryptography asks for.
     buffer = bytearray(len(zeros) + _CIPHER_BLOCK_BYTES)
-    compiled = find_compiled()
+    compiled = load_compiled()
     for part in _split(size):
         drawn = offset[part]
-        encryptor.update_into(memoryview(zeros)[: 8 * len(drawn)], buffer)
-        words = np.frombuffer(buffer, "<u8", len(drawn)).astype(np.uint64, copy=False)
-        if compiled is not None:
-            compiled.write_fractions(drawn, words.view(np.int64))
-        else:
-            np.multiply(words >> np.uint64(64 - _OFFSET_BITS), 2.0**-_OFFSET_BITS, out=drawn)
+        encryptor.update_into(memoryview(zeros)[: 4 * len(drawn)], buffer)
+        words = np.frombuffer(buffer, "<u4", len(drawn)).astype(np.uint32, copy=False)
+        compiled.write_fractions(drawn, words)
     return offset
 
 
-def mask_release(
-    noisy: FloatArray, *, grid: float, offset: FloatArray, mask: MaskWords
-) -> MaskWords:
+def mask_release(noisy: FloatArray, *, grid: float, offset: Offset, mask: MaskWords) -> MaskWords:
     """Return the message of an agent: its noisy gradient on the grid, modulo 2^B, under its mask.
 
     >>> words = mask_release(
@@ -165,7 +165,7 @@ def read_average(
     *,
     num_agents: int,
     grid: float,
-    offset: FloatArray,
+    offset: Offset,
     dtype: DTypeLike = np.float64,
 ) -> NDArray[Any]:
     """Return the average of all releases from the sum of all messages modulo 2^B.
@@ -177,14 +177,14 @@ def read_average(
     """
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     average = np.empty(np.broadcast_shapes(total.shape, offset.shape), dtype)
-    compiled = find_compiled()
-    if compiled is not None and total.shape == offset.shape == (average.size,):
-        compiled.write_average(average, signed, offset, num_agents, grid / num_agents)
+    if total.shape == offset.shape == (average.size,):
+        scale = grid / num_agents
+        load_compiled().write_average(average, signed, offset, num_agents, scale)
         return average
+    # The same bits, for audits of many runs.
     for part in _split(total.shape[-1]):
-        average[..., part] = (signed[..., part] - num_agents * offset[..., part]) * (
-            grid / num_agents
-        )
+        offsets = num_agents * offset[..., part].astype(np.float64)
+        average[..., part] = (signed[..., part] - offsets) * (grid / num_agents)
     return average
 
 

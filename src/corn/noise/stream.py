@@ -27,13 +27,11 @@ from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
 from corn.noise.normals import (
-    NUM_BUFFERS,
     PAIRS_PER_BLOCK,
     VALUES_PER_BLOCK,
     WORDS_PER_BLOCK,
     Words,
-    find_compiled,
-    sum_normals,
+    load_compiled,
 )
 
 NormalArray: TypeAlias = NDArray[np.floating[Any]]
@@ -211,8 +209,9 @@ _CIPHER_BLOCK_BYTES = 16
 _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
-STREAM_FORMAT = "corn/stream/4"
-_MASK_BYTES_AT_ONCE = 1 << 17
+STREAM_FORMAT = "corn/stream/5"
+# Of each stream: enough that calls cost little, few enough that all streams stay in the cache.
+_MASK_BYTES_AT_ONCE = 1 << 16
 
 
 @final
@@ -264,21 +263,28 @@ class SecureSource(NoiseSource):
             )
             block += num_blocks
 
-    def add_words(
-        self, out: NDArray[np.unsignedinteger[Any]], address: StreamAddress, *, subtracts: bool
+    def fill_masks(
+        self,
+        out: NDArray[np.unsignedinteger[Any]],
+        added: Sequence[StreamAddress],
+        subtracted: Sequence[StreamAddress],
     ) -> None:
-        """Add the uniform words of the stream of masks at an address to ``out``, or subtract them.
+        """Fill ``out`` with the uniform words of streams of masks, added and subtracted.
 
         ``out`` has shape (d,); sums are modulo the number of its values.
         """
         needed = range(-(-out.nbytes // _WORD_BYTES))
-        keystream = _start_keystream(self._stream_key(address, "mask"), needed)
-        apply = np.subtract if subtracts else np.add
+        keystreams = [
+            _start_keystream(self._stream_key(address, "mask"), needed)
+            for address in (*added, *subtracted)
+        ]
         # In pieces that stay in a core's cache: new memory of megabytes costs more than the cipher.
         at_once = _MASK_BYTES_AT_ONCE // out.itemsize
         for start in range(0, len(out), at_once):
             part = out[start : start + at_once]
-            apply(part, _WORKSPACE.read_masks(keystream, part), out=part)
+            words = _WORKSPACE.read_masks(keystreams, part)
+            np.add.reduce(words[: len(added)], axis=0, dtype=part.dtype, out=part)
+            part -= np.add.reduce(words[len(added) :], axis=0, dtype=part.dtype)
 
     def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
         key = self._keys.get(address.owner)
@@ -293,39 +299,36 @@ class _Workspace(threading.local):
     """Buffers of one thread, kept from draw to draw: new memory would cost as much as drawing."""
 
     def __init__(self) -> None:
-        self._zeros, self._keystreams = b"", bytearray()
-        self._buffers: FloatArray = np.empty((NUM_BUFFERS, 0, PAIRS_PER_BLOCK))
+        self._zeros = b""
+        self._keystreams = bytearray()
 
     def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
         """Return the next words of keystreams, which are the encryption of zeros."""
         num_words = shape[0] * shape[1]
-        num_bytes = num_words * _WORD_BYTES
-        self._reserve(num_bytes, len(keystreams))
-        zeros, out = memoryview(self._zeros)[:num_bytes], memoryview(self._keystreams)
-        for number, keystream in enumerate(keystreams):
-            keystream.update_into(zeros, out[number * num_bytes :])
+        self._read(keystreams, num_words * _WORD_BYTES)
         words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
         return words.astype(np.uint32, copy=False).reshape(-1, *shape)
 
     def read_masks(
-        self, keystream: CipherContext, like: NDArray[np.unsignedinteger[Any]]
+        self, keystreams: Sequence[CipherContext], like: NDArray[np.unsignedinteger[Any]]
     ) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the next words of a keystream, as many and of the same type as ``like``."""
-        self._reserve(like.nbytes, 1)
-        zeros = memoryview(self._zeros)[: like.nbytes]
-        keystream.update_into(zeros, memoryview(self._keystreams))
-        drawn: NDArray[np.unsignedinteger[Any]] = np.frombuffer(
-            self._keystreams, dtype=like.dtype.newbyteorder("<"), count=len(like)
-        )
-        return drawn
+        """Return the next words of keystreams, each as many and of the same type as ``like``."""
+        self._read(keystreams, like.nbytes)
+        kind, count = like.dtype.newbyteorder("<"), len(keystreams) * len(like)
+        drawn: NDArray[np.unsignedinteger[Any]] = np.frombuffer(self._keystreams, kind, count)
+        return drawn.reshape(-1, len(like))
 
-    def _reserve(self, num_bytes: int, num_streams: int) -> None:
+    def _read(self, keystreams: Sequence[CipherContext], num_bytes: int) -> None:
+        """Write so many bytes of each keystream, one after the other."""
         if len(self._zeros) < num_bytes:
             self._zeros = bytes(num_bytes)
         # Version 42 of cryptography asks for one cipher block more than it writes.
-        needed = num_streams * num_bytes + _CIPHER_BLOCK_BYTES
+        needed = len(keystreams) * num_bytes + _CIPHER_BLOCK_BYTES
         if len(self._keystreams) < needed:
             self._keystreams = bytearray(needed)
+        zeros, out = memoryview(self._zeros)[:num_bytes], memoryview(self._keystreams)
+        for number, keystream in enumerate(keystreams):
+            keystream.update_into(zeros, out[number * num_bytes :])
 
     def write_sums(self, words: Words, weights: FloatArray, out: FloatArray, first: int) -> None:
         """Write the weighted sums of streams' normals to ``out`` from ``first``.
@@ -341,14 +344,9 @@ class _Workspace(threading.local):
             found, wanted = find_overlap(blocks, first, out, 0)
             wanted[:] = found
 
-    def _write_blocks(self, words: Words, weights: FloatArray, out: FloatArray) -> None:
-        compiled, blocks = find_compiled(), out.reshape(-1, 2, PAIRS_PER_BLOCK)
-        if compiled:
-            compiled.sum_blocks(words, weights, blocks)
-            return
-        if self._buffers.shape[1] < len(blocks):
-            self._buffers = np.empty((NUM_BUFFERS, len(blocks), PAIRS_PER_BLOCK))
-        sum_normals(words, weights, blocks, buffers=self._buffers[:, : len(blocks)])
+    @staticmethod
+    def _write_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
+        load_compiled().sum_blocks(words, weights, out.reshape(-1, 2, PAIRS_PER_BLOCK))
 
 
 _WORKSPACE = _Workspace()

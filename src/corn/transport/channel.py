@@ -32,7 +32,7 @@ from corn.transport.key_exchange import (
     make_nonce,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Agents of different versions do not understand each other, and do not connect."""
 NO_SESSION = bytes(32)
 """The session of channels that are opened before agents have agreed on one."""

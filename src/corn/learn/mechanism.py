@@ -1,6 +1,6 @@
-"""Methods of training: a mechanism's noise under a budget, and the privacy that it gives.
+"""Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives.
 
-``make_methods`` designs them by the names of mechanisms.
+``make_mechanisms`` designs them by the names of mechanisms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
-from corn.learn.names import METHOD_NAMES
+from corn.learn.names import MECHANISM_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
@@ -57,11 +57,11 @@ _AT_CAP = 1e-3
 _DESIGN_TOLERANCE = 1e-6
 
 
-MethodNoise: TypeAlias = Decomposition | LatticeNoise
+MechanismNoise: TypeAlias = Decomposition | LatticeNoise
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
+class Mechanism:
     """A way to train: noise, clipping and the promise that they keep.
 
     Made by ``private``, ``central``, ``non_private`` or ``from_plan``. The budget's query decides
@@ -83,7 +83,7 @@ class Method:
     """
 
     name: str
-    noise: MethodNoise | None = field(default=None, repr=False)
+    noise: MechanismNoise | None = field(default=None, repr=False)
     queries: tuple[ClippedQuery, ...] = ()
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
@@ -132,24 +132,24 @@ class Method:
     def private(
         cls,
         name: str,
-        noise: Design | MethodNoise,
+        noise: Design | MechanismNoise,
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
-    ) -> Method:
-        """Make a method of decentralised training; raise unless the noise keeps the budget.
+    ) -> Mechanism:
+        """Make a mechanism of decentralised training; raise unless the noise keeps the budget.
 
         The promise holds against ``threat``; by default against the threat that a design was made
         for, and for other noise against an eavesdropper. It holds for real numbers: where noise
         protects somebody, make a plan.
         """
         ratio = None
-        shares: MethodNoise
+        shares: MechanismNoise
         if isinstance(noise, Design):
             if noise.status == "reference":
                 raise InvalidArgumentError(
                     f"mechanism {noise.mechanism!r} is a reference without a guarantee against an "
-                    "eavesdropper: use Method.central or Method.non_private"
+                    "eavesdropper: use Mechanism.central or Mechanism.non_private"
                 )
             threat = threat or noise.threat
             ratio = noise.disagreement_ratio
@@ -171,8 +171,8 @@ class Method:
         )
 
     @classmethod
-    def from_plan(cls, plan: Plan, *, name: str | None = None) -> Method:
-        """Make a method with a plan's noise, grid, budget and threat."""
+    def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:
+        """Make a mechanism with a plan's noise, grid, budget and threat."""
         return cls(
             name or plan.mechanism,
             plan.decomposition,
@@ -185,8 +185,8 @@ class Method:
         )
 
     @classmethod
-    def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Method:
-        """Make a method whose trusted server adds N(0, 1/(n² b)) to the average clipped gradient.
+    def central(cls, budget: PrivacyBudget, num_agents: int, *, name: str = "central") -> Mechanism:
+        """Make a trusted server that adds N(0, 1/(n² b)) to the average clipped gradient.
 
         All agents share that noise, so that b is the strictest agent's. The promise holds against
         those who see the server's models, not the agents' messages.
@@ -199,8 +199,8 @@ class Method:
         return cls(name, shares, budget.queries, budget, is_central=True)
 
     @classmethod
-    def non_private(cls, *queries: ClippedQuery, name: str = "none") -> Method:
-        """Make a method without noise or promise; it clips if ``queries`` are given."""
+    def non_private(cls, *queries: ClippedQuery, name: str = "none") -> Mechanism:
+        """Make a mechanism without noise or promise; it clips if ``queries`` are given."""
         return cls(name, None, queries)
 
     @property
@@ -296,7 +296,7 @@ class Method:
         return np.array(found)
 
 
-# A sweep measures all methods at the same steps, and a search repeats the sweep.
+# A sweep measures all mechanisms at the same steps, and a search repeats the sweep.
 @lru_cache(maxsize=4096)
 def _count_spent(
     budget: PrivacyBudget, precision: tuple[float, ...], num_steps: int, *, counts_floats: bool
@@ -308,14 +308,14 @@ def _count_spent(
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A method with a step-size schedule, which a sweep runs once for each seed."""
+    """A mechanism with a step-size schedule, which a sweep runs once for each seed."""
 
-    method: Method
+    mechanism: Mechanism
     schedule: Schedule
 
     def describe(self) -> str:
         """Return name and step size."""
-        return f"{self.method.name}, step size {self.schedule.describe()}"
+        return f"{self.mechanism.name}, step size {self.schedule.describe()}"
 
 
 def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
@@ -329,15 +329,15 @@ _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
 
-def make_methods(
+def make_mechanisms(
     names: Sequence[str],
     network: Network,
     budget: PrivacyBudget,
     *,
     objective: Horizon,
     threat: ThreatModel | None = None,
-) -> list[Method]:
-    """Make methods for the mechanisms named, each designed for the budget under one objective.
+) -> list[Mechanism]:
+    """Make mechanisms for the mechanisms named, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
     ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
@@ -347,39 +347,39 @@ def make_methods(
     """
     # All names are checked before the first design, which can take minutes.
     own = {name: read_mechanism(name) for name in names}
-    for name, mechanism in own.items():
-        if mechanism is None:
-            require_choice("mechanism", name, METHOD_NAMES, advice="or NAME=R.npy of your own")
+    for name, given in own.items():
+        if given is None:
+            require_choice("mechanism", name, MECHANISM_NAMES, advice="or NAME=R.npy of your own")
     # Rows are told apart by these labels, without the file of an own mechanism.
     labels = [name.partition("=")[0] for name in names]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
-    methods = []
-    for name, mechanism in own.items():
-        if mechanism is None:
-            methods.append(_make_method(name, network, budget, objective, threat))
+    mechanisms = []
+    for name, given in own.items():
+        if given is None:
+            mechanisms.append(_make_mechanism(name, network, budget, objective, threat))
             continue
-        label = mechanism.label
-        require(label not in METHOD_NAMES, "mechanism", "a new name", repr(label))
-        designed = design(network, budget, mechanism=mechanism, objective=objective)
-        methods.append(Method.private(label, designed, budget))
-    return methods
+        label = given.label
+        require(label not in MECHANISM_NAMES, "mechanism", "a new name", repr(label))
+        designed = design(network, budget, mechanism=given, objective=objective)
+        mechanisms.append(Mechanism.private(label, designed, budget))
+    return mechanisms
 
 
-def _make_method(
+def _make_mechanism(
     name: str,
     network: Network,
     budget: PrivacyBudget,
     objective: Horizon,
     threat: ThreatModel | None,
-) -> Method:
+) -> Mechanism:
     if name == "unclipped":
-        return Method.non_private(name=name)
+        return Mechanism.non_private(name=name)
     if name == "none":
-        # Clipped like the private methods: the difference to them is then the noise alone.
-        return Method.non_private(*budget.queries)
+        # Clipped like the private mechanisms: the difference to them is then the noise alone.
+        return Mechanism.non_private(*budget.queries)
     if name == "central":
-        return Method.central(budget, network.num_agents)
+        return Mechanism.central(budget, network.num_agents)
     made = _design_at_scale(name, network, budget, objective, threat)
     if made is not None:
         return made
@@ -391,7 +391,7 @@ def _make_method(
         # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
         threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
     )
-    return Method.private(name, designed, budget)
+    return Mechanism.private(name, designed, budget)
 
 
 def _design_at_scale(
@@ -400,8 +400,8 @@ def _design_at_scale(
     budget: PrivacyBudget,
     objective: Horizon,
     threat: ThreatModel | None,
-) -> Method | None:
-    """Make a method without matrices of n × n numbers, if the network is large and it can be."""
+) -> Mechanism | None:
+    """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""
     n = network.num_agents
     if n <= _MOST_DENSE_DESIGN:
         return None
@@ -411,12 +411,12 @@ def _design_at_scale(
         # Without shared seeds insiders know no more than an eavesdropper (docs/theory.md,
         # “Insiders”).
         holds = replace(threat or DEFAULT_THREAT, seeds="global")
-        return Method.private(name, Decomposition(1 / caps), budget, threat=holds)
+        return Mechanism.private(name, Decomposition(1 / caps), budget, threat=holds)
     if name == "corn" and network.mixing == "sum":
         # The optimum is a formula, whose record in ``design`` has matrices of n × n.
         held = (threat or DEFAULT_THREAT).resolve(network.graph, "sum")
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
-        made = Method.private(name, masks, budget, threat=held)
+        made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
     row = find_lattice(network.sparse_matrix)
     # Fourier transforms diagonalise R only if the network looks the same from every agent: a
@@ -433,7 +433,7 @@ def _design_at_scale(
                 momentum=objective.momentum,
                 num_steps=budget.num_steps,
             )
-            made = Method.private(name, noise, budget, threat=holds)
+            made = Mechanism.private(name, noise, budget, threat=holds)
             return replace(made, disagreement_ratio=ratio)
     if name == "corn":
         require_feasible_size(n, threat or DEFAULT_THREAT)
