@@ -266,7 +266,7 @@ def test_an_agent_that_applies_a_void_sum_loses_its_links(
             assert set(results[own].lost) == {agent}
             told = any(note.startswith("the sum of step 4 is void") for note in results[own].notes)
             assert told
-    # Each of its links takes a step: one neighbour after the other has another model.
+    # Each step shows the difference over one of its links.
     assert results[agent].num_steps == (6 if agent == 4 else 7)
     assert results[agent].stop.reason is StopReason.LOSS
 
