@@ -8,6 +8,7 @@ PUBLIC = [
     "CornWarning",
     "Decomposition",
     "Design",
+    "FiniteRun",
     "Horizon",
     "Network",
     "Plan",

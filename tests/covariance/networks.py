@@ -11,9 +11,9 @@ from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
     Design,
-    Horizon,
     Mechanism,
     MechanismName,
+    ObjectiveLike,
     ThreatModel,
     design,
 )
@@ -45,7 +45,7 @@ def paper_design(
     cap: ArrayLike = 1.0,
     mechanism: Mechanism | MechanismName = "corn",
     *,
-    objective: Horizon = ONE_STEP,
+    objective: ObjectiveLike = ONE_STEP,
     threat: ThreatModel = EAVESDROPPER,
 ) -> Design:
     """Design as the paper does unless told otherwise: for one step, against an eavesdropper."""

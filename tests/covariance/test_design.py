@@ -14,12 +14,14 @@ from corn.covariance import (
     DEFAULT_THREAT,
     EAVESDROPPER,
     MECHANISMS,
+    ONE_STEP,
     Auto,
     ClosedForm,
     Corn,
     Decor,
     Design,
     Dual,
+    FiniteRun,
     FirstOrder,
     Horizon,
     Ldp,
@@ -33,7 +35,7 @@ from corn.covariance import (
 )
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, load_network
+from corn.topology import Gossip, Network, load_network
 from tests.covariance.networks import (
     EDGE_CASES,
     NETWORKS,
@@ -254,16 +256,35 @@ def test_parts_of_a_network_without_a_link_between_them_are_designed_apart() -> 
     assert np.abs(joint.covariance[:4, 4:]).max() < 1e-9
 
 
-def root(A: FloatArray) -> FloatArray:
-    """Return a W whose objective of one step, WᵀW, is A."""
-    values, vectors = np.linalg.eigh(A)
-    return np.asarray((vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T)
+def test_an_objective_may_be_a_record_its_matrix_or_a_function_of_the_mixing_matrix() -> None:
+    network = load_network("path:5", mixing="gossip", gossip=Gossip(2))
+    run = FiniteRun([0.3, 0.2, 0.1])
+    values = [
+        design(network, 1.0, objective=objective, threat=EAVESDROPPER).value
+        for objective in (run, run.matrix(network.step_matrix), run.matrix)
+    ]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-9)
+    assert values[0] != pytest.approx(design(network, 1.0, objective=ONE_STEP).value, rel=0.1)
+
+
+def test_exact_sums_have_the_same_noise_for_every_objective() -> None:
+    network = load_network("path:5", mixing="sum")
+    A = np.diag([1.0, 2, 3, 4, 5])
+    default, given, function = (
+        design(network, BUDGET, objective=objective) for objective in (None, A, lambda W: 3 * W)
+    )
+    for made in (given, function):
+        np.testing.assert_array_equal(made.covariance, default.covariance)
+        assert made.gap == pytest.approx(default.gap, rel=1e-12)
+    W = network.step_matrix
+    assert given.value == pytest.approx(np.sum(W.T @ A @ W * given.covariance), rel=1e-9)
+    assert function.value == pytest.approx(3 * np.sum(W * function.covariance), rel=1e-9)
 
 
 def test_agents_whose_noise_nobody_receives_get_ldp_noise() -> None:
     A = np.zeros((5, 5))
     A[:3, :3] = np.eye(3) + 1
-    result = paper_design(root(A), 4.0)
+    result = paper_design(np.eye(5), 4.0, objective=A)
     assert result.status == "optimal"
     np.testing.assert_allclose(result.noise_std[3:], 0.5, rtol=1e-9)
     assert_private(result)
@@ -381,6 +402,11 @@ def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
         (lambda: paper_design(np.eye(3), 1.0, "magic"), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.ones((2, 3))), "network"),
         (lambda: paper_design(np.zeros((3, 3))), "objective"),
+        (lambda: paper_design(np.eye(3), objective=np.eye(4)), "objective must be of the shape"),
+        (lambda: paper_design(np.eye(3), objective=-np.eye(3)), "positive semidefinite"),
+        (lambda: paper_design(np.eye(3), objective=lambda W: W[0]), "objective must be a square"),
+        (lambda: paper_design(np.eye(3), objective="horizon"), "objective must be a matrix"),
+        (lambda: paper_design(np.eye(3), objective=Horizon), "objective must be a record"),
         (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
         (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
         (
@@ -430,10 +456,8 @@ def test_groups_in_any_order_land_on_their_agents() -> None:
     np.testing.assert_allclose(result.decomposition.covariance, result.covariance, atol=1e-12)
     for group in groups:
         inside = np.ix_(np.array(group), np.array(group))
-        block = paper_design(root(A[inside]), 0.5)
-        np.testing.assert_allclose(
-            result.covariance[inside], block.covariance, rtol=1e-6, atol=1e-12
-        )
+        block = paper_design(np.eye(len(group)), 0.5, objective=A[inside])
+        np.testing.assert_allclose(result.covariance[inside], block.covariance, rtol=1e-6)
         others = np.setdiff1d(np.arange(12), group)
         assert not result.covariance[np.ix_(np.array(group), others)].any()
 
@@ -446,7 +470,7 @@ def test_the_worst_block_sets_the_status() -> None:
 
 def test_groups_whose_noise_nobody_receives_get_ldp_noise() -> None:
     A = np.diag([1.0, 2.0, 0.0, 0.0])
-    result = paper_design(root(A), 4.0, threat=ThreatModel(seeds="groups:2"))
+    result = paper_design(np.eye(4), 4.0, objective=A, threat=ThreatModel(seeds="groups:2"))
     np.testing.assert_allclose(result.noise_std, 0.5)
     assert result.value == pytest.approx(0.75)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from corn.checks import FloatArray
-from corn.covariance import EAVESDROPPER, Horizon, design
+from corn.covariance import EAVESDROPPER, FiniteRun, GivenObjective, Horizon, design
 from corn.covariance.objective import momentum_gain
 from corn.errors import InvalidArgumentError
 from corn.topology import Network, load_network
@@ -73,3 +73,4 @@ def test_momentum_is_checked_and_named() -> None:
         with pytest.raises(InvalidArgumentError, match="momentum must be in"):
             Horizon(5, momentum=wrong)
     assert Horizon(5, 0.1, 0.9).describe().endswith("weighted by 0.1, momentum 0.9")
+    assert FiniteRun([1.0]).momentum == GivenObjective(np.eye(2)).momentum == 0

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.checks import FloatArray
-from corn.covariance import ONE_STEP, Horizon
+from corn.covariance import ONE_STEP, FiniteRun, GivenObjective, Horizon
+from corn.covariance.objective import energy_of_average
 from corn.errors import InvalidArgumentError
 from corn.topology import Gossip
 from tests.covariance.networks import NETWORKS, PROPERTY, directed, metropolis
@@ -84,6 +85,16 @@ def test_the_weight_needs_rows_and_columns_that_sum_to_one() -> None:
         Horizon(10, 0.1).matrix(W)
 
 
+@PROPERTY
+@given(NETWORKS, st.lists(st.floats(0.001, 3), min_size=1, max_size=6))
+def test_a_finite_run_mixes_the_noise_of_each_step_until_the_end(
+    W: FloatArray, steps: list[float]
+) -> None:
+    expected = add_up(W, np.square(steps[::-1]))
+    found = FiniteRun(steps).matrix(W)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12 * np.abs(expected).max())
+
+
 def test_length_one_is_the_papers_objective() -> None:
     W = directed(6, seed=2)
     np.testing.assert_allclose(ONE_STEP.matrix(W), W.T @ W, rtol=1e-15)
@@ -95,6 +106,59 @@ def test_every_objective_is_symmetric_and_semidefinite(length: float) -> None:
         A = Horizon(length).matrix(W)
         np.testing.assert_array_equal(A, A.T)
         assert np.linalg.eigvalsh(A)[0] >= -1e-12 * np.abs(A).max()
+
+
+def test_the_callers_matrix_is_copied_not_kept() -> None:
+    given_matrix = np.eye(3)
+    objective = GivenObjective(given_matrix)
+    given_matrix[0, 0] = 5
+    returned = objective.matrix(np.eye(3))
+    returned[1, 1] = 7
+    np.testing.assert_array_equal(objective.matrix(np.eye(3)), np.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("given_matrix", "message"),
+    [
+        (np.diag([1.0, -1.0]), "semidefinite"),
+        (np.array([[1.0, 2.0], [0.0, 1.0]]), "symmetric"),
+        (np.zeros((2, 2)), "not zero"),
+        (1e307 * np.eye(2), "without entries beyond"),
+        (np.ones((2, 3)), "square"),
+    ],
+)
+def test_a_given_matrix_must_be_semidefinite(given_matrix: FloatArray, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"objective must be .*{message}"):
+        GivenObjective(given_matrix)
+
+
+def test_eigenvalues_below_zero_by_rounding_are_set_to_zero() -> None:
+    v = np.array([[3.0, -1.0, 1.0]])
+    A = v.T @ v - 1e-14 * np.eye(3)
+    found = np.linalg.eigvalsh(GivenObjective(A).matrix(np.eye(3)))
+    assert np.linalg.eigvalsh(A)[0] < -9e-15
+    assert found[0] > -4e-15
+
+
+def test_sizes_must_agree() -> None:
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        GivenObjective(np.eye(3)).matrix(np.eye(4))
+
+
+@pytest.mark.parametrize(
+    "objective", [Horizon(7, 0.1), FiniteRun([0.5, 2.0]), GivenObjective(np.diag([1.0, 2, 0, 4]))]
+)
+def test_exact_sums_weigh_the_average_alone(
+    objective: Horizon | FiniteRun | GivenObjective,
+) -> None:
+    W = np.full((4, 4), 0.25)
+    A = W.T @ objective.matrix(W) @ W
+    np.testing.assert_allclose(A, energy_of_average(objective, 4) * W, rtol=1e-12)
+
+
+def test_an_objective_without_weight_in_the_average_has_no_exact_sum() -> None:
+    with pytest.raises(InvalidArgumentError, match="noise in the average"):
+        energy_of_average(GivenObjective(np.eye(4) - 0.25), 4)
 
 
 @pytest.mark.parametrize("W", [1.2 * np.eye(3), 1.2 * directed(5, seed=3)])
@@ -110,6 +174,11 @@ def test_parameters_are_checked() -> None:
         Horizon(float("inf"))
     with pytest.raises(InvalidArgumentError, match=r"in \[1, 1e\+09\], found 1000"):
         Horizon(1e12)
+    for steps in ([1e160], [], [float("nan")], ["a"], 0.1):
+        with pytest.raises(InvalidArgumentError, match=r"step_sizes must be .* to 1e"):
+            FiniteRun(steps)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="not all of them zero"):
+        FiniteRun([0.0])
     for weight in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(InvalidArgumentError, match="disagreement_weight"):
             Horizon(10, weight)
@@ -119,3 +188,5 @@ def test_descriptions_name_the_objective() -> None:
     assert ONE_STEP.describe() == "one step"
     assert Horizon(50).describe() == "horizon of 50 steps"
     assert Horizon(50, 0.1).describe() == "horizon of 50 steps, disagreement weighted by 0.1"
+    assert FiniteRun([0.1, 0.2]).describe() == "end of a run of 2 steps"
+    assert GivenObjective(np.eye(2)).describe() == "given matrix of shape (2, 2)"

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.covariance import ThreatModel
+from corn.covariance import ONE_STEP, GivenObjective, ThreatModel
 from corn.covariance.coalitions import coalition_precisions
 from corn.distributed.recovery import ActivePlan, budget_left, replan
 from corn.plan import fingerprint, make_plan, verify_plan
@@ -32,6 +32,19 @@ def test_losses_weaken_no_agents_privacy(lost: tuple[int, ...]) -> None:
         assert (precision <= before * (1 + 1e-9)).all()
         loss = account_precision(precision, budget.query, num_steps=budget.num_steps)
         assert loss.worst_epsilon(budget.promise.delta) <= budget.promise.epsilon * (1 + 1e-9)
+
+
+def test_survivors_keep_their_block_of_a_given_objective() -> None:
+    """Where it has no weight, and for exact sums, the objective becomes that of one step."""
+    weights = np.diag([1.0, 2, 0, 0])
+    network = load_network("complete:4", mixing="gossip")
+    plan = make_plan(network, PLAN.budget, mechanism="ldp", objective=weights)
+    left = replan(plan, (1, 2, 3), steps_left=5).objective
+    assert isinstance(left, GivenObjective)
+    np.testing.assert_array_equal(left.given, np.diag([2.0, 0, 0]))
+    assert replan(plan, (2, 3), steps_left=5).objective == ONE_STEP
+    summed = make_plan(load_network("complete:4", mixing="sum"), PLAN.budget, objective=weights)
+    assert replan(summed, (2, 3), steps_left=5).objective == ONE_STEP
 
 
 @pytest.mark.parametrize("steps_left", [1, 73, 199])

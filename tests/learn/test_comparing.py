@@ -24,12 +24,12 @@ def make_data() -> list[tuple[Any, Any]]:
     return [(own, (own[:, 0] > 0).astype(np.int64)) for own in inputs]
 
 
-def compare(**options: Any) -> Comparison:
+def compare(network: Any = None, **options: Any) -> Comparison:
     budget = corn.PrivacyBudget(30, 1e-5, num_steps=20, clip=1.0)
     data = make_data()
     torch.manual_seed(0)
     return corn.compare(
-        nx.cycle_graph(N),
+        network or nx.cycle_graph(N),
         budget,
         model=nn.Linear(3, 2),
         loss=nn.functional.cross_entropy,
@@ -52,6 +52,18 @@ def test_mechanisms_are_compared_on_an_own_model(tmp_path: Path) -> None:
         if name != "none":
             assert float(str(facts["simulated_epsilon"])) == pytest.approx(30)
     assert "eavesdropper" in str(found.summary["mine"]["against"])
+
+
+def test_an_objective_may_be_a_function_of_the_mixing_matrix() -> None:
+    network, run = corn.load_network("path:4", mixing="gossip"), corn.FiniteRun([0.5, 0.1])
+    losses = [
+        compare(network, mechanisms=("corn",), objective=objective).summary["corn"]["train_loss"]
+        for objective in (run, run.matrix, corn.Horizon(20))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-5)
+    with pytest.raises(CornError, match="objective must be of the shape"):
+        compare(network, mechanisms=("corn",), objective=np.eye(N + 1))
 
 
 def test_names_of_own_mechanisms_must_be_new(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
 from corn.covariance import (
     DEFAULT_THREAT,
-    ONE_STEP,
     Auto,
     Corn,
     Decomposition,
     DesignProblem,
+    FiniteRun,
+    ObjectiveLike,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, InvalidArgumentError
 from corn.noise import SecureSource, draw_all_shares, simulated_keys
@@ -75,13 +76,22 @@ def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
     assert found.gap <= 1.2e-3
 
 
-@pytest.mark.parametrize("objective", [Horizon(7.5, 0.3), ONE_STEP])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Horizon(7.5, 0.3),
+        FiniteRun([0.1, 0.05]),
+        np.diag(range(1, 7)),
+        lambda W: np.outer(W[0] - 0.1, W[0] - 0.1) + np.outer(W[1], W[1]),
+    ],
+    ids=["horizon", "finite run", "matrix", "function of rank two"],
+)
 @pytest.mark.parametrize(
     "threat",
     [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs", "common")],
 )
 def test_plans_round_trip_through_their_file(
-    tmp_path: Path, objective: Horizon, threat: ThreatModel
+    tmp_path: Path, objective: ObjectiveLike, threat: ThreatModel
 ) -> None:
     made = make_plan(
         NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(Auto(0.05))
@@ -169,7 +179,7 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
         (lambda c: c["decomposition"]["factors"].pop(), "each seed group needs a factor"),
         (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [1, 0]), "increasing order"),
         (lambda c: c.update(mechanism_version=2), "unknown entry"),
-        (lambda c: c["objective"].update(kind="magic"), "the objective must be a horizon"),
+        (lambda c: c["objective"].update(kind="magic"), "unknown kind of objective"),
         (lambda c: c["threat"].update(max_colluders=-1), "max_colluders"),
         (lambda c: c.update(dtype="float16"), "dtype"),
         (lambda c: c.update(grid=0.1), "grid must be a power of two"),

@@ -60,6 +60,12 @@ def test_gaussian_plans_add_in_squares(epsilons: list[float], delta: float) -> N
     assert (total.unit, total.adjacency, total.max_colluders) == ("agent", "replace", 1)
 
 
+def test_phases_with_other_clipping_noise_and_steps_add_in_squares() -> None:
+    phases = [spend(2), spend(1, clip=0.5, num_steps=30), spend(3, clip=0.02, share=0.5)]
+    exact = gaussian.epsilon_from(math.hypot(*map(mu_of, phases)), DELTA)
+    assert exact < compose_expenses(phases, DELTA).epsilon < 1.01 * exact
+
+
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1, 4, 10, 30])
 @pytest.mark.parametrize("spend_one", [spend, spend_poisson])
 def test_one_plan_costs_what_it_promises(spend_one: Any, epsilon: float) -> None:

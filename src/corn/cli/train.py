@@ -45,7 +45,7 @@ from corn.cli.output import (
     working,
 )
 from corn.cli.records import read_configuration
-from corn.covariance import ThreatModel
+from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import MECHANISM_NAMES, usual_schedule
 from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
@@ -163,6 +163,7 @@ def train(
     configuration = read_configuration(context)
     planned = None if plan is None else load_plan(plan)
     adversary: ThreatModel | None
+    objective: Objective
     if planned is not None:
         # The defaults of these options are not what is run.
         for name in refuse_options_of_plan(context, planned.budget, _DECIDED_BY_PLAN):

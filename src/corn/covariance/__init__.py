@@ -15,7 +15,11 @@ from corn.covariance.first_order import FirstOrder
 from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
+    FiniteRun,
+    GivenObjective,
     Horizon,
+    Objective,
+    ObjectiveLike,
     default_objective,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName
@@ -39,12 +43,16 @@ __all__ = [
     "Design",
     "DesignProblem",
     "Dual",
+    "FiniteRun",
     "FirstOrder",
+    "GivenObjective",
     "Horizon",
     "Ldp",
     "LowRank",
     "Mechanism",
     "MechanismName",
+    "Objective",
+    "ObjectiveLike",
     "OwnMechanism",
     "SeedGroups",
     "ThreatModel",

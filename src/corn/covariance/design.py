@@ -30,8 +30,11 @@ from corn.covariance.first_order import FirstOrder
 from corn.covariance.low_rank import LowRank, fits_pairs
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
-    Horizon,
+    GivenObjective,
+    Objective,
+    ObjectiveLike,
     default_objective,
+    energy_of_average,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, Status
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
@@ -265,7 +268,7 @@ def design(
     budget: PrivacyBudget | ArrayLike,
     *,
     mechanism: Mechanism | MechanismName = "corn",
-    objective: Horizon | None = None,
+    objective: ObjectiveLike | None = None,
     threat: ThreatModel | None = None,
 ) -> Design:
     """Choose the covariance R of the noise across agents: Problems (13) and (16) of the paper.
@@ -282,8 +285,10 @@ def design(
             agents, or b_i of each agent, shape (n,).
         mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
             its name for the default options; or `OwnMechanism` with a covariance of your own.
-        objective: the matrix A to minimise; by default `default_objective` of the budget's steps. A
-            precision cap has no number of steps, so an objective must be given with it.
+        objective: what to minimise: `Horizon`, `FiniteRun`, a positive semidefinite matrix A of
+            shape (n, n), or a function that returns A for the mixing matrix of a step. The default
+            is `default_objective` of the budget's steps; a precision cap has no number of steps, so
+            an objective must be given with it. Under exact sums every objective has the same noise.
         threat: the adversary and the seeds; by default one insider and seeds of pairs, and
             an eavesdropper for DECOR and zero-sum noise, which hold against no insider. The
             design's ``threat`` has the answer; an explicit threat is never weakened but refused.
@@ -300,15 +305,8 @@ def design(
         mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
-    # One step is no default: noise designed for it accumulates to several times the optimum.
-    if objective is None:
-        if not isinstance(budget, PrivacyBudget):
-            raise InvalidArgumentError(
-                "objective must be given with a precision cap, which has no number of steps, found "
-                "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
-            )
-        mixing = network.mixing if isinstance(network, Network) else "gossip"
-        objective = default_objective(budget.num_steps, mixing=mixing)
+    num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
+    objective = read_objective(objective, network, num_steps)
     if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         return _design_for_sums(network, budget, objective, threat)
@@ -340,10 +338,32 @@ def design(
     return replace(made, disagreement_ratio=0.0 if made.status == "reference" else ratio)
 
 
+def read_objective(
+    given: ObjectiveLike | None, network: Network | ArrayLike, num_steps: int | None
+) -> Objective:
+    """Return the record of an objective, of which None is the default for a number of steps."""
+    if given is None:
+        # One step is no default: noise designed for it accumulates to several times the optimum.
+        if num_steps is None:
+            raise InvalidArgumentError(
+                "objective must be given with a precision cap, which has no number of steps, found "
+                "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
+            )
+        mixing = network.mixing if isinstance(network, Network) else "gossip"
+        return default_objective(num_steps, mixing=mixing)
+    if isinstance(given, Objective):
+        return given
+    # A class can be called too: ``Horizon`` for ``Horizon(100)`` is a mistake.
+    is_class = isinstance(given, type)
+    require(not is_class, "objective", "a record such as Horizon(100)", repr(given))
+    A = given(_read_network(network)[0]) if callable(given) else given
+    return GivenObjective(as_square_matrix(A, name="objective"))
+
+
 def _design_for_sums(
     network: Network,
     budget: PrivacyBudget | ArrayLike,
-    objective: Horizon,
+    objective: Objective,
     threat: ThreatModel | None,
 ) -> Design:
     """Return masks and private noise, which are optimal where releases are summed exactly."""
@@ -353,7 +373,7 @@ def _design_for_sums(
     threat = threat.resolve(network.graph, "sum")
     caps = _read_caps(budget, n)
     noise = design_masks(caps, threat.seed_groups(network.graph), threat.max_colluders)
-    energy = objective.sum_energy / n
+    energy = energy_of_average(objective, n) / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
     return Design(
         mechanism="corn",

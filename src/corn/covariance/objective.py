@@ -1,4 +1,4 @@
-"""The objective of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
+"""Objectives of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
 
 Privacy is read off R⁻¹ alone, so every choice of A below costs the same budget.
 """
@@ -6,15 +6,16 @@ Privacy is read off R⁻¹ alone, so every choice of A below costs the same budg
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, TypeAlias, final
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_square_matrix, require, require_in_range
+from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.topology.mixing import STOCHASTIC_TOLERANCE
 from corn.topology.network import Mixing
 
@@ -27,6 +28,8 @@ _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
 _MOST_MOMENTUM = 0.999
 _MOST_DEFAULT_MOMENTUM = 0.97
+_LARGEST = 1e50  # products of such numbers stay far from overflow
+_SEMIDEFINITE_TOLERANCE = 1e-10
 _MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
 
 
@@ -93,20 +96,118 @@ class Horizon:
         modes = mode_energies(eigenvalues, self._discount, self.momentum)
         return self.disagreement_weight * modes
 
-    @property
-    def sum_energy(self) -> float:
-        """The energy of unit noise in the average under exact sums, where all noise is at once.
-
-        With W = 11ᵀ/n, A is this number times 11ᵀ/n.
-        """
-        return float(self.matrix(np.ones((1, 1)))[0, 0])
-
     def describe(self) -> str:
         """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"
         if self.disagreement_weight != 1:
             what += f", disagreement weighted by {self.disagreement_weight:g}"
         return what + (f", momentum {self.momentum:g}" if self.momentum else "")
+
+
+@final
+@dataclass(frozen=True)
+class FiniteRun:
+    """Noise energy in the models at the end of a run with the given step sizes η_1 … η_T.
+
+    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum. For a non-symmetric W the cost is 2T
+    products of n×n matrices.
+
+    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
+    array([[2., 2.],
+           [2., 2.]])
+    """
+
+    step_sizes: Sequence[float]
+    momentum: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            steps = tuple(float(step) for step in self.step_sizes)
+        except (TypeError, ValueError):
+            steps = ()
+        is_valid = any(steps) and all(0 <= step <= _LARGEST for step in steps)
+        rule = f"one or more numbers from 0 to {_LARGEST:g}, not all of them zero"
+        require(is_valid, "step_sizes", rule, f"{self.step_sizes!r:.80}")
+        object.__setattr__(self, "step_sizes", steps)
+
+    def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
+        """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues where W is symmetric."""
+        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        if _is_symmetric(W):
+            w, U = np.linalg.eigh(W)
+            a = np.zeros_like(w)
+            for step in self.step_sizes:
+                a = w**2 * (a + step**2)
+            return _rebuild(U, a)
+        A = np.zeros_like(W)
+        for step in self.step_sizes:
+            A[np.diag_indices_from(A)] += step**2
+            A = W.T @ A @ W
+        return (A + A.T) / 2
+
+    def describe(self) -> str:
+        """Return the objective in one line of words."""
+        return f"end of a run of {len(self.step_sizes)} steps"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GivenObjective:
+    """A positive semidefinite matrix A of the caller's choice, shape (n, n), without momentum."""
+
+    given: FloatArray
+    momentum: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        A = as_symmetric_matrix(self.given, name="objective")
+        largest = float(np.abs(A).max())
+        require(largest <= _LARGEST, "objective", f"without entries beyond {_LARGEST:g}", largest)
+        w = np.linalg.eigvalsh(A)
+        is_semidefinite = w[-1] > 0 and w[0] >= -_SEMIDEFINITE_TOLERANCE * w[-1]
+        found = f"eigenvalues from {w[0]:.3g} to {w[-1]:.3g}"
+        require(bool(is_semidefinite), "objective", "positive semidefinite and not zero", found)
+        A.setflags(write=False)
+        object.__setattr__(self, "given", A)
+
+    def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
+        """Return the matrix, whose size must be that of the mixing matrix.
+
+        Eigenvalues that rounding made slightly negative are set to zero: here and not in the
+        record, whose numbers must not change when a plan is read.
+        """
+        shape = np.shape(mixing_matrix)
+        rule = f"of the shape {shape} of the mixing matrix"
+        require(self.given.shape == shape, "objective", rule, self.given.shape)
+        w, U = np.linalg.eigh(self.given)
+        return self.given.copy() if w[0] >= 0 else _rebuild(U, np.maximum(w, 0))
+
+    def describe(self) -> str:
+        """Return the objective in one line of words."""
+        return f"given matrix of shape {self.given.shape}"
+
+
+Objective: TypeAlias = Horizon | FiniteRun | GivenObjective
+
+ObjectiveLike: TypeAlias = Objective | ArrayLike | Callable[[FloatArray], ArrayLike]
+"""An objective, a matrix A, or a function that returns A for the mixing matrix of a step."""
+
+
+def energy_of_average(objective: Objective, num_agents: int) -> float:
+    """Return the energy of unit noise in the average: all that an objective weighs in exact sums.
+
+    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n. No
+    objective changes the noise that is best there; it only sets the unit of its energy.
+    """
+    if not isinstance(objective, GivenObjective):
+        return float(objective.matrix(np.ones((1, 1)))[0, 0])
+    A = objective.matrix(np.broadcast_to(1.0, (num_agents, num_agents)))
+    require(
+        bool(A.sum() > _SEMIDEFINITE_TOLERANCE * np.trace(A)),
+        "objective",
+        "positive for noise in the average, the only noise that exact sums leave",
+        f"1ᵀA1 = {A.sum():.3g}",
+    )
+    return float(A.sum()) / num_agents
 
 
 def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray:

@@ -33,10 +33,11 @@ from functools import cached_property
 from typing import Any, final
 
 import networkx as nx
+import numpy as np
 import torch
 from torch import Tensor
 
-from corn.covariance import ThreatModel
+from corn.covariance import ONE_STEP, GivenObjective, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.membership import Edge, Membership, count_begun
 from corn.distributed.messages import PREFIX_BYTES, Header, Kind, ProtocolError, Subject
@@ -107,7 +108,7 @@ def replan(
             _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan, survivors),
-            objective=plan.objective,
+            objective=_objective_for(plan, survivors),
             mechanism=plan.mechanism,
             cooldown_steps=plan.cooldown_steps,
             dtype=plan.dtype,
@@ -197,6 +198,18 @@ def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
     # At least one agent must be left to protect, or the threat model has no meaning.
     colluders = min(threat.max_colluders, len(survivors) - 1)
     return replace(threat, seeds=seeds, max_colluders=colluders)
+
+
+def _objective_for(plan: Plan, survivors: tuple[int, ...]) -> Objective:
+    """Return the plan's objective; of a given matrix, the survivors' block."""
+    if not isinstance(plan.objective, GivenObjective):
+        return plan.objective
+    block = plan.objective.given[np.ix_(survivors, survivors)]
+    # A run must not end because only lost agents had weight. Exact sums have the same noise for
+    # every objective.
+    if plan.network.mixing == "sum" or not block.any():
+        return ONE_STEP
+    return GivenObjective(block)
 
 
 class _Restart(Exception):  # noqa: N818 - a signal, not an error

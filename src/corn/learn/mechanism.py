@@ -20,6 +20,7 @@ from corn.covariance import (
     Design,
     Horizon,
     MechanismName,
+    Objective,
     ThreatModel,
     design,
     read_mechanism,
@@ -334,7 +335,7 @@ def make_mechanisms(
     network: Network,
     budget: PrivacyBudget,
     *,
-    objective: Horizon,
+    objective: Objective,
     threat: ThreatModel | None = None,
 ) -> list[Mechanism]:
     """Make mechanisms for the mechanisms named, each designed for the budget under one objective.
@@ -370,7 +371,7 @@ def _make_mechanism(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Horizon,
+    objective: Objective,
     threat: ThreatModel | None,
 ) -> Mechanism:
     if name == "unclipped":
@@ -398,7 +399,7 @@ def _design_at_scale(
     name: str,
     network: Network,
     budget: PrivacyBudget,
-    objective: Horizon,
+    objective: Objective,
     threat: ThreatModel | None,
 ) -> Mechanism | None:
     """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from corn.covariance import (
     Decomposition,
     Design,
-    Horizon,
+    ObjectiveLike,
     ThreatModel,
     default_objective,
     design,
 )
+from corn.covariance.design import read_objective
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.mechanism import Mechanism, Trial, make_mechanisms
 from corn.learn.metrics import Result
@@ -244,7 +245,7 @@ def compare(
     schedule: ScheduleName = "constant",
     batch_size: int | None = None,
     seeds: Sequence[int] = (0,),
-    objective: Horizon | None = None,
+    objective: ObjectiveLike | None = None,
     threat: ThreatModel | None = None,
     device: str = "cpu",
     **options: Any,
@@ -265,7 +266,7 @@ def compare(
         schedule: of the step sizes.
         batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
         seeds: one run for each.
-        objective: the matrix that designs minimise.
+        objective: what designs minimise, as for :func:`corn.design`.
         threat: the adversary of ``corn`` and ``ldp``; by default one insider.
         device: the torch device to compute on.
         options: further options of :func:`corn.learn.sweep.run_sweep`.
@@ -289,7 +290,7 @@ def compare(
     """
     chosen = network if isinstance(network, Network) else load_network(network)
     # One objective for all mechanisms: one designed for another would look worse than it is.
-    target = objective or default_objective(budget.num_steps, mixing=chosen.mixing)
+    target = read_objective(objective, chosen, budget.num_steps)
     problem = make_problem(
         make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
     )

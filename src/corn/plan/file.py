@@ -14,7 +14,15 @@ import networkx as nx
 import numpy as np
 
 from corn.checks import FloatArray, require_count, require_length
-from corn.covariance import Decomposition, Horizon, MechanismName, ThreatModel
+from corn.covariance import (
+    Decomposition,
+    FiniteRun,
+    GivenObjective,
+    Horizon,
+    MechanismName,
+    Objective,
+    ThreatModel,
+)
 from corn.covariance.threat import SeedGroups
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.parsing import build, build_fields, quote, read_json
@@ -34,7 +42,7 @@ _MOST_AGENTS, _FEW_GROUPS = 5000, 1000
 # Exact sums need no matrices of n × n numbers.
 _MOST_IN_SUMS = 200_000
 
-_OBJECTIVE = "horizon"
+_OBJECTIVES = {"horizon": Horizon, "finite run": FiniteRun, "given": GivenObjective}
 
 
 def fingerprint(plan: Plan) -> bytes:
@@ -142,7 +150,7 @@ def _encode(plan: Plan) -> Json:
         "budget": dataclasses.asdict(plan.budget),
         # Without ``asdict``, which copies each of a million seeds.
         "threat": {f.name: getattr(plan.threat, f.name) for f in dataclasses.fields(plan.threat)},
-        "objective": {"kind": _OBJECTIVE, **dataclasses.asdict(plan.objective)},
+        "objective": _encode_objective(plan.objective),
         "mechanism": plan.mechanism,
         "grid": plan.grid,
         "cooldown_steps": plan.cooldown_steps,
@@ -302,9 +310,17 @@ def _count_pairs(count: int) -> int:
     return count * (count + 1) // 2
 
 
-def _decode_objective(data: object) -> Horizon:
-    if not isinstance(data, dict) or data.get("kind") != _OBJECTIVE:
-        raise InvalidArgumentError(f"the objective must be a {_OBJECTIVE}, found {quote(data)}")
+def _encode_objective(objective: Objective) -> Json:
+    kind = next(kind for kind, record in _OBJECTIVES.items() if isinstance(objective, record))
+    if isinstance(objective, GivenObjective):
+        return {"kind": kind, "given": objective.given.tolist()}
+    return {"kind": kind, **dataclasses.asdict(objective)}
+
+
+def _decode_objective(data: object) -> Objective:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in _OBJECTIVES:
+        raise InvalidArgumentError(f"unknown kind of objective {quote(kind)}")
     parts = {name: value for name, value in data.items() if name != "kind"}
-    objective: Horizon = build(Horizon, parts, "objective")
+    objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
     return objective

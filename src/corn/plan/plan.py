@@ -19,19 +19,20 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Decomposition,
-    Horizon,
     Mechanism,
     MechanismName,
+    Objective,
+    ObjectiveLike,
     ThreatModel,
-    default_objective,
 )
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
-from corn.covariance.design import default_threat, require_no_options
+from corn.covariance.design import default_threat, read_objective, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
+from corn.covariance.objective import energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -105,7 +106,7 @@ class Plan:
     network: Network
     budget: PrivacyBudget
     threat: ThreatModel
-    objective: Horizon
+    objective: Objective
     mechanism: MechanismName
     decomposition: Decomposition
     certificate: Certificate
@@ -233,8 +234,8 @@ class Plan:
     def noise_energy(self) -> float:
         """Tr(A R): the noise that the design minimises."""
         if self.network.mixing == "sum":
-            energy = self.objective.sum_energy / self.num_agents
-            return energy * self.decomposition.total_variance
+            energy = energy_of_average(self.objective, self.num_agents)
+            return energy / self.num_agents * self.decomposition.total_variance
         A = self.objective.matrix(self.network.step_matrix)
         return float((A * self.decomposition.covariance).sum())
 
@@ -245,7 +246,7 @@ class Plan:
             least = least_variance(
                 self.num_agents, float(self.precision_caps.min()), self.threat.max_colluders
             )
-            return self.objective.sum_energy / self.num_agents * least
+            return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
         A = self.objective.matrix(self.network.step_matrix)
         # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
         # caps.
@@ -270,7 +271,7 @@ def make_plan(
     budget: PrivacyBudget,
     *,
     threat: ThreatModel | None = None,
-    objective: Horizon | None = None,
+    objective: ObjectiveLike | None = None,
     mechanism: Mechanism | MechanismName = "corn",
     cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
@@ -279,8 +280,8 @@ def make_plan(
 
     ``network`` is a network, a spec or file, or a graph, as for `corn.design`.
     The default threat is one curious insider, with seeds of pairs; for DECOR, zero-sum noise and a
-    covariance of one's own it is an eavesdropper, as they hold against no insider. The default
-    objective is `default_objective`, the default cool-down one mixing time. A part of ε and δ is
+    covariance of one's own it is an eavesdropper, as they hold against no insider. ``objective`` is
+    as for `corn.design`, and the default cool-down one mixing time. A part of ε and δ is
     set aside for floating point (``corn.privacy.floats``), and noise weights are scaled up until
     the check of every coalition passes, so the promise holds for the bits that are released.
 
@@ -297,7 +298,7 @@ def make_plan(
         network = load_network(network)
     if threat is None:
         threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
-    target = objective or default_objective(budget.num_steps, mixing=network.mixing)
+    target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
     is_masked = network.mixing == "sum" and name == "corn"
     threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")

@@ -4,6 +4,8 @@
   and the largest [R⁻¹]_ii that keeps it.
 - ``account``, ``account_precision``: from noise to ε(δ) and δ(ε), agent by agent;
   ``account_promises``: each agent's ε at the δ that a budget promises it.
+- ``compose_expenses``: one total ε of several phases or plans, whose noise, clipping, sampling rate
+  and number of steps may differ.
 - ``compare_samplings``: the noise that each sampling needs for the same promise.
 - ``order_promises``, ``read_promises``: ε of each agent by name, from a mapping or a file.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
@@ -30,6 +32,7 @@ from corn.privacy.budget import (
     order_promises,
     read_promises,
 )
+from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
 from corn.privacy.gaussian import ACCOUNTANTS, Accounting, is_proved
 
 __all__ = [
@@ -38,14 +41,18 @@ __all__ = [
     "Adjacency",
     "AgentPromise",
     "ClippedQuery",
+    "Expense",
+    "PlanTerms",
     "PrivacyBudget",
     "PrivacyLoss",
     "Sampling",
+    "TotalLoss",
     "Unit",
     "account",
     "account_precision",
     "account_promises",
     "compare_samplings",
+    "compose_expenses",
     "gaussian",
     "is_proved",
     "order_promises",
