@@ -257,8 +257,9 @@ def run_steps(
             )
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
-            # Before a pass is chosen, which may skip some: what the ledger had counted. A checkpoint
-            # that counts more belongs to another ledger, or to this one before it was restored.
+            # Before a pass is chosen, which may skip some: what the ledger had counted. A
+            # checkpoint that counts more belongs to another ledger, or to this one before it was
+            # restored.
             num_releases = plan.budget.num_steps - ledger.remaining
             stepper, parts, notes = prepare_work(
                 plan, agent, settings, problem, ledger, update=update
