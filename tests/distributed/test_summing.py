@@ -107,12 +107,12 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
         for peer, traffic in own.traffic.items():
             is_link = peer == tree.parents[agent] or agent == tree.parents[peer]
             # One more in the end, to learn that everybody has the last sum. Over the other links
-            # agents compare their last models.
-            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 1)
+            # agents compare their models after 15 steps and in the end.
+            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 2)
             num_messages += traffic.messages_sent
             num_bytes += traffic.bytes_sent
-    num_aside = 2 * (plan.network.graph.number_of_edges() - 5)
-    assert num_messages == 21 * tree.num_messages + num_aside == 21 * 2 * 5 + 2 * 2
+    num_aside = 4 * (plan.network.graph.number_of_edges() - 5)
+    assert num_messages == 21 * tree.num_messages + num_aside == 21 * 2 * 5 + 4 * 2
     assert plan.mask_bits == 16
     payload = 20 * tree.num_messages * 2 * size
     # Links that are not of the tree carry heartbeats alone, of a few bytes.
@@ -266,8 +266,8 @@ def test_an_agent_that_applies_a_void_sum_loses_its_links(
             assert set(results[own].lost) == {agent}
             told = any(note.startswith("the sum of step 4 is void") for note in results[own].notes)
             assert told
-    # Its parent notices a step after itself that its child has another model.
-    assert results[agent].num_steps == (7 if agent == 3 else 6)
+    # Each step shows the difference over one of its links.
+    assert results[agent].num_steps == (6 if agent == 4 else 7)
     assert results[agent].stop.reason is StopReason.LOSS
 
 
