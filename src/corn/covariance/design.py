@@ -288,7 +288,7 @@ def design(
         objective: what to minimise: `Horizon`, `FiniteRun`, a positive semidefinite matrix A of
             shape (n, n), or a function that returns A for the mixing matrix of a step. The default
             is `default_objective` of the budget's steps; a precision cap has no number of steps, so
-            an objective must be given with it. Under exact sums every objective has the same noise.
+            an objective must be given with it. For exact sums CorN's noise is the same for all.
         threat: the adversary and the seeds; by default one insider and seeds of pairs, and
             an eavesdropper for DECOR and zero-sum noise, which hold against no insider. The
             design's ``threat`` has the answer; an explicit threat is never weakened but refused.
@@ -353,9 +353,6 @@ def read_objective(
         return default_objective(num_steps, mixing=mixing)
     if isinstance(given, Objective):
         return given
-    # A class can be called too: ``Horizon`` for ``Horizon(100)`` is a mistake.
-    is_class = isinstance(given, type)
-    require(not is_class, "objective", "a record such as Horizon(100)", repr(given))
     A = given(_read_network(network)[0]) if callable(given) else given
     return GivenObjective(as_square_matrix(A, name="objective"))
 

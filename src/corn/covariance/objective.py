@@ -170,15 +170,12 @@ class GivenObjective:
         object.__setattr__(self, "given", A)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return the matrix, whose size must be that of the mixing matrix.
-
-        Eigenvalues that rounding made slightly negative are set to zero: here and not in the
-        record, whose numbers must not change when a plan is read.
-        """
+        """Return the matrix, whose size must be that of the mixing matrix."""
         shape = np.shape(mixing_matrix)
         rule = f"of the shape {shape} of the mixing matrix"
         require(self.given.shape == shape, "objective", rule, self.given.shape)
         w, U = np.linalg.eigh(self.given)
+        # Rounding may have made some negative. The record itself must not change: it is in plans.
         return self.given.copy() if w[0] >= 0 else _rebuild(U, np.maximum(w, 0))
 
     def describe(self) -> str:
@@ -195,19 +192,16 @@ ObjectiveLike: TypeAlias = Objective | ArrayLike | Callable[[FloatArray], ArrayL
 def energy_of_average(objective: Objective, num_agents: int) -> float:
     """Return the energy of unit noise in the average: all that an objective weighs in exact sums.
 
-    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n. No
-    objective changes the noise that is best there; it only sets the unit of its energy.
+    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n: the unit
+    of the energy, which does not change what noise is best.
     """
     if not isinstance(objective, GivenObjective):
         return float(objective.matrix(np.ones((1, 1)))[0, 0])
     A = objective.matrix(np.broadcast_to(1.0, (num_agents, num_agents)))
-    require(
-        bool(A.sum() > _SEMIDEFINITE_TOLERANCE * np.trace(A)),
-        "objective",
-        "positive for noise in the average, the only noise that exact sums leave",
-        f"1ᵀA1 = {A.sum():.3g}",
-    )
-    return float(A.sum()) / num_agents
+    total = float(A.sum())
+    rule = "positive for noise in the average, the only noise that exact sums leave"
+    require(total > _SEMIDEFINITE_TOLERANCE * np.trace(A), "objective", rule, f"1ᵀA1 = {total:.3g}")
+    return total / num_agents
 
 
 def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray:

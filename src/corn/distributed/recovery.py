@@ -205,11 +205,9 @@ def _objective_for(plan: Plan, survivors: tuple[int, ...]) -> Objective:
     if not isinstance(plan.objective, GivenObjective):
         return plan.objective
     block = plan.objective.given[np.ix_(survivors, survivors)]
-    # A run must not end because only lost agents had weight. Exact sums have the same noise for
-    # every objective.
-    if plan.network.mixing == "sum" or not block.any():
-        return ONE_STEP
-    return GivenObjective(block)
+    # A run must not end because only lost agents had weight, nor for exact sums, where A is idle.
+    is_unused = plan.network.mixing == "sum" or not block.any()
+    return ONE_STEP if is_unused else GivenObjective(block)
 
 
 class _Restart(Exception):  # noqa: N818 - a signal, not an error
