@@ -1,29 +1,42 @@
-"""How fast agents run as processes: a private step against the same step without noise.
+"""Time, messages and bytes of a step of agents as processes: exact sums, gossip, gloo.
 
-Run ``python benchmarks/distributed_speed.py [--steps N] [--turns N] [--batch N] [--json]``. Eight
-agents on a ring, each a process with one thread, train a network of d parameters. Kinds of noise
-take turns in the same processes over the same links, in changing order; a turn's times are compared
-with those of the steps without noise in the same turn, and the median over the turns is told, with
-the quartiles. Beside the time between steps stands the processor time that all agents worked, which
-other programs on the machine disturb less. Exact sums are compared with sums of clipped gradients,
-as integers of 16 bits, without noise and masks. Also: how long 20 agents take from the command to
-everyone's first step.
+Run ``python benchmarks/distributed_speed.py [--agents 8|20 ...] [--size N ...] [--delay MS]
+[--batch N] [--kinds NAME ...] [--steps N] [--turns N] [--start] [--json]``. Agents on a random
+graph, each a process with one thread, take turns with all kinds of steps, in changing order, over
+the same sealed links. So does ``all_reduce`` of gloo on d float32 numbers, which is neither private
+nor sealed. Gradients are given, so that a step is clipping, noise, masks, messages and the new
+model; with ``--batch`` a network of about d parameters computes them.
+
+The time is the median over turns, and work is the processor time of one agent, which other programs
+disturb less. A private step is compared with the same step without noise, if that is measured too:
+turn by turn, with the quartiles. A turn of exact sums includes the closing sum.
+
+With ``--delay`` every link passes through a proxy that hands bytes on after so many milliseconds,
+as many as arrive. It delays no connection of gloo, which is left out then. With ``--start``, 20
+agents are started by ``corn launch``, up to everyone's first step.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import json
+import math
 import multiprocessing
+import queue
+import socket
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as gloo
 from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
@@ -31,7 +44,7 @@ from corn.distributed import Rendezvous, RunSettings, launch
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import make_rehearsal_credentials, make_rehearsal_source
 from corn.distributed.membership import Membership
-from corn.distributed.messages import message_limit
+from corn.distributed.messages import NewsKeys, message_limit
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rendezvous import host_store, join
 from corn.distributed.rounds import TrainingRounds
@@ -48,72 +61,85 @@ from corn.learn.step import (
     read_sum,
 )
 from corn.learn.sweep import Interruption
-from corn.learn.tasks import ModuleTask, Task
+from corn.learn.tasks import ModuleTask
+from corn.learn.tasks.protocol import Gradients
 from corn.learn.workloads import Workload
+from corn.noise.masks import WORDS
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
-from corn.topology import load_network
-from corn.transport import Address, Purpose, open_links
+from corn.topology import Mixing, load_network
+from corn.transport import Purpose, open_links
 
-NUM_AGENTS, FEATURES, CLASSES = 8, 256, 10
-NO_SUM_NOISE = "none, exact sums"
-SUM = "corn, one insider, exact sums"
-WIDTHS = {100_000: 228, 1_000_000: 878}
-KINDS: dict[str, tuple[MechanismName, ThreatModel]] = {
-    "ldp": ("ldp", ThreatModel()),
-    "decor": ("decor", ThreatModel()),
-    "corn, one insider, seeds of links": ("corn", ThreatModel(1, "edges")),
-    "corn, one insider, seeds of pairs": ("corn", ThreatModel(1, "pairs")),
-    SUM: ("corn", ThreatModel(1, "pairs")),
+GRAPHS = {8: "er:n=8,p=0.5,seed=1", 20: "er:n=20,p=0.2,seed=1"}
+FEATURES, CLASSES, NUM_SAMPLES = 256, 10, 2048
+GLOO = "gloo"
+PLAIN = ", no noise"
+KINDS: dict[str, tuple[Mixing, MechanismName, ThreatModel]] = {
+    "sum": ("sum", "corn", ThreatModel(1, "pairs")),
+    "gossip": ("gossip", "corn", ThreatModel(1, "pairs")),
+    "gossip, seeds of links": ("gossip", "corn", ThreatModel(1, "edges")),
+    "gossip, decor": ("gossip", "decor", ThreatModel()),
+    "gossip, ldp": ("gossip", "ldp", ThreatModel()),
 }
+CHOICES = (*KINDS, "sum" + PLAIN, "gossip" + PLAIN, GLOO)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What each process does."""
+    """The work of each process.
+
+    Attributes:
+        ports: where each agent listens, and where others reach it; none without a delay.
+    """
 
     folder: Path
     kinds: tuple[str, ...]
-    num_parameters: int
+    num_agents: int
+    size: int
     batch: int
     steps: int
     turns: int
-    port: int
+    store: int
+    gloo: int
+    ports: tuple[tuple[int, int], ...]
 
 
 class Silence:
     """No noise, and for exact sums an offset of zero."""
 
-    def __init__(self, num_parameters: int = 0) -> None:
-        self._offset = np.zeros(num_parameters)
+    def __init__(self, plan: Plan, num_parameters: int) -> None:
+        self.plan = plan
+        self._drawn = DrawnNoise(
+            torch.empty(0), np.zeros(num_parameters, np.float32), np.empty(0, np.uint16)
+        )
 
     def prepare(self, step: int) -> None:
         """Draw nothing."""
 
     def take(self, step: int) -> DrawnNoise:  # noqa: ARG002
         """Return nothing."""
-        return DrawnNoise(torch.empty(0), self._offset, np.empty(0, np.uint16))
+        return self._drawn
 
 
 class PlainStepper:
-    """Steps of an agent without privacy: gradient, clip and step in single precision."""
+    """Steps of an agent without privacy: clip and step in single precision."""
 
     num_broken = 0
     statistics = no_statistics()
 
-    def __init__(self, batches: BatchSampler, plan: Plan) -> None:
-        self._batches, self._plan = batches, plan
+    def __init__(self, batches: BatchSampler) -> None:
+        self._batches = batches
 
     def begin(self, step: int, noise: Silence, parameters: Tensor) -> None:
         """Begin a step of the network."""
-        self._offset = noise.take(step).offset
+        self._plan, self._offset = noise.plan, noise.take(step).offset
         self.parameters, self.batch = parameters, self._batches.draw(step)
 
     @torch.no_grad()
-    def differentiate(self, task: Task) -> None:
-        """Compute and clip the gradient."""
-        self._gradient = task.gradient(self.parameters.view(1, 1, -1), self.batch).values.view(-1)
+    def compute(self, gradients: Any) -> None:
+        """Clip the gradient."""
+        self._gradient = gradients(None).values.view(-1)
         norm = gradient_norms(self._gradient)
         self._gradient.mul_(clip_factors(norm, self._plan.budget.clip))
 
@@ -123,8 +149,9 @@ class PlainStepper:
 
     def release_masked(self, **_: object) -> Any:
         """Return the clipped gradient in integers, as ``AgentStepper`` does."""
-        units = self._gradient.mul_(1 / self._plan.grid)
-        return units.round_().to(torch.int16).numpy().view(np.uint16)
+        units = self._gradient.mul_(1 / self._plan.grid).round_()
+        bits = self._plan.mask_bits
+        return units.to(integer_type(bits)).numpy().view(WORDS[bits])
 
     def finish(self, total: Any, *, step_size: float) -> Tensor:
         """Return the step along the average."""
@@ -134,8 +161,6 @@ class PlainStepper:
 
 class NoReturns:
     """Nobody comes back."""
-
-    to_dial: frozenset[int] = frozenset()
 
     def serve(self, *_: object) -> None:
         """There are no requests."""
@@ -168,9 +193,37 @@ class Nobody:
         raise RuntimeError(text)
 
 
-def make_task(num_parameters: int) -> ModuleTask:
-    """A network with two hidden layers and about so many parameters."""
-    width = WIDTHS[num_parameters]
+class Work:
+    """An agent's gradients: given, or of a network with two hidden layers."""
+
+    def __init__(self, agent: int, size: int, batch: int) -> None:
+        generator = torch.Generator().manual_seed(agent)
+        inputs = torch.randn(NUM_SAMPLES, FEATURES, generator=generator)
+        labels = torch.randint(CLASSES, (NUM_SAMPLES,), generator=generator)
+        data = AgentData(inputs, labels, (0, NUM_SAMPLES))
+        choices = [SeededChoices(agent)]
+        self.batches = BatchSampler(data, batch_size=batch or 1, choices=choices)
+        self._task = make_task(size) if batch else None
+        self.start = torch.zeros(size)
+        self._given = torch.randn(size, generator=generator)
+        self.keys: NewsKeys | None = None
+        if self._task is not None:
+            self.start = self._task.initialize(0).float()
+
+    def differentiate(self, stepper: Any) -> None:
+        """Let a stepper have its gradient."""
+        model = stepper.parameters.view(1, 1, -1)
+        if self._task is None:
+            stepper.compute(lambda _: Gradients(self._given.clone().view_as(model)))
+        else:
+            task = self._task
+            stepper.compute(lambda clip: task.gradient(model, stepper.batch, sample_clip=clip))
+
+
+def make_task(size: int) -> ModuleTask:
+    """Return a network with two hidden layers and about so many parameters."""
+    sides = FEATURES + CLASSES + 2
+    width = round((math.sqrt(sides**2 + 4 * size) - sides) / 2)
     torch.manual_seed(0)
     layers = (nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
     return ModuleTask(
@@ -179,160 +232,255 @@ def make_task(num_parameters: int) -> ModuleTask:
 
 
 def run_agent(agent: int, job: Job, results: Any) -> None:
+    """Run all kinds of steps in turns, and report times and traffic."""
     limit_threads()
-    rendezvous = meet(agent, job.port)
-    task, plans = make_task(job.num_parameters), {k: load_plan(job.folder / k) for k in job.kinds}
-    plan = plans[job.kinds[0]]
-    generator = torch.Generator().manual_seed(agent)
-    data = AgentData(
-        torch.randn(2048, FEATURES, generator=generator),
-        torch.randint(CLASSES, (2048,), generator=generator),
-        (0, 2048),
-    )
-    choices = [SeededChoices(agent)]
-    batches = BatchSampler(data, batch_size=job.batch, choices=choices)
-    private = AgentStepper(plan.budget.query, lambda step: step, batches)
-    plain: Any = PlainStepper(batches, plan)
-    plain_sum: Any = PlainStepper(batches, plans[SUM])
-    start = task.initialize(0).float()
-    exchange = connect(rendezvous, plan, start)
-    names = ("none", NO_SUM_NOISE, *job.kinds)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    order = deque(found)
-    for _ in range(job.turns):
+    work = Work(agent, job.size, job.batch)
+    rendezvous, exchange = meet(agent, job, work.start)
+    own = make_rehearsal_credentials(0, agent, job.num_agents)
+    work.keys = NewsKeys(own, bytes(32))
+    if GLOO in job.kinds:
+        gloo.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{job.gloo}",
+            rank=agent,
+            world_size=job.num_agents,
+            timeout=timedelta(seconds=600),
+        )
+    plans = {kind: load_plan(job.folder / kind) for kind in job.kinds if kind != GLOO}
+    found: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in job.kinds}
+    order = deque(job.kinds)
+    # The first turn warms up: links, buffers and code.
+    for turn in range(job.turns + 1):
         order.rotate()
-        for name in order:
+        for kind in order:
+            rendezvous.barrier(f"turn-{kind}-{turn}")
+            before = count_traffic(exchange)
             began, worked = time.perf_counter(), time.process_time()
-            rules = {"none": plain, NO_SUM_NOISE: plain_sum}
-            own = rules.get(name, private)
-            in_force = plans[SUM] if name == NO_SUM_NOISE else plans.get(name, plan)
-            is_sum = in_force.network.mixing == "sum"
-            exchange.dtype = integer_type(in_force.mask_bits) if is_sum else start.dtype
-            loop = make_loop(agent, in_force, name, own, exchange, start, job)
-            for stepper in loop.run(Interruption()):
-                stepper.differentiate(task)
-            wall, work = time.perf_counter() - began, time.process_time() - worked
-            found[name].append((wall / job.steps, work / job.steps))
+            if kind == GLOO:
+                for _ in range(job.steps):
+                    gloo.all_reduce(work.start.clone())
+            else:
+                run_steps(agent, plans[kind], exchange, work, job, is_private=PLAIN not in kind)
+            seconds = time.perf_counter() - began, time.process_time() - worked
+            traffic = count_traffic(exchange) - before
+            if turn:
+                found[kind].append(tuple(each / job.steps for each in (*seconds, *traffic)))
     rendezvous.barrier("over")
     exchange.close()
-    results.put((found, len(start)))
+    if GLOO in job.kinds:
+        gloo.destroy_process_group()
+    results.put((len(work.start), found))
 
 
-def meet(
-    agent: int,
-    port: int,
-    *,
-    num_agents: int = NUM_AGENTS,
-    listen: Address | None = None,
-    advertise: Address | None = None,
-) -> Rendezvous:
-    """Return an agent at the store; keys are public, which changes no time."""
-    return join(
-        make_rehearsal_credentials(0, agent, num_agents),
-        store=("127.0.0.1", port),
-        timeout=120,
+def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
+    """Return an agent at the store, and its links; keys are public, which changes no time."""
+    listen, advertise = job.ports[agent] if job.ports else (None, None)
+    rendezvous = join(
+        make_rehearsal_credentials(0, agent, job.num_agents),
+        store=("127.0.0.1", job.store),
+        timeout=600,
         opens_store=False,
-        listen=listen,
-        advertise=advertise,
+        listen=None if listen is None else ("127.0.0.1", listen),
+        advertise=None if advertise is None else ("127.0.0.1", advertise),
     )
+    limit = message_limit(job.num_agents, job.num_agents**2, start.nbytes)
+    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=limit)
+    neighbours = load_network(GRAPHS[job.num_agents]).graph.neighbors(agent)
+    links = open_links(opener, neighbours, timeout=600, check=rendezvous.check_interruption)
+    exchange = Exchange(links, num_agents=job.num_agents, dtype=start.dtype, timeout=600)
+    return rendezvous, exchange
 
 
-def connect(rendezvous: Rendezvous, plan: Plan, start: Tensor) -> Exchange:
-    n = plan.num_agents
-    opener = rendezvous.make_link_opener(
-        Purpose.LINK, max_bytes=message_limit(n, n**2, start.nbytes)
-    )
-    neighbours = plan.network.graph.neighbors(rendezvous.agent)
-    links = open_links(opener, neighbours, timeout=120, check=rendezvous.check_interruption)
-    return Exchange(links, num_agents=n, dtype=start.dtype, timeout=120)
+def count_traffic(exchange: Exchange) -> Any:
+    """Return messages and bytes that this agent has sent."""
+    own = exchange.traffic.values()
+    return np.array([sum(t.messages_sent for t in own), sum(t.bytes_sent for t in own)])
 
 
-def make_loop(
-    agent: int,
-    plan: Plan,
-    name: str,
-    stepper: AgentStepper,
-    exchange: Exchange,
-    start: Tensor,
-    job: Job,
-) -> TrainingRounds:
+def run_steps(
+    agent: int, plan: Plan, exchange: Exchange, work: Work, job: Job, *, is_private: bool
+) -> None:
+    """Run one agent's steps of a turn."""
+    start = work.start
+
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
-        noise: Any = Silence(len(start))
-        if name not in ("none", NO_SUM_NOISE):
+        noise: Any = Silence(plan, len(start))
+        if is_private:
             source = make_rehearsal_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
 
+    stepper: Any = PlainStepper(work.batches)
+    if is_private:
+        stepper = AgentStepper(plan.budget.query, lambda step: step, work.batches)
+    is_sum = plan.network.mixing == "sum"
+    exchange.dtype = integer_type(plan.mask_bits) if is_sum else start.dtype
     nobody: Any = Nobody()
     returns: Any = NoReturns()
-    settings = RunSettings(Constant(0.01), num_steps=job.steps, timeout=120, evaluate_at=())
-    return TrainingRounds(
+    rounds = TrainingRounds(
         plan,
-        settings,
+        RunSettings(Constant(0.01), num_steps=job.steps, timeout=600, evaluate_at=()),
         agent=agent,
         activate=activate,
         stepper=stepper,
         exchange=exchange,
         returns=returns,
-        membership=Membership(plan.network.graph, agent),
+        membership=Membership(plan.network.graph, agent, keys=work.keys),
         journal=nobody,
         first_step=0,
         last_step=job.steps,
         parameters=start.clone(),
     )
+    for each in rounds.run(Interruption()):
+        work.differentiate(each)
 
 
-def measure_steps(
-    num_parameters: int, kinds: list[str], batch: int, steps: int, turns: int
+def run_proxies(ports: tuple[tuple[int, int], ...], delay: float) -> None:
+    """Hand on what arrives at the second port of each pair to the first after a delay."""
+
+    async def relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
+
+        async def hand_on() -> None:
+            while True:
+                when, data = await arrived.get()
+                await asyncio.sleep(when - loop.time())
+                if not data:
+                    break
+                sink.write(data)
+                await sink.drain()
+            sink.close()
+
+        writer = asyncio.create_task(hand_on())
+        data = b"-"
+        while data:
+            data = await source.read(1 << 20)
+            arrived.put_nowait((loop.time() + delay, data))
+        await writer
+
+    async def serve() -> None:
+        def connect_to(port: int) -> Any:
+            async def serve_one(ours: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+                reader, onward = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+                await asyncio.gather(
+                    relay(ours, onward), relay(reader, back), return_exceptions=True
+                )
+
+            return serve_one
+
+        servers = [
+            await asyncio.start_server(connect_to(port), "127.0.0.1", proxy, limit=1 << 20)
+            for port, proxy in ports
+        ]
+        await asyncio.gather(*(server.serve_forever() for server in servers))
+
+    asyncio.run(serve())
+
+
+def find_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
+
+
+def measure(
+    num_agents: int,
+    size: int,
+    kinds: list[str],
+    *,
+    batch: int,
+    steps: int,
+    turns: int,
+    delay: float,
 ) -> dict[str, Any]:
-    """Milliseconds a step for each kind of noise."""
-    network = load_network(f"ring:{NUM_AGENTS}", mixing="gossip")
+    """Return the length of the model, and figures of a step for each kind."""
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
-    streams = {}
     context = multiprocessing.get_context("forkserver")
+    # Libraries are loaded once, not by every process.
+    context.set_forkserver_preload(["corn.distributed.warm_up", "torch.distributed"])
+    chosen = tuple(kind for kind in dict.fromkeys(kinds) if not delay or kind != GLOO)
     with tempfile.TemporaryDirectory() as name:
-        # Steps without noise mix by the first plan, and sum up by the plan of exact sums.
-        for kind in dict.fromkeys(["ldp", *kinds, SUM]):
-            mechanism, threat = KINDS[kind]
-            # Without a cool-down, whose messages would count as those of steps.
-            mixed = replace(network, mixing="sum" if kind == SUM else "gossip")
-            plan = make_plan(mixed, budget, mechanism=mechanism, threat=threat, cooldown_steps=0)
-            save_plan(plan, Path(name) / kind)
-            streams[kind] = plan.decomposition.count_streams()[0]
-        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, NUM_AGENTS))
-        job = Job(Path(name), tuple(streams), num_parameters, batch, steps, turns, store.port)
+        for kind in chosen:
+            if kind != GLOO:
+                mixing, mechanism, threat = KINDS[kind.removesuffix(PLAIN)]
+                network = load_network(GRAPHS[num_agents], mixing=mixing)
+                # Without a cool-down, whose messages would count as those of steps.
+                plan = make_plan(
+                    network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0
+                )
+                save_plan(plan, Path(name) / kind)
+        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, num_agents))
+        gloo_port, *rest = find_ports(1 + (2 * num_agents if delay else 0))
+        ports = tuple(zip(rest[::2], rest[1::2], strict=True))
+        job = Job(
+            Path(name),
+            chosen,
+            num_agents,
+            size,
+            batch,
+            steps,
+            turns,
+            store.port,
+            gloo_port,
+            ports,
+        )
         results = context.Queue()
         crew = [
-            context.Process(target=run_agent, args=(a, job, results)) for a in range(NUM_AGENTS)
+            context.Process(target=run_agent, args=(a, job, results)) for a in range(num_agents)
         ]
-        for process in crew:
-            process.start()
-        reports = [results.get(timeout=1200) for _ in crew]
-        for process in crew:
-            process.join()
-    times = {kind: np.array([found[kind] for found, _ in reports]) for kind in reports[0][0]}
-    _, d = reports[0]
-    table = {
-        kind: compare(own, times[NO_SUM_NOISE if "sums" in kind else "none"])
-        for kind, own in times.items()
-    }
-    for kind, row in table.items():
-        row["streams"] = streams.get(kind, 0)
-    return {"d": d, "steps": table}
+        proxies = context.Process(target=run_proxies, args=(ports, delay))
+        everyone = [proxies, *crew]
+        try:
+            for process in everyone:
+                process.start()
+            reports = collect(results, crew)
+            for process in crew:
+                process.join()
+        finally:
+            for process in everyone:
+                process.terminate()
+    length, _ = reports[0]
+    # Shape (agents, turns, columns).
+    times = {kind: np.array([found[kind] for _, found in reports]) for kind in chosen}
+    table = {}
+    for kind, own in times.items():
+        plain = ("sum" if kind.startswith("sum") else "gossip") + PLAIN
+        table[kind] = summarize(own, times.get(plain) if kind in KINDS else None)
+    return {"agents": num_agents, "d": length, "delay ms": 1000 * delay, "kinds": table}
 
 
-def compare(own: Any, plain: Any) -> dict[str, Any]:
-    """Times of one kind of noise against those without, shape (agents, turns, wall and work)."""
+def collect(results: Any, crew: list[Any]) -> list[Any]:
+    """Return the report of each process; raise where one has died, as others wait for it."""
+    reports: list[Any] = []
+    while len(reports) < len(crew):
+        try:
+            reports.append(results.get(timeout=2))
+        except queue.Empty:
+            died = [a for a, process in enumerate(crew) if process.exitcode not in (None, 0)]
+            if died:
+                raise RuntimeError(f"agents {died} died") from None
+    return reports
+
+
+def summarize(own: Any, plain: Any) -> dict[str, Any]:
+    """Return the figures of one kind, from an array of shape (agents, turns, columns)."""
     # All agents take a step together, but each works by itself.
-    milliseconds, ratios = 1000 * own.mean(axis=0), own.mean(axis=0) / plain.mean(axis=0)
-    quartiles = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).T.tolist()
-    ms, work_ms = np.median(milliseconds, axis=0).tolist()
-    return {"ms": ms, "ratio": quartiles[0], "work ms": work_ms, "work ratio": quartiles[1]}
+    ms, work_ms = np.median(1000 * own[..., :2].mean(axis=0), axis=0).tolist()
+    messages, sent = own[..., 2:].mean(axis=1).sum(axis=0).tolist()
+    row = {"ms": ms, "work ms": work_ms, "messages": messages, "MB": sent / 1e6}
+    if plain is not None:
+        ratios = own[..., :2].mean(axis=0) / plain[..., :2].mean(axis=0)
+        wall, work = np.quantile(ratios, (0.25, 0.5, 0.75), axis=0).T.tolist()
+        row |= {"over no noise": wall, "work over no noise": work}
+    return row
 
 
-def measure_start() -> dict[str, float]:
-    """Seconds from the start of 20 agents to everyone's first step."""
-    network = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
+def measure_start() -> float:
+    """Return the seconds from the start of 20 agents to everyone's first step."""
+    network = load_network(GRAPHS[20], mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -342,40 +490,64 @@ def measure_start() -> dict[str, float]:
         launched = launch(
             folder / "plan.corn", Workload("breast-cancer"), out=folder, settings=settings
         )
-    return {"seconds": launched.seconds_to_start}
+    return launched.seconds_to_start
 
 
 def main() -> None:
+    """Measure and print one table for each number of agents and parameters."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--size", type=int, nargs="+", choices=WIDTHS, default=list(WIDTHS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--agents", type=int, nargs="+", choices=GRAPHS, default=[8, 20])
+    parser.add_argument("--size", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds per hop")
+    parser.add_argument("--batch", type=int, default=0, help="of a network; 0: given gradients")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=CHOICES, default=["sum", "gossip", GLOO], metavar="NAME"
+    )
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--start", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     limit_threads()
-    results: dict[str, Any] = {"start of 20 agents": measure_start()}
-    for size in options.size:
-        results[f"d ≈ {size}"] = measure_steps(
-            size, options.kinds, options.batch, options.steps, options.turns
+    results: list[Any] = []
+    for n, d in itertools.product(options.agents, options.size):
+        found = measure(
+            n,
+            d,
+            options.kinds,
+            batch=options.batch,
+            steps=options.steps,
+            turns=options.turns,
+            delay=options.delay / 1000,
         )
+        results.append(found)
+        if not options.json:
+            show(found)
+    if options.start:
+        results.append({"seconds to start 20 agents": measure_start()})
+        if not options.json:
+            print(results[-1])
     if options.json:
         print(json.dumps(results, indent=1))
-        return
-    print(f"20 agents started in {results['start of 20 agents']['seconds']:.1f} s (target 10)")
-    for size in options.size:
-        own = results[f"d ≈ {size}"]
-        print(f"d = {own['d']}, batches of {options.batch}, 8 agents on a ring")
-        for kind, row in own["steps"].items():
-            wall, work = (
-                f"{row[name]:7.1f} ms {middle:5.2f} × ({low:.2f}–{high:.2f})"
-                for name, (low, middle, high) in (
-                    ("ms", row["ratio"]),
-                    ("work ms", row["work ratio"]),
-                )
-            )
-            print(f"    {kind:<36}{wall}, an agent worked {work}, {row['streams']} streams")
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a table of one number of agents and parameters."""
+    graph = GRAPHS[found["agents"]]
+    print(
+        f"d = {found['d']:,}, {found['agents']} agents on {graph}, tree of depth "
+        f"{load_network(graph, mixing='sum').tree.depth}, {found['delay ms']:g} ms per hop"
+    )
+    print(f"    {'':<26}{'ms':>8}{'work ms':>9}{'messages':>10}{'MB':>8}")
+    for kind, row in found["kinds"].items():
+        line = f"    {kind:<26}{row['ms']:8.1f}{row['work ms']:9.1f}"
+        if kind != GLOO:
+            line += f"{row['messages']:10.1f}{row['MB']:8.2f}"
+        for name in ("over no noise", "work over no noise"):
+            if name in row:
+                low, middle, high = row[name]
+                line += f"   {name}: {middle:.2f} × ({low:.2f}–{high:.2f})"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

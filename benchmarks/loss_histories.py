@@ -1,4 +1,4 @@
-"""Random histories of losses and returns under exact sums: does any break what must hold?
+"""Random histories of losses and returns: does any break what must hold?
 
 Run ``python benchmarks/loss_histories.py [--histories N] [--processes N] [--first-seed N]``. In
 each, agents are killed, suspended, cut off and started again at random, and return to the run: in
@@ -26,14 +26,17 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=170, help="with agents in threads")
     parser.add_argument("--processes", type=int, default=30, help="with agents in processes")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--mixing", choices=["sum", "gossip"], default="sum", help="in threads")
     options = parser.parse_args()
     limit_threads()
     events, broken, began = Counter[str](), [], time.monotonic()
     for number in range(options.histories + options.processes):
         seed = options.first_seed + number
-        run = run_history if number < options.histories else run_processes_history
         with tempfile.TemporaryDirectory() as folder:
-            record = run(seed, Path(folder))
+            if number < options.histories:
+                record = run_history(seed, Path(folder), options.mixing)
+            else:
+                record = run_processes_history(seed, Path(folder))
         events.update(record.events)
         broken += [f"seed {seed}: {problem}" for problem in record.problems]
         for problem in record.problems:

@@ -34,7 +34,7 @@ from statistics import median
 from corn.distributed.keyring import find_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
-from corn.distributed.settings import AgentConfig, DropoutPolicy, RunSettings
+from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
@@ -137,16 +137,14 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
     """Run and disturb; return the disturber, the longest time without a step, and the last step."""
     n = options.agents
     budget = PrivacyBudget(10, 1e-5, num_steps=NUM_STEPS, clip=0.1)
-    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1", mixing="gossip"), budget)
+    plan = make_plan(load_network(f"er:n={n},p=0.5,seed=1", mixing="sum"), budget)
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
-    policy: DropoutPolicy = options.on_dropout
     settings = RunSettings(
         Constant(0.01),
         batch_size=16,
         timeout=TIMEOUT,
         evaluate_at=(0,),
-        on_dropout=policy,
     )
     store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
     workload = RecordingWorkload(
@@ -227,7 +225,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--on-dropout", default="replan", choices=["continue", "replan"])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
     parser.add_argument("--out", type=Path, default=None, help="keep the files here")
     options = parser.parse_args()

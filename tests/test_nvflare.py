@@ -110,7 +110,7 @@ def run_round(sites: Path, sums: CornSums, given: Shareable, train: Train) -> li
         return list(pool.map(run, range(N)))
 
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "bias": torch.zeros(2, dtype=torch.float64),
     "count": np.array([7]),

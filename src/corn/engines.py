@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, final
+from typing import Any, NamedTuple, Protocol, TypeGuard, final
 
 import numpy as np
 import torch
@@ -504,15 +504,109 @@ class _Sum:
         self.seeds[agent] = seed
 
 
+class Reduction(Protocol):
+    """The seam between an agent's releases and whatever carries and adds up messages."""
+
+    def meet(self, hello: Hello) -> Sequence[object] | None:
+        """Return the hellos of all agents of the next sum; None if it begins without this one."""
+
+    def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
+        """Return the sum of all agents' integers, and their seeds; None if an agent was lost."""
+
+
+@final
+class ServerSums:
+    """Sums at a server, through messages to :meth:`SumRounds.answer`.
+
+    Args:
+        ask: Sends a message and returns its answer, or None if the server was not reached: then it
+            is asked again.
+        wait: The seconds after which an unreachable server is given up.
+    """
+
+    def __init__(
+        self, ask: Callable[[dict[str, Any]], Mapping[str, Any] | None], wait: float = 600.0
+    ) -> None:
+        self._ask = ask
+        self._wait = wait
+        self._number = 0
+
+    def meet(self, hello: Hello) -> Sequence[object] | None:
+        """See ``Reduction``."""
+        begun = self._ask_until({"hello": list(hello)}, "begun")
+        if begun["status"] == "late":
+            return None
+        self._number = begun["sum"]
+        return list(begun["hellos"])
+
+    def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
+        """See ``Reduction``."""
+        place = {"sum": self._number, "agent": agent}
+        first = {**place, "integers": message.integers, "offset_seed": message.offset_seed}
+        done = self._ask_until(first, "sum", again=place)
+        if done["status"] == "void":
+            _LOGGER.warning("a sum lacks agents %s", done.get("lost"))
+            return None
+        return done["integers"], done["offset_seeds"]
+
+    def _ask_until(
+        self, request: dict[str, Any], status: str, *, again: dict[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        """Ask until an answer is final: ``again`` follows a request once the server has it."""
+        deadline, pause = time.monotonic() + self._wait, _SHORTEST_PAUSE
+        while True:
+            answer = self._ask(request) or {}
+            found = answer.get("status")
+            if found in (status, "void", "late"):
+                return answer
+            if found == "refused":
+                raise PublicError(f"the server refuses: {answer.get('reason')}")
+            if found == "few":
+                raise TooFewAgentsError(f"too few agents are ready, without {answer.get('absent')}")
+            if found == "wait":
+                # The server has its own limit, after which it answers otherwise.
+                deadline, request = time.monotonic() + self._wait, again or request
+            elif time.monotonic() > deadline:
+                raise CornError(f"the server that adds up was not reached for {self._wait:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+@final
+class RankSums:
+    """Sums by ``all_reduce`` of ``torch.distributed``, for agents that are the ranks of a cluster.
+
+    A rank that is lost ends the others, as it does with ``torch.distributed`` itself.
+
+    Args:
+        group: The process group; by default that of all ranks.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+
+    def meet(self, hello: Hello) -> Sequence[object]:
+        """See ``Reduction``."""
+        return self._gather(list(hello))
+
+    def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]]:
+        """See ``Reduction``."""
+        # Gloo adds up signed integers, which overflow modulo 2⁶⁴ and so modulo 2^B.
+        total = torch.from_numpy(message.integers.astype(np.int64))
+        torch.distributed.all_reduce(total, group=self._group)
+        seeds = dict(self._gather((agent, message.offset_seed)))
+        return total.numpy().astype(message.integers.dtype), [seeds[each] for each in sorted(seeds)]
+
+    def _gather(self, value: object) -> list[Any]:
+        gathered: list[Any] = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        return gathered
+
+
 def sum_releases(
-    own: AgentRelease,
-    clipped: ClippedGradients,
-    *,
-    model: bytes,
-    ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
-    wait: float = 600.0,
+    own: AgentRelease, clipped: ClippedGradients, *, model: bytes, reduction: Reduction
 ) -> FloatArray | None:
-    """Release a gradient into a sum at a server; return the average of all agents, shape (d,).
+    """Release a gradient into a sum; return the average of all agents, shape (d,).
 
     None stands for a void sum: an agent was lost on the way, or the integers do not add up to a
     possible sum. The release counts all the same. It also stands for a sum that began without this
@@ -524,35 +618,29 @@ def sum_releases(
         clipped: One gradient, clipped as the plan's unit demands.
         model: A digest of the public model at which the gradient was computed and of the number of
             sums before it, so that no two sums begin at the same.
-        ask: Sends a message to :meth:`SumRounds.answer` and returns its answer, or None if it was
-            not reached: then it is asked again.
-        wait: The seconds after which an unreachable server is given up.
+        reduction: Carries and adds up messages. It is trusted with nothing.
 
     Raises:
         TooFewAgentsError: Fewer agents are ready than a sum must have.
-        CornError: The server cannot be reached.
-        PublicError: Under what the server says nothing may be released.
+        PublicError: With what others sent nothing may be released.
         BudgetSpentError: Nothing of the budget is left.
     """
     hello = own.say_hello(model)
-    begun = _ask_until({"hello": list(hello)}, "begun", ask, wait)
-    if begun["status"] == "late":
+    hellos = reduction.meet(hello)
+    if hellos is None:
         _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
-    agents, message = own.release_to(clipped, begun["hellos"], own=hello)
-    place = {"sum": begun["sum"], "agent": own.agent}
-    first = {**place, "integers": message.integers, "offset_seed": message.offset_seed}
-    done = _ask_until(first, "sum", ask, wait, again=place)
-    if done["status"] == "void":
-        _LOGGER.warning("a sum is void without agents %s: the release counts", done.get("lost"))
+    agents, message = own.release_to(clipped, hellos, own=hello)
+    done = reduction.add_up(own.agent, message)
+    if done is None:
+        _LOGGER.warning("a sum is void: the release counts")
         return None
-    plan = plan_for(own.plan, agents)
-    total, seeds = done["integers"], done["offset_seeds"]
+    total, seeds = done
     is_whole = isinstance(total, np.ndarray) and total.shape == message.integers.shape
     is_whole = is_whole and total.dtype == message.integers.dtype
     if not is_whole or len(seeds) != len(agents) or not all(map(_is_seed, seeds)):
         raise PublicError("refuses a sum of another shape than its own message")
-    average = _read_sum(plan, total, seeds)
+    average = _read_sum(plan_for(own.plan, agents), total, seeds)
     if average is None:
         _LOGGER.warning("a sum of agents %s is void, as its masks did not cancel", agents)
     return average
@@ -617,18 +705,17 @@ class GradientSteps:
         parameters: Tensor,
         *,
         step: int,
-        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
-        wait: float = 600.0,
+        reduction: Reduction,
     ) -> Tensor | None:
         """Return the model after a step, shape (d,), or None where the sum is void.
 
-        ``step`` is its number from 0; see ``sum_releases`` for the others.
+        ``step`` is its number from 0, and ``reduction`` that of ``sum_releases``.
         """
         model = parameters.to(self._dtype)
         clipped = self.differentiate(model)
         state = hashlib.sha256(encode_fields("step", step))
         state.update(model.numpy().data)
-        average = sum_releases(self._own, clipped, model=state.digest(), ask=ask, wait=wait)
+        average = sum_releases(self._own, clipped, model=state.digest(), reduction=reduction)
         if average is None:
             return None
         released = torch.from_numpy(average).to(model)
@@ -636,34 +723,6 @@ class GradientSteps:
             memory = torch.zeros_like(model) if self._memory is None else self._memory
             released = self._memory = smooth(memory, released, self._own.plan.momentum)
         return model - released * model.new_full((1,), self._step_size)
-
-
-def _ask_until(
-    request: dict[str, Any],
-    status: str,
-    ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
-    wait: float,
-    *,
-    again: dict[str, Any] | None = None,
-) -> Mapping[str, Any]:
-    """Ask until an answer is final: ``again`` follows a request once the server has it."""
-    deadline, pause = time.monotonic() + wait, _SHORTEST_PAUSE
-    while True:
-        answer = ask(request) or {}
-        found = answer.get("status")
-        if found in (status, "void", "late"):
-            return answer
-        if found == "refused":
-            raise PublicError(f"the server refuses: {answer.get('reason')}")
-        if found == "few":
-            raise TooFewAgentsError(f"too few agents are ready, without {answer.get('absent')}")
-        if found == "wait":
-            # The server has its own limit, after which it answers otherwise.
-            deadline, request = time.monotonic() + wait, again or request
-        elif time.monotonic() > deadline:
-            raise CornError(f"the server that adds up was not reached for {wait:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def require_masks(plan: Plan) -> None:

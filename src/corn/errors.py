@@ -13,6 +13,8 @@
     CornWarning                    the result is sound, but may differ from what was expected
 """
 
+from collections.abc import Iterable
+
 
 def make_printable(text: str, *, limit: int | None = None) -> str:
     r"""Return text as one line without control characters, of about ``limit`` characters at most.
@@ -34,6 +36,17 @@ def _shorten(text: str, limit: int | None) -> str:
     if limit is None or len(text) <= limit:
         return text
     return f"{text[: limit // 2]}…{text[-(limit // 2) :]}"
+
+
+def list_some(items: Iterable[object], *, limit: int = 5) -> str:
+    """Return the first few items, each printable and short, and how many more there are.
+
+    >>> list_some(range(8)), list_some(["north", "south"])
+    ('0, 1, 2, 3, 4 and 3 more', 'north, south')
+    """
+    listed = [make_printable(str(item), limit=60) for item in items]
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + more
 
 
 class CornError(Exception):

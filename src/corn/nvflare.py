@@ -36,6 +36,7 @@ from corn.distributed.requirements import Requirements
 from corn.engines import (
     AgentRelease,
     GradientSteps,
+    ServerSums,
     SumRounds,
     TooFewAgentsError,
     add_to_arrays,
@@ -143,8 +144,7 @@ class CornFilter(Filter):  # type: ignore[misc]
             own,
             own.clip_update(update),
             model=_digest(names, start, round_number),
-            ask=lambda request: _ask(request, fl_ctx, self.timeout),
-            wait=self.wait,
+            reduction=_open_sums(fl_ctx, self.timeout, self.wait),
         )
         moved = start
         if is_difference:
@@ -232,17 +232,13 @@ class CornExecutor(Executor):  # type: ignore[misc]
         num_steps = own.plan.budget.num_steps
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         parameters = torch.nn.utils.parameters_to_vector(trained.values()).detach()
+        sums = _open_sums(fl_ctx, self.timeout, self.wait)
         first = round_number * (self.steps or num_steps)
         for step in range(first, min(first + (self.steps or num_steps), num_steps)):
             if abort_signal.triggered:
                 return make_reply(ReturnCode.TASK_ABORTED)
             try:
-                moved = steps.take(
-                    parameters,
-                    step=step,
-                    ask=lambda request: _ask(request, fl_ctx, self.timeout),
-                    wait=self.wait,
-                )
+                moved = steps.take(parameters, step=step, reduction=sums)
             except (BudgetSpentError, TooFewAgentsError) as error:
                 # All that are left stop with the same model.
                 _LOGGER.warning("training ends before step %s: %s", step, error)
@@ -367,6 +363,10 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
     reply = DXO(kind, data=data, meta=meta).to_shareable()
     reply.set_header(AppConstants.CURRENT_ROUND, round_number)
     return reply
+
+
+def _open_sums(fl_ctx: FLContext, timeout: float, wait: float) -> ServerSums:
+    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait)
 
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:

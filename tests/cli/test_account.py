@@ -99,7 +99,7 @@ def test_samplings_side_by_side(corn: Runner) -> None:
     text = " ".join(corn(*given, 2800).stdout.split())
     assert "passes 23 ×, every-step 479 × the noise variance of poisson" in text
     several = corn(*given, "2800,2800,2800,1400", "--sampling", "passes")
-    for word in ("0–2", "passes of 10 steps"):
+    for word in ("0, 1, 2", "passes of 10 steps"):
         assert word in several.stdout
     facts = json.loads(corn(*given, "2800,1400", "--json").stdout)
     assert len(facts["precision_cap"]) == 2

@@ -76,18 +76,13 @@ def test_training_commands_run_as_printed(
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--samples", "9", "--parameters", "3"], 2, "--agents or a --graph"),
+        (["--samples", "9", "--parameters", "3"], 2, "Missing option '--agents'"),
         (
             ["--agents", "4", "--task", "digits", "--parameters", "3"],
             2,
             "--task or --parameters, not both",
         ),
         (["--agents", "4", "--parameters", "9"], 2, "--samples of an agent"),
-        (
-            ["--agents", "4", "--graph", "ring:5", "--samples", "9", "--parameters", "3"],
-            1,
-            "agents must be 5",
-        ),
     ],
 )
 def test_missing_or_contradicting_numbers(

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.messages import (
-    NEVER,
-    NO_STOP,
     Header,
+    Kind,
     News,
     ProtocolError,
-    StopNotice,
-    StopReason,
+    Saying,
+    Subject,
     check_header,
     decode_message,
     message_limit,
@@ -30,7 +29,9 @@ from corn.transport import Dropout, LinkError, Purpose, open_links
 from .threads import run_in_threads
 
 D = 1000
-HEADER = Header(b"p" * 8, bytes(8), 1, 7, 0, 2, 400, News(frozenset({((0, 1), 5)})))
+HEADER = Header(b"p" * 8, 1, 7, 0, 400, {Subject(Kind.CUT, 0, 1, 0): Saying(5)})
+SUBJECTS = [Subject(Kind.CUT, i, j, a) for i, j in [(0, 1), (0, 2), (1, 2)] for a in (i, j)]
+SUBJECTS += [Subject(kind, a, a, a) for kind in Kind if kind is not Kind.CUT for a in range(3)]
 
 
 def decode(data: bytes, *, sender: int = 1, num_agents: int = 3) -> Header:
@@ -40,18 +41,9 @@ def decode(data: bytes, *, sender: int = 1, num_agents: int = 3) -> Header:
 
 @given(
     step=st.integers(0, 2**32 - 2),
-    news=st.builds(
-        News,
-        st.frozensets(st.tuples(st.sampled_from([(0, 1), (0, 2), (1, 2)]), st.integers(0, NEVER))),
-        st.frozensets(st.tuples(st.integers(0, 2), st.integers(0, NEVER))),
-        st.just(NO_STOP)
-        | st.builds(
-            StopNotice,
-            st.integers(0, NEVER),
-            st.integers(0, 2),
-            st.sampled_from([one for one in StopReason if one is not StopReason.NONE]),
-            st.integers(0, 2),
-        ),
+    news=st.dictionaries(
+        st.sampled_from(SUBJECTS),
+        st.builds(Saying, st.integers(0, 2**32 - 1), st.binary(min_size=64, max_size=64)),
     ),
 )
 def test_a_header_is_decoded_as_it_was_encoded(step: int, news: News) -> None:
@@ -62,7 +54,9 @@ def test_a_header_is_decoded_as_it_was_encoded(step: int, news: News) -> None:
 
 
 def test_headers_are_small_where_nothing_happened() -> None:
-    assert len(replace(HEADER, news=News()).encode()) == 192
+    assert len(replace(HEADER, news={}).encode()) == 192
+    everything = replace(HEADER, news=dict.fromkeys(SUBJECTS, Saying(5)))
+    assert len(everything.encode()) == message_limit(3, 3, 0)
     assert len(HEADER.encode()) <= message_limit(3, 3, 0)
 
 
@@ -73,11 +67,10 @@ def test_bytes_that_are_not_a_message_of_the_sender_are_refused() -> None:
             decode(damaged)
     with pytest.raises(ProtocolError, match="agent 2's link carries a message of agent 1"):
         decode(body, sender=2)
-    stranger = replace(HEADER, news=News(stop=StopNotice(9, 3, StopReason.LOSS)))
-    with pytest.raises(ProtocolError, match="cut short or is damaged"):
-        decode(stranger.encode() + bytes(400))
-    with pytest.raises(ProtocolError, match="names unknown agents"):
-        decode(body, num_agents=1, sender=1)
+    for stranger in ((0, 1, 2), (1, 0, 0), (0, 3, 0)):
+        false = replace(HEADER, news={Subject(Kind.CUT, *stranger): Saying(9)})
+        with pytest.raises(ProtocolError, match="news that no agent may say"):
+            decode(false.encode() + bytes(400))
     for cut in (body[:-4], body + b"more"):
         with pytest.raises(ProtocolError, match="cut short or is damaged"):
             decode(cut)
@@ -98,7 +91,6 @@ def test_no_damaged_message_crashes_an_agent(place: int, change: bytes) -> None:
     ("found", "message"),
     [
         (replace(HEADER, plan=b"q" * 8), "agent 1 runs another plan"),
-        (replace(HEADER, next_plan=b"q" * 8), "agent 1 made another plan for the survivors"),
         (replace(HEADER, step=8), "agent 1 is at step 8, round 0, not at step 7"),
         (replace(HEADER, mixing_round=1), "at step 7, round 1, not at step 7"),
         (replace(HEADER, payload_bytes=404), "agent 1 sent 404 bytes of parameters"),
@@ -110,7 +102,7 @@ def test_a_message_of_another_step_or_size_is_refused(found: Header, message: st
 
 
 def header(agent: int, step: int = 0) -> Header:
-    return Header(bytes(8), bytes(8), agent, step, 0, 1, 4 * D)
+    return Header(bytes(8), agent, step, 0, 4 * D)
 
 
 def connect(

@@ -217,7 +217,7 @@ def test_every_later_total_counts_the_least_noise_that_a_run_may_have_had(tmp_pa
     assert planned < 0.9 * cap
     credentials = load_credentials(tmp_path, agent, 4)
     counted = []
-    for policy in ("continue", "replan", "continue"):
+    for policy in ("stop", "replan", "stop"):
         settings = RunSettings(on_dropout=policy)
         with ExitStack() as stack:
             keyring = open_keyring(plan, credentials, settings, tmp_path, stack, precision=planned)

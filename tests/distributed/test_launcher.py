@@ -14,13 +14,14 @@ from rich.console import Console
 
 from corn.distributed.launcher import LaunchDisplay, Placement, draw_table, launch
 from corn.distributed.logs import LogSettings
-from corn.distributed.messages import StopNotice, StopReason
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
     RunStatus,
+    StopNotice,
+    StopReason,
     describe_exit,
     describe_lost,
     describe_notes,

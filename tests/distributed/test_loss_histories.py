@@ -1,16 +1,20 @@
-"""Random histories of losses and returns under exact sums break nothing that must hold."""
+"""Random histories of losses and returns break nothing that must hold."""
 
 from pathlib import Path
 
 import pytest
 
+from corn.topology import Mixing
 from tests.oracles.loss_histories import run_history, run_processes_history
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mixing", ["sum", "gossip"])
 @pytest.mark.parametrize("seed", [0, 2, 100, 153, 157])
-def test_agents_in_threads_agree_and_release_nothing_twice(seed: int, tmp_path: Path) -> None:
-    record = run_history(seed, tmp_path)
+def test_agents_in_threads_agree_and_release_nothing_twice(
+    seed: int, mixing: Mixing, tmp_path: Path
+) -> None:
+    record = run_history(seed, tmp_path, mixing)
     assert record.problems == []
     assert record.events["end"] > 0
 

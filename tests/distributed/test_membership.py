@@ -1,12 +1,14 @@
-"""News of losses and returns reach all survivors, who then act alike."""
+"""News of losses and returns reaches all survivors, who then act alike."""
 
 import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corn.distributed.membership import Membership, component_of, find_cuts, make_edge
-from corn.distributed.messages import News, StopNotice, StopReason
+from corn.distributed.membership import Membership, find_breaks
+from corn.distributed.messages import Header, Kind, News, NewsKeys, ProtocolError, Saying, Subject
+
+from .threads import make_credentials
 
 
 def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:
@@ -17,8 +19,13 @@ def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:
                 own.merge(sent[peer])
 
 
+def cut(first: int, second: int, step: int, author: int | None = None) -> News:
+    who = first if author is None else author
+    return {Subject(Kind.CUT, first, second, who): Saying(step)}
+
+
 @pytest.mark.parametrize("graph", [nx.path_graph(6), nx.cycle_graph(7), nx.star_graph(5)])
-def test_all_survivors_agree_on_losses_after_n_minus_2_steps(graph: nx.Graph) -> None:
+def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -> None:
     n = len(graph)
     members = [Membership(graph, agent) for agent in range(n)]
     lost = n - 1
@@ -30,68 +37,57 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_steps(graph: nx.Graph) ->
     links.remove_edges_from([(lost, peer) for peer in graph[lost]])
     spread(links, members, n - 2)
     survivors = nx.node_connected_component(links, first)
-    assert len({members[agent].news for agent in survivors}) == 1
-    assert members[first].lost_by(12) == {lost: 10}
-
-
-def test_the_earliest_of_several_stops_counts_for_all() -> None:
-    graph = nx.path_graph(5)
-    members = [Membership(graph, agent) for agent in range(5)]
-    members[0].note_stop(StopNotice(30, 0, StopReason.INTERRUPTED))
-    members[4].note_stop(StopNotice(25, 4, StopReason.DIVERGED))
-    spread(graph, members, 4)
-    assert {own.stop for own in members} == {StopNotice(25, 4, StopReason.DIVERGED, 4)}
+    assert all(members[agent].news == members[first].news for agent in survivors)
+    assert members[first].lost == {lost: 10}
 
 
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:
     """On a ring of 4, agent 1 has lost one link: agent 0 still reaches it over 3 and 2."""
     own = Membership(nx.cycle_graph(4), 0)
     own.note_cut(1, 5)
-    assert own.cuts_by(5) == {(0, 1): 5}
-    assert own.lost_by(5) == {}
-    own.merge(News(cuts=frozenset({((1, 2), 6)})))
-    assert own.lost_by(5) == {}
-    assert own.lost_by(6) == {1: 5}
+    assert own.cuts == {(0, 1): 5}
+    assert (own.lost, own.cut_links) == ({}, {1: 5})
+    own.merge(cut(1, 2, 6))
+    assert (own.lost, own.cut_links) == ({1: 5}, {})
 
 
 def test_agents_behind_a_lost_one_are_not_known_to_be_lost() -> None:
     own = Membership(nx.path_graph(4), 0)
     own.note_cut(1, 3)
-    assert own.lost_by(3) == {1: 3}
+    assert own.lost == {1: 3}
+
+
+def test_an_agent_that_leaves_is_lost_to_those_that_stay() -> None:
+    members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
+    for agent in (1, 2):
+        members[agent].note_leave(7)
+    spread(nx.cycle_graph(4), members, 2)
+    for agent in (0, 3):
+        assert members[agent].lost == {1: 7, 2: 7}
+        assert members[agent].present == (0, 3)
+    for agent in (1, 2):
+        assert members[agent].lost == {}
 
 
 def test_an_agent_that_returns_can_be_lost_again() -> None:
-    own = Membership(nx.cycle_graph(4), 0)
-    own.merge(News(cuts=frozenset({((0, 1), 5), ((1, 2), 6)})))
-    own.note_return(1, 20)
-    assert own.lost_by(19) == {1: 5}
-    assert own.lost_by(20) == {}
-    own.merge(News(cuts=frozenset({((0, 1), 20), ((1, 2), 31)})))
-    assert own.cuts_by(25) == {(0, 1): 20}
-    assert own.lost_by(31) == {1: 20}
-
-
-def test_replaced_news_are_forgotten_and_change_nothing() -> None:
-    own = Membership(nx.cycle_graph(4), 0)
-    own.merge(News(cuts=frozenset({((0, 1), 5), ((1, 2), 6), ((2, 3), 8)})))
-    own.note_return(1, 20)
-    own.note_return(1, 40)
-    before = [own.cuts_by(step) for step in range(40, 60)]
-    own.forget_before(39)
-    assert (1, 20) in own.news.returns
-    assert ((0, 1), 5) not in own.news.cuts
-    own.forget_before(40)
-    assert own.news == News(frozenset({((2, 3), 8)}), frozenset({(1, 40)}))
-    assert [own.cuts_by(step) for step in range(40, 60)] == before
+    own, back = Membership(nx.cycle_graph(4), 0), Membership(nx.cycle_graph(4), 1)
+    own.merge({**cut(0, 1, 5), **cut(1, 2, 6, 2)})
+    assert own.lost == {1: 5}
+    back.note_return(20)
+    own.merge(back.news)
+    assert (own.lost, own.cuts) == ({}, {})
+    own.merge({**cut(0, 1, 20), **cut(1, 2, 31)})
+    assert own.lost == {1: 20}
 
 
 EDGES = st.sampled_from([(0, 1), (1, 2), (2, 3), (0, 3)])
 STEPS = st.integers(0, 12)
-NEWS = st.builds(
-    News,
-    st.frozensets(st.tuples(EDGES, STEPS), max_size=5),
-    st.frozensets(st.tuples(st.integers(0, 3), STEPS), max_size=3),
-    st.builds(StopNotice, STEPS),
+CUTS = EDGES.flatmap(lambda edge: st.sampled_from(edge).map(lambda a: Subject(Kind.CUT, *edge, a)))
+OWN = st.tuples(
+    st.sampled_from([Kind.LEAVE, Kind.CALL, Kind.RETURN, Kind.BEGUN]), st.integers(0, 3)
+)
+NEWS = st.dictionaries(
+    CUTS | OWN.map(lambda one: Subject(one[0], one[1], one[1], one[1])), STEPS.map(Saying)
 )
 
 
@@ -107,28 +103,75 @@ def test_the_order_of_news_does_not_matter(news: list[News], random: object) -> 
     assert first.news == second.news
 
 
-@given(NEWS, STEPS)
-def test_a_link_is_broken_if_it_broke_after_both_ends_came_back(news: News, step: int) -> None:
+@given(NEWS)
+def test_a_link_is_broken_if_it_broke_after_both_ends_came_back(news: News) -> None:
     """A second statement of the same rule, event by event."""
-    expected = {}
-    for edge in [(0, 1), (1, 2), (2, 3), (0, 3)]:
-        events = [(when, 1) for found, when in news.cuts if found == edge]
-        events += [(when, 0) for agent, when in news.returns if agent in edge]
-        broken_since = None
+    expected = set()
+    for subject, said in news.items():
+        if subject.kind not in (Kind.CUT, Kind.LEAVE):
+            continue
+        ends = (subject.first, subject.second)
+        events = [(said.step, 1)]
+        events += [(own.step, 0) for s, own in news.items() if s[0] == Kind.RETURN and s[1] in ends]
         # At the same step a return comes before a break, which is that of the new link.
-        for when, is_cut in sorted(events):
-            if when > step:
-                break
-            if not is_cut:
-                broken_since = None
-            elif broken_since is None:
-                broken_since = when
-        if broken_since is not None:
-            expected[edge] = broken_since
-    assert find_cuts(news, step) == expected
+        if max(events)[1]:
+            expected.add(subject)
+    assert find_breaks(news) == expected
 
 
-def test_components_of_a_network_without_broken_links() -> None:
-    assert component_of(nx.path_graph(5), 4, [(2, 3)]) == (3, 4)
-    assert component_of(nx.cycle_graph(5), 0, [(1, 2)]) == (0, 1, 2, 3, 4)
-    assert make_edge(3, 1) == make_edge(1, 3) == (1, 3)
+def test_agents_reach_each_other_over_links_and_agents_that_are_left() -> None:
+    own = Membership(nx.path_graph(5), 0)
+    assert own.reach(4) == (0, 1, 2, 3, 4)
+    own.merge({**cut(2, 3, 1), Subject(Kind.LEAVE, 1, 1, 1): Saying(1)})
+    assert [own.reach(agent) for agent in range(5)] == [(0,), (0, 1, 2), (2,), (3, 4), (3, 4)]
+
+
+def signed(agent: int, kind: Kind, step: int, peer: int | None = None) -> News:
+    """Return news that an agent of a ring of four signed."""
+    first, second = sorted((agent, agent if peer is None else peer))
+    subject = Subject(kind, first, second, agent)
+    return {subject: Saying(step, NewsKeys(make_credentials(agent, 4), b"run").sign(subject, step))}
+
+
+def check(news: News, *known: News, step: int = 10) -> None:
+    """Check news that agent 2 sends to agent 0 at a step."""
+    keys = NewsKeys(make_credentials(0, 4), b"run")
+    own = Membership(nx.cycle_graph(4), 0, keys=keys, last_step=50)
+    for one in known:
+        own.merge(one)
+    own.check(Header(bytes(8), 2, step, 0, 0, news))
+
+
+def test_agents_believe_what_is_signed_by_those_that_it_is_about() -> None:
+    cuts = {**signed(0, Kind.CUT, 5, 1), **signed(2, Kind.CUT, 5, 1)}
+    call = signed(1, Kind.CALL, 12)
+    check({**cuts, **call})
+    check({**cuts, **call, **signed(1, Kind.RETURN, 12)}, cuts, call, step=12)
+
+
+@pytest.mark.parametrize(
+    ("news", "reason"),
+    [
+        ({Subject(Kind.CUT, 1, 2, 1): Saying(5)}, "did not sign"),
+        ({Subject(Kind.LEAVE, 1, 1, 1): Saying(5)}, "did not sign"),
+        (signed(2, Kind.CUT, 5, 0), "false news"),
+        (signed(1, Kind.CUT, 11, 2), "false news"),
+        (signed(1, Kind.LEAVE, 11), "false news"),
+        (signed(1, Kind.CALL, 51), "false news"),
+        # An agent that was never lost, or that nobody waits for, would mend its links on paper.
+        ({**signed(1, Kind.CALL, 9), **signed(1, Kind.RETURN, 9)}, "false news"),
+        (signed(1, Kind.RETURN, 9), "false news"),
+    ],
+)
+def test_false_news_is_refused(news: News, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        check(news)
+
+
+def test_a_call_is_no_return() -> None:
+    """Whoever has an agent's call could otherwise declare it back."""
+    cuts = {**signed(0, Kind.CUT, 5, 1), **signed(2, Kind.CUT, 5, 1)}
+    call = signed(1, Kind.CALL, 9)
+    ((_, said),) = call.items()
+    with pytest.raises(ProtocolError, match="did not sign"):
+        check({**cuts, **call, Subject(Kind.RETURN, 1, 1, 1): said}, cuts)

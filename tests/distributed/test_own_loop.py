@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import corn
 from corn.covariance import ThreatModel
-from corn.distributed import RunSettings, recovery
+from corn.distributed import RunSettings, rounds
 from corn.distributed.keyring import find_terms, make_keys
 from corn.distributed.own_loop import make_private
 from corn.distributed.recovery import replan
@@ -96,7 +97,9 @@ def read(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTraining:
+def rehearse(
+    plan: Plan, model: nn.Module, rendezvous: Rendezvous, timeout: float = 20
+) -> PrivateTraining:
     """Make one agent of a running network, with the noise of a simulation."""
     return make_private(
         plan,
@@ -104,7 +107,7 @@ def rehearse(plan: Plan, model: nn.Module, rendezvous: Rendezvous) -> PrivateTra
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=loaders()[rendezvous.agent],
         rendezvous=rendezvous,
-        settings=RunSettings(rehearsal_seed=SEED, timeout=20),
+        settings=RunSettings(rehearsal_seed=SEED, timeout=timeout),
     )
 
 
@@ -242,10 +245,10 @@ def test_epsilon_after_a_new_plan_for_survivors(
         made[args[1]] = options["steps_left"], again
         return again
 
-    monkeypatch.setattr(recovery, "replan", record)
+    monkeypatch.setattr(rounds, "replan", record)
 
-    def run(rendezvous: Rendezvous) -> float:
-        model = own_models[rendezvous.agent]
+    def run(rendezvous: Rendezvous) -> tuple[float, int]:
+        count, model = 0, own_models[rendezvous.agent]
         private = run_with_keys(plan, model, rendezvous, tmp_path, on_dropout="replan")
         if rendezvous.agent == 0:
             for inputs, targets in private.data_loader:
@@ -253,8 +256,8 @@ def test_epsilon_after_a_new_plan_for_survivors(
                 private.optimizer.step()
             private.data_loader.close()
         else:
-            assert run_loop(private) == 30
-        return private.get_epsilon()
+            count = run_loop(private)
+        return private.get_epsilon(), count
 
     found = run_in_threads(4, run)
     (survivors, (steps_left, again)), *others = made.items()
@@ -264,15 +267,35 @@ def test_epsilon_after_a_new_plan_for_survivors(
         # Against an eavesdropper: [R⁻¹]_ii of the covariance of all, for each step.
         first = np.linalg.inv(plan.decomposition.covariance)[agent, agent]
         then = np.linalg.inv(again.decomposition.covariance)[place, place]
+        own = found[agent]
+        assert isinstance(own, tuple), own
+        epsilon, count = own
+        # Those that were behind leave steps out, as far apart as agents of a path may be.
+        assert 28 <= count <= 30
         by_first, spent = (
             gaussian_epsilon(2 * 0.1 * math.sqrt(total), 1e-5)
-            for total in (30 * first, (30 - steps_left) * first + steps_left * then)
+            for total in (count * first, (count - steps_left) * first + steps_left * then)
         )
-        epsilon = found[agent]
-        assert isinstance(epsilon, float), epsilon
         assert spent <= epsilon <= 10 * (1 + 1e-6)
         is_higher.append(spent > 1.03 * by_first)
     assert any(is_higher), "the noise of the first plan would have given a wrong ε"
+
+
+def test_a_loop_that_computes_for_longer_than_the_time_out_is_not_lost() -> None:
+    """Links send heartbeats by themselves, while the loop has the agent's thread."""
+    plan = small_plan()
+    own_models = [make_model() for _ in range(N)]
+
+    def run(rendezvous: Rendezvous) -> int:
+        model = own_models[rendezvous.agent]
+        private = rehearse(plan, model, rendezvous, timeout=1.5)
+        inputs, targets = next(iter(private.data_loader))
+        cross_entropy(model(inputs), targets).backward()
+        time.sleep(3.0 if rendezvous.agent == 1 else 0.0)
+        private.optimizer.step()
+        return run_loop(private)
+
+    assert run_in_threads(N, run) == [STEPS - 1] * N
 
 
 def test_an_agent_can_leave_before_the_last_step() -> None:
@@ -290,7 +313,10 @@ def test_an_agent_can_leave_before_the_last_step() -> None:
         private.data_loader.close()
         return 1
 
-    assert run_in_threads(N, run) == [1, 30, 30]
+    first, *others = run_in_threads(N, run)
+    assert first == 1
+    # Agents that were behind leave a step out.
+    assert all(isinstance(own, int) and 29 <= own <= 30 for own in others), others
 
 
 def test_a_loop_that_goes_on_after_a_failure_gets_the_same_error_again(

@@ -21,10 +21,9 @@ from corn.covariance import ThreatModel
 from corn.distributed import processes
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import LaunchResult, merge_results
-from corn.distributed.messages import StopReason
 from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.rendezvous import join_store
-from corn.distributed.results import FailureKind, RunStatus, raise_common_failure
+from corn.distributed.results import FailureKind, RunStatus, StopReason, raise_common_failure
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError
@@ -60,29 +59,30 @@ def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
     for own in finished(results).values():
         assert (own.status, own.num_steps) == (RunStatus.PARTIAL, NUM_STEPS)
         assert set(own.lost) == {LOST}
-        assert "went on without agent 2: noise energy per agent" in "\n".join(own.notes)
+        notes = "\n".join(own.notes)
+        assert "was left out without agent 2" in notes
+        assert "for 4 agents from step" in notes
     for agent in (1, 3):
         assert "agent 2 closed its connection at step" in "\n".join(results[agent].notes)
 
 
 @pytest.mark.slow
-def test_a_run_with_one_survivor_is_partial(tmp_path: Path) -> None:
+def test_the_last_survivor_stops(tmp_path: Path) -> None:
     plan = small_plan("complete:4", 60, mechanism="decor", threat=ThreatModel())
-    settings = replace(SETTINGS, on_dropout="continue")
-    results = run_processes(plan, tmp_path, settings, faults=[Fault(a, 20) for a in (1, 2, 3)])
+    results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(a, 20) for a in (1, 2, 3)])
     (own,) = finished(results).values()
-    assert (own.status, own.num_steps) == (RunStatus.PARTIAL, 60)
-    assert "went on alone, without agents 1, 2, 3" in "\n".join(results[0].notes)
-    assert results[0].notes[-1].startswith("ended alone: took no part in any mixing after step 2")
+    assert (own.status, own.stop.reason) == (RunStatus.INTERRUPTED, StopReason.LOSS)
+    assert 20 <= own.num_steps < 25
+    assert "no neighbour is left" in results[0].notes[-1]
     problem = WORKLOAD.build(4)
     folders = Folders.of_run(tmp_path)
     result = merge_results(plan, problem, results, folders, SETTINGS)
     launched = LaunchResult(plan, problem, results, result, folders, tmp_path / "keys")
-    assert launched.status is RunStatus.PARTIAL
+    assert launched.status is RunStatus.INTERRUPTED
     assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
     for agent, why in launched.lost.items():
         step = own.lost[agent]
-        assert 20 <= step < 60
+        assert 20 <= step < 25
         assert why == f"agent {agent}: ended by SIGKILL, missed by the others from step {step} on"
         assert why in result.notes
     assert set(launched.lost) == {1, 2, 3}
@@ -198,15 +198,22 @@ def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_signal_stops_agents_that_were_started_one_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [(0, 1), (1,)], ids=["both", "one"])
+def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path: Path) -> None:
     agents, _ = start_one_by_one(tmp_path, [0, 1])
     try:
         wait_for_tables(tmp_path / "out", 2)
-        agents[1].send_signal(signal.SIGINT)
-        for agent, process in enumerate(agents):
+        for agent in stopped:
+            agents[agent].send_signal(signal.SIGINT)
+        for agent in stopped:
+            process = agents[agent]
             assert process.wait() == 130, process.stderr
             assert f"agent {agent}: interrupted after" in process.stderr
             assert "--resume continues from the newest checkpoint" in process.stderr
+        if stopped == (1,):
+            # To the other one it is a lost agent, and no third one is left.
+            assert agents[0].wait() == 1, agents[0].stderr
+            assert "agent 1 was lost" in agents[0].stderr
     finally:
         for process in agents:
             process.kill()
@@ -242,7 +249,7 @@ def test_an_agent_handles_signals_while_its_neighbour_is_silent(tmp_path: Path) 
         time.sleep(0.5)
         assert "all releases of this data before this run: ε = 0;" in waiting.stderr
         waiting.send_signal(signal.SIGINT)
-        waiting.wait_for("stops with the others")
+        waiting.wait_for("leaves the run")
         time.sleep(1.2)  # signals within a second are one request
         assert waiting.process.is_alive()
         waiting.send_signal(signal.SIGINT)
@@ -371,7 +378,6 @@ def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:
     def stop(processes: AgentProcesses) -> None:
         if 0 in processes.states:
             processes.request_stop()
-            brake.unlink(missing_ok=True)
 
     results = run_processes(PLAN, tmp_path, SETTINGS, brake=brake, on_poll=stop)
     ends = {(own.num_steps, own.stop.reason) for own in finished(results).values()}

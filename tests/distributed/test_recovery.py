@@ -1,9 +1,9 @@
-"""Losses under exact sums: survivors apply a step together or not at all, and go on or stop."""
+"""Survivors of lost agents go on or stop together; sums are applied by all of them or by none."""
 
 import random
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +13,24 @@ import networkx as nx
 import pytest
 from torch import Tensor
 
-from corn.distributed import messages, summing
+from corn.distributed import Reports, messages, rounds, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import make_keys
-from corn.distributed.messages import Header, StopReason
+from corn.distributed.messages import Header
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.results import AgentResult, RunStatus
+from corn.distributed.results import AgentResult, RunStatus, StopReason
+from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, list_checkpoints, read_model
 from corn.distributed.summing import DOWN, UP
 from corn.learn.perturbation import NoiseShare
 from corn.learn.schedule import Constant
+from corn.learn.step import AgentStepper
+from corn.learn.sweep import Interruption
 from corn.plan import Plan, verify_plan
 from corn.privacy.floats import set_aside
+from corn.topology import Mixing
 from corn.transport import LinkError
 
 from .harness import Fault, failures, finished, run_processes, small_plan
@@ -87,13 +91,13 @@ def test_all_stop_at_the_same_step_where_losses_stop_a_run_and_resume_from_there
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(ROOT, 22)])
     left = finished(results)
     assert set(left) == set(range(6)) - {ROOT}
-    # If the root died before anybody had the total of the step before, that step is void too.
+    # If the root died before anybody had the total of the step before, the next one never began.
     last = left[min(left)].num_steps
-    assert last in (21, 22)
+    assert last in (22, 23)
     for own in left.values():
         assert (own.status, own.num_steps) == (RunStatus.INTERRUPTED, last)
         assert (own.stop.agent, own.stop.reason) == (ROOT, StopReason.LOSS)
-        # Nobody applied this step, so a run that resumes begins with it.
+        # A run that resumes goes on after the void step.
         assert last in list_checkpoints(Folders.of_run(tmp_path).of_agent(own.agent).private)
     assert len(read_models(tmp_path, left, last)) == 1
     results = run_processes(PLAN, tmp_path, replace(settings, resume=True))
@@ -269,6 +273,39 @@ def test_no_noise_is_used_twice_after_losses(
         assert float(own.rows[-1]["epsilon"]) <= 10 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_the_others_go_on_without_an_agent_that_is_asked_to_stop(
+    mixing: Mixing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_SECONDS_TO_GATHER", 0.0)
+    plan = small_plan("ring:4", 12, mixing=mixing)
+    interruptions = [Interruption() for _ in range(4)]
+    begin = TrainingRounds._begin
+
+    def interrupt(self: TrainingRounds) -> Iterator[AgentStepper]:
+        if (self._agent, self.step) == (2, 4):
+            interruptions[2].requested = True
+        return begin(self)
+
+    monkeypatch.setattr(TrainingRounds, "_begin", interrupt)
+    make_keys(tmp_path / "keys", 4)
+
+    def run_one(rendezvous: Rendezvous) -> AgentResult:
+        reports = Reports(interruption=interruptions[rendezvous.agent])
+        return train(rendezvous, tmp_path, plan=plan, reports=reports)
+
+    for own in run_in_threads(4, run_one):
+        assert isinstance(own, AgentResult), own
+        if own.agent == 2:
+            assert (own.status, own.stop.reason) == (RunStatus.INTERRUPTED, StopReason.INTERRUPTED)
+            assert 5 <= own.num_steps <= 7
+            assert own.lost == {}
+        else:
+            assert (own.status, own.num_steps) == (RunStatus.PARTIAL, 12)
+            assert set(own.lost) == {2}
+            assert any("agent 2 left the run at step" in note for note in own.notes)
+
+
 def test_parts_that_are_cut_apart_go_on_by_themselves(tmp_path: Path) -> None:
     plan = small_plan("path:5", 12, mixing="sum")
     results = run_processes(plan, tmp_path, SETTINGS, faults=[Fault(2, 4)])
@@ -316,4 +353,5 @@ def test_wherever_agents_die_survivors_agree(
     for part in nx.connected_components(graph):
         ends = {(o.num_steps, o.parameters.numpy().tobytes()) for o in left if o.agent in part}
         assert len(ends) == 1
-        assert next(iter(ends))[0] == 8
+        # An agent that is alone stops.
+        assert next(iter(ends))[0] == 8 or len(part) == 1

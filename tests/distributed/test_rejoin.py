@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.results import FailureKind, RunStatus
@@ -20,8 +19,6 @@ NUM_STEPS = 160
 SETTINGS = RunSettings(
     Constant(0.2), batch_size=16, timeout=30, evaluate_at=(0,), num_steps=NUM_STEPS
 )
-# Of twice as many steps as are run: each crash wastes some reserved releases.
-PLAN = small_plan("ring:4", 2 * NUM_STEPS)
 
 
 class Comeback:
@@ -55,16 +52,17 @@ class Comeback:
             processes.send_signal(agent, signal.SIGKILL)
 
 
-SUM_PLAN = small_plan("grid:2x3", 2 * NUM_STEPS, mixing="sum")
+# Of twice as many steps as are run: each crash wastes some reserved releases.
+PLAN = small_plan("grid:2x3", 2 * NUM_STEPS, mixing="sum")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [SUM_PLAN.network.tree.root, 5])
+@pytest.mark.parametrize("agent", [PLAN.network.tree.root, 5])
 def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
     agent: int, tmp_path: Path
 ) -> None:
     comeback = Comeback(agent, [3, 15], tmp_path / "brake")
-    results = run_processes(SUM_PLAN, tmp_path, SETTINGS, brake=comeback.brake, on_poll=comeback)
+    results = run_processes(PLAN, tmp_path, SETTINGS, brake=comeback.brake, on_poll=comeback)
     assert failures(results) == {}
     assert comeback.num_restarts == 2
     for own in results.values():
@@ -77,25 +75,28 @@ def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
     ledger_script.check(2 * NUM_STEPS, [tmp_path / "keys"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["continue", "replan"])
-def test_an_agent_that_is_killed_twice_returns_twice(policy: str, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, on_dropout=policy)  # type: ignore[arg-type]
-    comeback = Comeback(2, [3, 15], tmp_path / "brake")
-    results = run_processes(PLAN, tmp_path, settings, brake=comeback.brake, on_poll=comeback)
-    assert failures(results) == {}
-    assert comeback.num_restarts == 2
-    for own in results.values():
-        assert (own.num_steps, own.lost, own.cut_links) == (NUM_STEPS, {}, {})
-        assert own.status is RunStatus.COMPLETE
-    notes = "\n".join(results[0].notes)
-    assert notes.count("agent 2 takes part again from step") == 2
-    assert results[2].first_step > 15
-    # After the last return all agents run the plan of all again, and end in agreement.
-    models = [torch.from_numpy(read_last_model(tmp_path, agent)) for agent in range(4)]
-    for model in models[1:]:
-        torch.testing.assert_close(model, models[0], rtol=0.05, atol=0.05)
-    ledger_script.check(2 * NUM_STEPS, [tmp_path / "keys"])
+def test_nobody_returns_to_a_run_under_gossip(tmp_path: Path) -> None:
+    brake = tmp_path / "brake"
+    brake.touch()
+
+    def restart(processes: AgentProcesses) -> None:
+        if 2 in processes.results and brake.exists():
+            brake.unlink()
+            processes.restart(2)
+
+    results = run_processes(
+        small_plan("ring:4", 30),
+        tmp_path,
+        replace(SETTINGS, num_steps=30),
+        faults=[Fault(2, 3)],
+        brake=brake,
+        on_poll=restart,
+    )
+    assert failures(results) == {2: FailureKind.ERROR}
+    failure = results[2].failure
+    assert failure is not None
+    assert "--rejoin needs exact sums" in failure.message
+    assert all(own.lost.keys() == {2} for own in finished(results).values())
 
 
 def read_last_model(out: Path, agent: int) -> np.ndarray:

@@ -9,8 +9,8 @@ import torch
 
 from corn.covariance import ThreatModel
 from corn.distributed.exchange import Outcome
-from corn.distributed.membership import Membership, NewsDelays
-from corn.distributed.recovery import ActivePlan, LossNotes
+from corn.distributed.membership import Membership
+from corn.distributed.recovery import ActivePlan
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings, advise_return
 from corn.learn.schedule import Constant
@@ -83,24 +83,6 @@ def test_a_gradient_that_is_not_finite_is_sent_as_zero(value: float) -> None:
     assert stepper.num_broken == 1
 
 
-def test_an_agent_that_lost_all_neighbours_says_so() -> None:
-    notes: list[str] = []
-    plan = small_plan("ring:4", 60)
-    membership = Membership(plan.network.graph, 0)
-    losses = LossNotes(
-        plan, 0, membership=membership, delays=NewsDelays.of_gossip(4), note=notes.append
-    )
-    membership.note_cut(1, 3)
-    assert membership.alone_since(5) is None
-    membership.note_cut(3, 7)
-    assert membership.alone_since(8) == 7
-    losses.report(8)
-    assert "no neighbour left since step 7" in notes[-1]
-    assert "--rejoin" in notes[-1]
-    membership.note_return(1, 9)
-    assert membership.alone_since(9) is None
-
-
 class Silence:
     """Stands for everything that only records, or never happens here."""
 
@@ -130,7 +112,8 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
     assert len(news) == plan.cooldown_steps > 0
 
 
-def test_a_plan_with_seeds_of_larger_groups_promises_no_return() -> None:
+def test_only_plans_that_let_agents_return_promise_it() -> None:
     groups = ThreatModel(seeds=((0, 1, 2, 3),), max_colluders=0)
-    assert "--rejoin" in advise_return(small_plan("ring:4", 10))
+    assert "--rejoin" in advise_return(small_plan("ring:4", 10, mixing="sum"))
+    assert "--rejoin" not in advise_return(small_plan("ring:4", 10))
     assert "--rejoin" not in advise_return(small_plan("ring:4", 10, threat=groups))

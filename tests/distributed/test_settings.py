@@ -25,7 +25,7 @@ def test_steps_to_measure_at_must_be_in_the_run() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"on_dropout": "panic"}, "on_dropout must be one of continue, replan, stop"),
+        ({"on_dropout": "panic"}, "on_dropout must be one of replan, stop"),
         ({"timeout": 0.0}, "timeout must be positive"),
         ({"timeout": 1e18}, "timeout must be positive seconds, at most 1e\\+06"),
         ({"checkpoint_every": 0}, "checkpoint_every must be an integer of at least 1"),
@@ -53,22 +53,20 @@ def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     shared = small_plan("ring:4", 10, threat=ThreatModel())
     with pytest.raises(InvalidArgumentError, match="needs seeds of pairs or links"):
         RunSettings(on_dropout="replan").check_plan(shared)
-    RunSettings(on_dropout="continue").check_plan(shared)
     assert RunSettings().policy_for(shared) == "stop"
     assert RunSettings().policy_for(small_plan("ring:4", 10)) == "replan"
     network = load_network(nx.cycle_graph(4, create_using=nx.DiGraph), mixing="gossip")
     one_way = make_plan(network, PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1))
     with pytest.raises(InvalidArgumentError, match="must be 'stop' where links are one-way"):
-        RunSettings(on_dropout="continue").check_plan(one_way)
+        RunSettings(on_dropout="replan").check_plan(one_way)
     RunSettings().check_plan(one_way)
     assert RunSettings().policy_for(one_way) == "stop"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(None, "replan"), ("continue", "replan"), ("stop", "stop")]
+    ("given", "expected"), [(None, "replan"), ("replan", "replan"), ("stop", "stop")]
 )
 def test_survivors_of_exact_sums_replan_or_stop(given: Any, expected: str) -> None:
-    """Noise that no longer cancels has no use there: masks hide the sum."""
     plan = small_plan("ring:4", 10, mixing="sum")
     assert RunSettings(on_dropout=given).policy_for(plan) == expected
 

@@ -310,6 +310,25 @@ def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> No
     assert "classes no, yes" in FileWorkload(path, "y", held_out=0.0).build(1).schema
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1], [2]]),
+        pa.array([{"a": 1}, {"a": 2}]),
+        pa.array([b"\xff", b"1"]),
+        pa.array([1, 2], pa.duration("s")),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_columns_of_other_kinds_are_no_numbers(values: pa.Array, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"x": values, "y": [0, 1]}), path)
+    with pytest.raises(FileFormatError, match="column 'x' must have numbers, found"):
+        FileWorkload(path, "y").build(1)
+    with pytest.raises(FileFormatError, match="column 'x' must"):
+        FileWorkload(path, "x", features=("y",)).build(1)
+
+
 @pytest.mark.parametrize("unit", ["us", "ns"])
 def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"

@@ -1,12 +1,15 @@
-"""Random histories of losses and returns under exact sums, and what must hold in each of them.
+"""Random histories of losses and returns, and what must hold in each of them.
 
 Agents run in threads of one process, or in processes. A history draws a graph and some faults:
 agents that die at a piece of one of their messages, which some neighbours still get; the root among
 them; two at the same step; agents that stand still for less or for more than the time-out; links
-that are cut. Agents that were lost return, and may be lost again. In every history
+that are cut; agents that are asked to stop. With exact sums, agents that were lost return, and may
+be lost again. In every history
 
 - nobody hangs;
-- agents under one plan have the same model after every step that they apply, to the bit;
+- with exact sums, agents under one plan have the same model after every step that they apply, to
+  the bit; with gossip, agents that are linked end at the same step;
+- agents that are linked draw noise for a step by the same plan;
 - no agent draws noise for the same step of the same run twice, nor the same noise twice, and its
   ledger counts every release.
 """
@@ -24,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,14 +37,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from corn.covariance import Horizon
-from corn.distributed import RunSettings, messages, run_agent, summing
+from corn.distributed import Reports, RunSettings, messages, rounds, run_agent, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import find_credentials, make_keys
-from corn.distributed.messages import PIECE_BYTES, Header, StopReason
+from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.rendezvous import host_store
-from corn.distributed.results import AgentResult, FailureKind
+from corn.distributed.results import AgentResult, FailureKind, StopReason
 from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
@@ -48,10 +52,12 @@ from corn.distributed.summing import digest_model
 from corn.learn import Constant
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
+from corn.learn.step import AgentStepper
+from corn.learn.sweep import Interruption
 from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.topology import load_network
+from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
 from corn.transport import LinkError, MemoryStore
 from tests.distributed import ledger_script
 from tests.distributed.harness import is_suspended
@@ -59,7 +65,8 @@ from tests.distributed.threads import make_identities, make_rendezvous
 
 NUM_STEPS, TIMEOUT, SECONDS_UNTIL_HANG = 40, 2.5, 120.0
 GRAPHS = ("ring:4", "complete:4", "path:5", "ring:5", "grid:2x3", "ring:6", "star:5", "ring:7")
-KINDS = ("kill", "kill root", "kill two", "short pause", "long pause", "cut link")
+KINDS = ("kill", "kill root", "kill two", "short pause", "long pause", "cut link", "leave")
+GOSSIPS = (ONE_ROUND, ONE_ROUND, Gossip(3), Gossip(2, "chebyshev"))
 _HERE = threading.local()
 
 
@@ -107,6 +114,8 @@ class Record:
     lock: threading.Lock = field(default_factory=threading.Lock)
     # By plan and step: the models after it, and who had them.
     models: dict[tuple[bytes, int], dict[bytes, list[int]]] = field(default_factory=dict)
+    # By step and agent: the plan by which it is released, and its members.
+    plans: dict[int, dict[int, tuple[bytes, tuple[int, ...]]]] = field(default_factory=dict)
     draws: Counter[tuple[int, bytes, int]] = field(default_factory=Counter)
     noise: Counter[bytes] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -119,7 +128,15 @@ def watching(
     record: Record, faults: list[Fault], down: set[int], piece_bytes: int
 ) -> Iterator[None]:
     """Inject faults, and record every release and every model."""
-    send, take, finish = Exchange.send_piece, NoiseShare.take, TrainingRounds._finish_step
+    send, start = Exchange.send_piece, Exchange.start
+    take, finish = NoiseShare.take, TrainingRounds._finish_step
+    begin = TrainingRounds._begin
+
+    def note_plan(self: TrainingRounds) -> Iterator[AgentStepper]:
+        with record.lock:
+            found = record.plans.setdefault(self.step, {})
+            found[_HERE.agent] = self._active.prefix, self._active.members
+        return begin(self)
 
     def draw(self: NoiseShare, step: int) -> DrawnNoise:
         # A step takes a moment while somebody is to return, so that the run does not end before.
@@ -131,7 +148,7 @@ def watching(
         return drawn
 
     def note(self: TrainingRounds, parameters: Tensor, statistics: Any) -> None:
-        place = self._plans.active.prefix, self.step
+        place = self._active.prefix, self.step
         with record.lock:
             found = record.models.setdefault(place, {})
             found.setdefault(digest_model(parameters), []).append(_HERE.agent)
@@ -140,22 +157,31 @@ def watching(
     def disturb(
         self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
     ) -> None:
+        inject(self, peers, header, values, number)
+        send(self, peers, header, values, number)
+
+    def disturb_gossip(self: Exchange, header: Header, values: Tensor) -> None:
+        inject(self, self.neighbours, header, values, 0)
+        start(self, header, values)
+
+    def inject(
+        self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
+    ) -> None:
         fault = _find_fault(faults, header)
         if fault is None:
-            send(self, peers, header, values, number)
             return
         with record.lock:
             record.events[fault.kind] += 1
-        if "pause" in fault.kind:
+        if fault.kind == "leave":
+            _HERE.interruption.requested = True
+        elif "pause" in fault.kind:
             with self._lock:  # as in a process that is suspended, there are no heartbeats
                 time.sleep(TIMEOUT * (1.6 if fault.kind == "long pause" else 0.2))
-            send(self, peers, header, values, number)
         elif fault.kind == "cut link":
             for peer in set(fault.receivers[:1]) & set(self.neighbours):
                 self.link(peer).close()
-            send(self, peers, header, values, number)
         else:
-            send(self, [peer for peer in peers if peer in fault.receivers], header, values, number)
+            send(self, set(peers) & set(fault.receivers), header, values, number)
             for link in self._links.values():
                 with suppress(LinkError):  # the other end may die at the same time
                     link.wait_sent(1)
@@ -164,7 +190,10 @@ def watching(
     with (
         mock.patch.object(NoiseShare, "take", draw),
         mock.patch.object(TrainingRounds, "_finish_step", note),
+        mock.patch.object(TrainingRounds, "_begin", note_plan),
+        mock.patch.object(rounds, "_SECONDS_TO_GATHER", 0.05),
         mock.patch.object(Exchange, "send_piece", disturb),
+        mock.patch.object(Exchange, "start", disturb_gossip),
         mock.patch.object(messages, "PIECE_BYTES", piece_bytes),
         mock.patch.object(summing, "PIECE_BYTES", piece_bytes),
     ):
@@ -184,16 +213,19 @@ def _find_fault(faults: list[Fault], header: Header) -> Fault | None:
     return None
 
 
-def run_history(seed: int, folder: Path) -> Record:
+def run_history(seed: int, folder: Path, mixing: Mixing = "sum") -> Record:
     """Run one history; return what happened, and every violation."""
     dice, record = random.Random(seed), Record()
     budget = PrivacyBudget(10, 1e-5, num_steps=NUM_STEPS, clip=0.1)
     momentum = Horizon(3, momentum=dice.choice([0.0, 0.7]))
-    network = load_network(dice.choice(GRAPHS), mixing="sum")
+    gossip = ONE_ROUND if mixing == "sum" else dice.choice(GOSSIPS)
+    network = load_network(dice.choice(GRAPHS), mixing=mixing, gossip=gossip)
     plan = make_plan(network, budget, objective=momentum)
     n, store = plan.num_agents, MemoryStore()
     faults = draw_faults(plan, dice)
     comebacks = {agent: dice.choice([0, 1, 2, 3]) for agent in range(n)}
+    if mixing == "gossip":
+        comebacks = dict.fromkeys(range(n), 0)
     delays = {agent: dice.uniform(0, 0.3) for agent in range(n)}
     make_keys(folder / "keys", n)
     make_identities(n)
@@ -238,13 +270,14 @@ def run_history(seed: int, folder: Path) -> Record:
     if hanging:
         record.problems.append(f"agents {hanging} hang")
         return record
-    record.problems += check(record, results, folder)
+    record.problems += check(record, results, folder, network)
     return record
 
 
 def _train(
     plan: Plan, agent: int, store: MemoryStore, folder: Path, *, rejoins: bool
 ) -> AgentResult:
+    _HERE.interruption = Interruption()
     generator = torch.Generator().manual_seed(agent)
     inputs = torch.randn(20, 3, generator=generator)
     folders = Folders.of_run(folder).of_agent(agent)
@@ -264,22 +297,38 @@ def _train(
         dataset=TensorDataset(inputs, (inputs.sum(dim=1) > 0).long()),
         out=folder,
         settings=RunSettings(Constant(0.5), evaluate_at=(0,), timeout=TIMEOUT, batch_size=10),
+        reports=Reports(interruption=_HERE.interruption),
         rejoins=rejoins,
     )
 
 
-def check(record: Record, results: Sequence[Any], folder: Path) -> list[str]:
+def check(record: Record, results: Sequence[Any], folder: Path, network: Network) -> list[str]:
     """Return every violation of what must hold."""
     problems = []
+    allowed = {StopReason.NONE, StopReason.LOSS}
+    if record.events["leave"]:
+        allowed.add(StopReason.INTERRUPTED)
     for agent, own in enumerate(results):
         if isinstance(own, AgentResult):
             record.events["end"] += 1
-            if own.stop.reason not in (StopReason.NONE, StopReason.LOSS):
+            if own.stop.reason not in allowed:
                 problems.append(f"agent {agent} stopped: {own.stop}")
         elif not isinstance(own, Crash | LostError | RejoinError):
             problems.append(f"agent {agent} failed: {own!r}")
+    for first, second in network.graph.edges:
+        ends = [results[first], results[second]]
+        if all(isinstance(own, AgentResult) for own in ends):
+            missing = {*ends[0].lost, *ends[0].cut_links, *ends[1].lost, *ends[1].cut_links}
+            if not missing & {first, second} and ends[0].num_steps != ends[1].num_steps:
+                problems.append(f"agents {first} and {second} end at different steps")
+    for step, plans in record.plans.items():
+        for (one, (plan, members)), (other, (its_plan, its_members)) in combinations(
+            plans.items(), 2
+        ):
+            if plan != its_plan and one in its_members and other in members:
+                problems.append(f"agents {one} and {other} have different plans at step {step}")
     for (plan, step), models in record.models.items():
-        if len(models) > 1:
+        if len(models) > 1 and network.mixing == "sum":
             problems.append(f"step {step} of plan {plan.hex()}: models of {list(models.values())}")
     problems += [f"drawn twice: {place}" for place, count in record.draws.items() if count > 1]
     if any(count > 1 for count in record.noise.values()):
@@ -322,7 +371,7 @@ class DisturbedTask(Workload):
             return drawn
 
         def note(rounds: TrainingRounds, parameters: Tensor, statistics: Any) -> None:
-            prefix, digest = rounds._plans.active.prefix.hex(), digest_model(parameters).hex()
+            prefix, digest = rounds._active.prefix.hex(), digest_model(parameters).hex()
             _append(folder / "models", f"{prefix} {rounds.step} {digest}")
             _append(folder / "draws", f"{rounds._agent} {rounds.step}")
             finish(rounds, parameters, statistics)
@@ -342,6 +391,8 @@ class DisturbedTask(Workload):
                 if done.exists():
                     continue
                 done.touch()
+                if fault.kind == "leave":
+                    continue
                 if fault.kind == "cut link":
                     for peer in set(fault.receivers[:1]) & set(exchange.neighbours):
                         exchange.link(peer).close()

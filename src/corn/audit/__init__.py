@@ -7,7 +7,7 @@
 """
 
 from corn.audit.auditing import AuditReport, AuditSettings, Finding, audit_plan
-from corn.audit.one_run import OneRunReport, audit_training
+from corn.audit.one_run import audit_training
 from corn.audit.program import DEPLOYED, Program
 from corn.audit.views import Break, View, find_smallest_break, read_view
 
@@ -17,7 +17,6 @@ __all__ = [
     "AuditSettings",
     "Break",
     "Finding",
-    "OneRunReport",
     "Program",
     "View",
     "audit_plan",

@@ -32,6 +32,7 @@ from corn.checks import FloatArray, IntArray
 from corn.learn.batches import AgentData
 from corn.learn.step import ClippedGradients
 from corn.noise.masks import MaskWords
+from corn.noise.normals import OFFSET_BITS
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
@@ -163,12 +164,15 @@ def list_offsets(messages: MaskedMessages) -> Iterator[tuple[str, MaskWords]]:
     for any attacker to show. So they are tested by themselves. That messages contain them shows in
     the mean of their sums.
     """
-    offsets = np.floor(np.ldexp(messages.offsets % 1.0, 32)).astype(np.uint32)
-    for r, own in enumerate(offsets):
-        yield f"the public offset of release {r}", own
-        for other in _list_earlier(r):
-            name = f"the difference of the public offsets of releases {other} and {r}"
-            yield name, own - offsets[other]
+    whole = np.floor(np.ldexp(messages.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
+    # As words of 16 bits: the first ones, and the last.
+    for shift in (OFFSET_BITS - 16, 0):
+        offsets = (whole >> np.uint32(shift)).astype(np.uint16)
+        for r, own in enumerate(offsets):
+            yield f"the public offset of release {r}", own
+            for other in _list_earlier(r):
+                name = f"the difference of the public offsets of releases {other} and {r}"
+                yield name, own - offsets[other]
 
 
 def list_masked(

@@ -291,11 +291,13 @@ class NoiseRecord:
         return self._draw_masks([_KnownWords(self.held_by(coalition))] * self._plan.num_agents)
 
     def _draw_noise(self, noise: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
-        return self._draw(self._program.draw_share, noise, sources, stop=self.size)
+        drawn: FloatArray = self._draw(self._program.draw_share, noise, sources, stop=self.size)
+        return drawn
 
     def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
         draw, noise = self._program.draw_mask, self._plan.decomposition
-        return self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+        drawn: MaskWords = self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+        return drawn
 
     def _draw(
         self, draw: Callable[..., Any], noise: Decomposition, sources: Sequence[Any], **options: Any

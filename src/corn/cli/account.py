@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from corn.cli.output import (
     sampling_facts,
 )
 from corn.covariance.threat import ThreatModel
-from corn.errors import CornWarning, InvalidArgumentError
+from corn.errors import CornWarning, InvalidArgumentError, list_some
 from corn.privacy import (
     ACCOUNTANTS,
     Accounting,
@@ -276,7 +275,7 @@ def _print_promises(budget: PrivacyBudget, caps: FloatArray) -> None:
         ["agents", "ε", "δ", "sampling", "precision cap b", "LDP noise std"],
         [
             [
-                _name_agents(own),
+                list_some(own),
                 write_exactly(promise.epsilon),
                 write_exactly(promise.delta),
                 _describe_sampling(promise.query),
@@ -286,22 +285,6 @@ def _print_promises(budget: PrivacyBudget, caps: FloatArray) -> None:
             for (promise, cap), own in agents.items()
         ],
     )
-
-
-def _name_agents(agents: Sequence[int]) -> str:
-    """Return numbers of agents, with runs of three and more as ranges.
-
-    >>> _name_agents([0, 1, 2, 3, 7, 9, 10])
-    '0–3, 7, 9, 10'
-    """
-    parts: list[list[int]] = []
-    for agent in agents:
-        if parts and agent == parts[-1][-1] + 1:
-            parts[-1].append(agent)
-        else:
-            parts.append([agent])
-    names = [f"{p[0]}–{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts]
-    return ", ".join(names)
 
 
 def _describe_sampling(query: ClippedQuery) -> str:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from corn import learn
-from corn.checks import require
-from corn.cli.options import ColludersOption, JsonOption, OptionalGraphOption
+from corn.cli.options import ColludersOption, JsonOption
 from corn.cli.output import (
     Fact,
     format_count,
@@ -36,6 +35,7 @@ _USUAL_PARAMETERS = 10_000
 
 def advise(
     *,
+    agents: Annotated[int, typer.Option(min=1, help="Number of agents.")],
     epsilon: Annotated[float, typer.Option(help="ε of the whole run.")],
     delta: Annotated[float, typer.Option(help="δ of the whole run.")] = 1e-5,
     unit: Annotated[
@@ -47,10 +47,6 @@ def advise(
             min=1, help="Number of samples of an agent, which is public. (Default: the task's.)"
         ),
     ] = None,
-    agents: Annotated[
-        int | None, typer.Option(min=1, help="Number of agents. (Default: those of the graph.)")
-    ] = None,
-    graph: OptionalGraphOption = None,
     task: Annotated[
         WorkloadName | None,
         typer.Option(help="Built-in task, for its numbers of parameters and samples."),
@@ -71,8 +67,9 @@ def advise(
     json: JsonOption = False,
 ) -> None:
     """Propose clip, batches, steps and step sizes, and print commands that use them."""
-    network = _choose_network(graph, agents)
-    n = network.num_agents
+    # A random regular graph mixes fast with few links; very few agents can all be linked.
+    graph = f"regular:n={agents},degree=4,seed=1" if agents > 5 else f"complete:{agents}"
+    network, n = load_network(graph), agents
     if task is not None and parameters is not None:
         raise typer.BadParameter("give --task or --parameters, not both: a task has its own number")
     # Noted after the result: the number of parameters decides how much noise a step has.
@@ -111,19 +108,6 @@ def _choose_threat(colluders: int | None, num_agents: int) -> ThreatModel:
     if colluders is None and num_agents == 1:
         return EAVESDROPPER
     return DEFAULT_THREAT if colluders is None else ThreatModel(colluders)
-
-
-def _choose_network(graph: str | None, agents: int | None) -> Network:
-    """Return the network given, or a random one in which every agent has four neighbours."""
-    if graph is None:
-        if agents is None:
-            raise typer.BadParameter("give the number of --agents or a --graph")
-        # A random regular graph mixes fast with few links; very few agents can all be linked.
-        graph = f"regular:n={agents},degree=4,seed=1" if agents > 5 else f"complete:{agents}"
-    network = load_network(graph)
-    is_same = agents is None or agents == network.num_agents
-    require(is_same, "agents", f"{network.num_agents}, as in the graph", agents)
-    return network
 
 
 def _write_commands(

@@ -85,9 +85,8 @@ class RunOptions:
     on_dropout: Annotated[
         DropoutPolicy | None,
         typer.Option(
-            help="When an agent is lost, the rest replan their noise for the surviving graph, "
-            "stop, or continue with noise that no longer cancels. (Default: replan where the seeds "
-            "allow it, else stop.) With exact sums, to continue is to replan.",
+            help="When an agent is lost, the rest replan their noise for the surviving graph, or "
+            "stop. (Default: replan where the seeds allow it, else stop.)",
             rich_help_panel=AGENTS,
         ),
     ] = None

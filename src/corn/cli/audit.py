@@ -79,13 +79,6 @@ def audit(
             "the sample unit.)"
         ),
     ] = None,
-    confidence: Annotated[
-        float,
-        typer.Option(
-            help="Confidence of all verdicts and bounds together: the probability that an audit of "
-            "a correct program raises no alarm."
-        ),
-    ] = 0.99,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
     training: TrainingOptions,
     json: JsonOption = False,
@@ -107,13 +100,12 @@ def audit(
     plan = load_plan(path)
     if training.one_run:
         attacker = None if view == "worst" else read_view(view)
-        _audit_one_run(path, plan, training, attacker, confidence, seed, json)
+        _audit_one_run(path, plan, training, attacker, seed, json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
     settings = AuditSettings(
         through or ("shares" if plan.budget.unit == "agent" else "step"),
         num_trials=trials,
-        confidence=confidence,
         seed=seed,
     )
     report = audit_plan(
@@ -139,7 +131,6 @@ def _audit_one_run(
     plan: Plan,
     training: TrainingOptions,
     view: View | None,
-    confidence: float,
     seed: int,
     json: bool,
 ) -> None:
@@ -152,7 +143,6 @@ def _audit_one_run(
         schedule=learn.make_schedule(_STEP_SIZE),
         num_canaries=training.canaries,
         view=view,
-        confidence=confidence,
         seed=seed,
         track=lambda steps: progress(steps, "training"),
     )
@@ -180,7 +170,7 @@ def _audit_one_run(
                 report.epsilon,
                 "certified ε",
                 f"≥ {certified} at δ = {write_exactly(report.delta)}, with confidence "
-                f"{confidence:g}; promised {round_up(report.promised_epsilon)}",
+                f"{report.confidence:g}; promised {round_up(report.promised_epsilon)}",
             ),
             Fact("promised_epsilon", report.promised_epsilon),
             Fact("delta", report.delta),

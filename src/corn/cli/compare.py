@@ -14,7 +14,7 @@ from corn.cli.options import (
     BudgetOptions,
     GraphOption,
     JsonOption,
-    MixingOptions,
+    NoiseOptions,
     PlotOption,
 )
 from corn.cli.output import (
@@ -86,7 +86,7 @@ def compare(
     graph: GraphOption,
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
-    mixing: MixingOptions,
+    mixing: NoiseOptions,
     mechanism: Annotated[
         str,
         typer.Option(

@@ -253,7 +253,7 @@ def draw_run(
     title: str,
     path: Path,
 ) -> None:
-    """Draw the measurements of each method that were made with its schedule.
+    """Draw the measurements of each mechanism that were made with its schedule.
 
     ``agent_samples`` are the numbers of samples per agent, a panel of their own; None omits it.
     """

@@ -133,15 +133,6 @@ GossipOption: TypeAlias = Annotated[
         rich_help_panel=_NETWORK,
     ),
 ]
-_CooldownOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Number of steps after training that only mix, so that agents agree on one model. "
-        "Each costs the messages of a step, and no privacy. (Default: one mixing time.)",
-        rich_help_panel=_NETWORK,
-    ),
-]
 ColludersOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
@@ -164,8 +155,8 @@ _SeedsOption: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True)
-class MixingOptions:
-    """Mixing weights and rounds, the cool-down, and the objective of the noise."""
+class NoiseOptions:
+    """Mixing weights and rounds, and the objective of the noise."""
 
     horizon: HorizonOption = None
     mixing: Annotated[
@@ -180,7 +171,6 @@ class MixingOptions:
     ] = None
     weights: WeightsOption = None
     gossip: GossipOption = DEFAULT_GOSSIP
-    cooldown: _CooldownOption = None
     momentum: Annotated[
         float | None,
         typer.Option(
@@ -206,7 +196,7 @@ class MixingOptions:
     def _asks_for_gossip(self) -> bool:
         """Whether an option is given that exact sums do not have."""
         is_usual = self.gossip == DEFAULT_GOSSIP
-        return not is_usual or {self.weights, self.horizon, self.cooldown} != {None}
+        return not is_usual or self.weights is not None or self.horizon is not None
 
     def choose_objective(self, mixing: Mixing, num_steps: int) -> Horizon:
         """Return the objective asked for, or the default for this many steps."""
@@ -218,6 +208,25 @@ class MixingOptions:
         if self.horizon == 1:
             return replace(ONE_STEP, momentum=self.momentum or 0.0)
         return replace(usual, length=self.horizon)
+
+
+@dataclass(frozen=True)
+class MixingOptions(NoiseOptions):
+    """The same, and the cool-down of a run."""
+
+    cooldown: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of steps after training that only mix, so that agents agree on one model. "
+            "Each costs the messages of a step, and no privacy. (Default: one mixing time.)",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None
+
+    @property
+    def _asks_for_gossip(self) -> bool:
+        return super()._asks_for_gossip or self.cooldown is not None
 
     def choose_cooldown(self, network: Network, num_steps: int) -> int:
         """Return the number of steps that only mix after a run of this many steps."""

@@ -28,7 +28,7 @@ import corn
 from corn.covariance import Decomposition, MechanismName, ThreatModel
 from corn.covariance.disagreement import LARGE_DISAGREEMENT
 from corn.covariance.problem import weighting_gain
-from corn.errors import CornWarning, make_printable
+from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, compare_samplings
 from corn.privacy.rounding import round_up_range, write_exactly
@@ -339,9 +339,6 @@ def make_progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-_MOST_LISTED = 5
-
-
 def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
     """Return the agents whose promise needs the most noise; none if all have the same cap."""
     # By caps, not by ε: δ and sampling decide as well how strict a promise is.
@@ -427,9 +424,7 @@ def list_agents(agents: Sequence[int]) -> str:
     >>> list_agents([3]), list_agents(range(8))
     ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
     """
-    shown = ", ".join(map(str, agents[:_MOST_LISTED]))
-    more = len(agents) - _MOST_LISTED
-    return f"agent{'s' if len(agents) > 1 else ''} {shown}" + (f" and {more} more" * (more > 0))
+    return f"agent{'s' if len(agents) > 1 else ''} {list_some(agents)}"
 
 
 def _describe_promise(budget: PrivacyBudget, agent: int) -> str:

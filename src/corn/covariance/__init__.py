@@ -1,16 +1,14 @@
 """Covariance design: the joint noise of all agents, and a bound on how much better it could be."""
 
 from corn.covariance.baselines import (
-    Central,
     Decor,
     Ldp,
-    NoNoise,
     OwnMechanism,
     ZeroSum,
     read_mechanism,
 )
-from corn.covariance.decomposition import Decomposition, Exposure, expose
-from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, Solver, design
+from corn.covariance.decomposition import Decomposition, expose
+from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, design
 from corn.covariance.dual import ClosedForm, Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
@@ -20,13 +18,12 @@ from corn.covariance.objective import (
     Horizon,
     default_objective,
 )
-from corn.covariance.problem import Design, DesignProblem, MechanismName, Status
+from corn.covariance.problem import Design, DesignProblem, MechanismName
 from corn.covariance.threat import (
     DEFAULT_THREAT,
     EAVESDROPPER,
     SeedGroups,
     ThreatModel,
-    split_agents,
 )
 
 __all__ = [
@@ -35,7 +32,6 @@ __all__ = [
     "MECHANISMS",
     "ONE_STEP",
     "Auto",
-    "Central",
     "ClosedForm",
     "Corn",
     "Decomposition",
@@ -43,18 +39,14 @@ __all__ = [
     "Design",
     "DesignProblem",
     "Dual",
-    "Exposure",
     "FirstOrder",
     "Horizon",
     "Ldp",
     "LowRank",
     "Mechanism",
     "MechanismName",
-    "NoNoise",
     "OwnMechanism",
     "SeedGroups",
-    "Solver",
-    "Status",
     "ThreatModel",
     "ZeroSum",
     "default_objective",
@@ -63,5 +55,4 @@ __all__ = [
     "invert_covariance",
     "is_private",
     "read_mechanism",
-    "split_agents",
 ]

@@ -287,7 +287,10 @@ class _Sums:
         )
 
 
-_SHARPNESS = (30.0, 60.0)  # p: first smooth and easy, then sharp enough for the weights
+_SHARPNESS: tuple[float, ...] = (
+    30.0,
+    60.0,
+)  # p: first smooth and easy, then sharp enough for the weights
 _FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
 _FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
@@ -334,33 +337,38 @@ class LowRank:
                 f"found seeds={threat.seeds!r:.60} and private_noise={threat.private_noise!r}: use "
                 "FirstOrder or Auto (--solver auto)"
             )
-        pairs, n, evaluations = np.array(seed_groups, dtype=int), problem.num_agents, 0
-        best: Candidate | None = None
+        pairs = np.array(seed_groups, dtype=int)
         with one_thread():
-            # Noise against one insider less is a good start, and far cheaper to find.
-            for max_colluders in range(min(1, threat.max_colluders), threat.max_colluders + 1):
-                updates = PairUpdates(pairs, num_agents=n, max_colluders=max_colluders)
-                search = SplitSearch(problem, [pairs], updates.protected, updates.press_candidate)
-                best = search.run(
-                    best or _find_uniform_noise(search),
-                    self.tolerance,
-                    self._limit_evaluations(n, max_colluders),
-                    # A start is near the optimum, from which a smooth objective would lead away.
-                    sharpness=_SHARPNESS if best is None else _SHARPNESS[-1:],
-                    stall=_STALL,
-                )
-                evaluations += search.evaluations
-            assert best is not None  # the loop runs at least once
+            search, updates, best = self._search(problem, pairs, threat.max_colluders)
             decomposition = _scale_pairs(problem, seed_groups, best)
         return conclude_split(
             problem,
             decomposition,
             lower_bound=search.lower_bound / problem.strictest_cap,
             tolerance=self.tolerance,
-            evaluations=evaluations,
+            evaluations=search.evaluations,
             num_coalitions=updates.num_coalitions,
             multipliers=_merge_multipliers(search.proof, seed_groups, updates),
         )
+
+    def _search(
+        self, problem: DesignProblem, pairs: IntArray, max_colluders: int
+    ) -> tuple[SplitSearch, PairUpdates, Candidate]:
+        """Return the best candidate against so many insiders, and the search that found it."""
+        n = problem.num_agents
+        updates = PairUpdates(pairs, num_agents=n, max_colluders=max_colluders)
+        search = SplitSearch(problem, [pairs], updates.protected, updates.press_candidate)
+        if max_colluders > 1:
+            # Noise against one insider less is a good start, and far cheaper to find. A smooth
+            # objective would lead away from it.
+            before, _, start = self._search(problem, pairs, max_colluders - 1)
+            sharpness, spent = _SHARPNESS[-1:], before.evaluations
+        else:
+            start, sharpness, spent = _find_uniform_noise(search), _SHARPNESS, 0
+        limit = self._limit_evaluations(n, max_colluders)
+        best = search.run(start, self.tolerance, limit, sharpness=sharpness, stall=_STALL)
+        search.evaluations += spent
+        return search, updates, best
 
     def _limit_evaluations(self, num_agents: int, max_colluders: int) -> int:
         if self.max_evaluations is None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import Placement as Placement
     from corn.distributed.launcher import launch as launch
-    from corn.distributed.messages import StopReason as StopReason
     from corn.distributed.monitor import monitor_agent as monitor_agent
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.planning import read_request as read_request
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from corn.distributed.requirements import Requirements as Requirements
     from corn.distributed.results import AgentResult as AgentResult
     from corn.distributed.results import RunStatus as RunStatus
+    from corn.distributed.results import StopReason as StopReason
     from corn.distributed.results import describe_stop as describe_stop
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
@@ -61,7 +61,7 @@ _MODULES = {
     "Reports": "journal",
     "RunSettings": "settings",
     "RunStatus": "results",
-    "StopReason": "messages",
+    "StopReason": "results",
     "describe_stop": "results",
     "join": "joining",
     "launch": "launcher",

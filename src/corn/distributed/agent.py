@@ -452,8 +452,6 @@ def train_agent(
     missing = rounds.lost.keys() | rounds.cut_links.keys()
     status = judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing)
     journal.record_end(rounds.step, rounds.parameters, status)
-    if rounds.alone_since is not None:
-        journal.note(f"ended alone: took no part in any mixing after step {rounds.alone_since}")
     # Links count a message once it has left, and the last ones may still be on their way.
     exchange.finish_sending(_SECONDS_TO_SEND)
     return AgentResult(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,7 +27,6 @@ from corn.distributed.rejoin import (
     Admission,
     Request,
     Returns,
-    Sponsor,
     Welcome,
     load_addresses,
     request_return,
@@ -43,11 +42,9 @@ from corn.learn.perturbation import NoiseShare
 from corn.learn.step import AgentStepper
 from corn.plan import Plan
 from corn.transport import (
-    Address,
     Link,
     LinkOpener,
     Purpose,
-    StoreLostError,
     open_links,
 )
 
@@ -210,6 +207,8 @@ def return_to_run(
 ) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
     plan, ledger = run.plan, run.keyring.ledger
+    if plan.network.mixing == "gossip":
+        raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
@@ -232,8 +231,8 @@ def return_to_run(
     # The nonce below is named by others, who could name that of an old run. The ledger refuses any
     # step that it has ever reserved, so no noise repeats whatever they name.
     ledger.join_run(step)
-    known = {int(who): place for who, place in (welcome.addresses or {}).items()}
-    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses | known))
+    known = addresses | welcome.known_addresses
+    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
     agreement = Agreement(
         nonce=bytes.fromhex(welcome.nonce),
         first_step=step,
@@ -244,61 +243,21 @@ def return_to_run(
     if run.folders is not None:
         save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
     membership = make_membership(run, rendezvous)
-    # Without the news of the run this agent would take the graph for whole, and weigh links that
-    # are cut.
-    membership.check(admission.header)
+    # Without the news of the run this agent would take the graph for whole.
+    membership.check(admission.header, is_first=True)
     membership.merge(admission.header.news)
-    if plan.network.mixing == "sum":
-        # Others count on it once it says so, which it does with its first message.
-        membership.note_return(run.agent, step)
     opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
     links = dict(admission.links)
-    for peer in links.keys() - membership.reached_without(step, admission.header.sender):
+    for peer in links.keys() - set(membership.reach(admission.header.sender)):
         # The others are cut apart, and this agent returns to those of its sponsor alone.
         links.pop(peer).close()
-    # They were not there when this agent connected to its neighbours, and return as it does. With
-    # exact sums one agent returns at a time.
-    late: dict[int, int] = {}
-    if plan.network.mixing == "gossip":
-        late = membership.returned_neighbours(step, admission.header.sender)
-        late = {peer: when for peer, when in late.items() if peer not in links}
-    wanted = choose_to_dial(late, run.agent, step)
-    to_dial = _find_addresses(rendezvous, wanted)
-    expected = (late.keys() - wanted) | to_dial.keys()
-    # The announced return mends all own links on paper, so those that are still broken are
-    # announced anew.
-    for peer in (senders | receivers) - links.keys() - expected:
+    # Others count on it once it says so, which it does with its first message. That mends all own
+    # links on paper, so those that are still broken are announced anew.
+    membership.note_return(step)
+    for peer in (senders | receivers) - links.keys():
         membership.note_cut(peer, step)
     exchange = make_exchange(run, links)
-    returns = make_returns(run, rendezvous, opener, to_dial)
-    return run, Entry(exchange, membership, returns)
-
-
-def choose_to_dial(returns: Mapping[int, int], agent: int, step: int) -> frozenset[int]:
-    """Return the neighbours to which an agent connects that returns at a step.
-
-    An agent connects to those that returned before it. Of two that return at the same step, the one
-    with the higher number connects, as at the start of a run.
-
-    Args:
-        returns: the neighbours that have returned by then, and when.
-        agent: whose choice it is.
-        step: of its own return.
-
-    >>> sorted(choose_to_dial({1: 40, 3: 40, 4: 39}, agent=2, step=40))
-    [1, 4]
-    """
-    return frozenset(peer for peer, when in returns.items() if (when, peer) < (step, agent))
-
-
-def _find_addresses(rendezvous: Rendezvous, agents: frozenset[int]) -> dict[int, Address]:
-    """Return the addresses of agents that returned shortly before this one."""
-    known = dict(rendezvous.meeting.addresses)
-    if agents - known.keys():
-        # One that moved published its address, perhaps after this agent first looked.
-        with suppress(StoreLostError):
-            known |= rendezvous.read_addresses()
-    return {agent: known[agent] for agent in agents & known.keys()}
+    return run, Entry(exchange, membership, make_returns(run, rendezvous, opener))
 
 
 def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -316,7 +275,6 @@ def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
         run.plan.network.graph,
         run.agent,
         keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
-        stops_on_loss=run.settings.policy_for(run.plan) == "stop",
         last_step=run.last_step,
     )
 
@@ -344,7 +302,6 @@ def make_returns(
     run: AgreedRun,
     rendezvous: Rendezvous,
     opener: LinkOpener,
-    to_dial: Mapping[int, Address] | None = None,
 ) -> Returns:
     """Return the place where agents ask this one to let them in."""
     meeting = rendezvous.meeting
@@ -361,11 +318,9 @@ def make_returns(
 
     return Returns(
         run.hello,
-        Sponsor(rendezvous),
+        rendezvous,
         opener,
         welcome=welcome,
         last_step=run.last_step,
         timeout=run.settings.timeout,
-        to_dial=to_dial,
-        waits_for_all=run.plan.network.mixing == "sum",
     )

@@ -61,10 +61,12 @@ class Outcome:
     Attributes:
         received: by neighbour.
         dropouts: the neighbours that are lost, and how.
+        call: of a neighbour for a recovery.
     """
 
     received: Mapping[int, Received]
     dropouts: Mapping[int, LinkError] = field(default_factory=dict)
+    call: Header | None = None
 
 
 @final
@@ -82,6 +84,7 @@ class Exchange:
     Attributes:
         on_send: called with every message once all its numbers are known, for audits.
         check_news: called with every header that arrives; raises ``ProtocolError`` for false news.
+        check_call: called with every call for a recovery; raises ``ProtocolError`` for a false one.
         dtype: of the numbers in messages.
     """
 
@@ -95,11 +98,12 @@ class Exchange:
         senders: frozenset[int] | None = None,
         receivers: frozenset[int] | None = None,
     ) -> None:
-        self._links, self._num_agents, self._timeout = dict(links), num_agents, timeout
+        self._links, self._num_agents, self.timeout = dict(links), num_agents, timeout
         self._senders, self._receivers = senders, receivers
         self.dtype = dtype
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self.check_news: Callable[[Header], None] = lambda _: None
+        self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
         self._buffers: list[tuple[Link, memoryview]] = []
         self._pieces: dict[int, memoryview] = {}
@@ -131,7 +135,7 @@ class Exchange:
         """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
         # A chain of agents that wait for each other ends after n time-outs at the latest, so a
         # neighbour that sends heartbeats for longer has a step that never ends.
-        return self._timeout * (self._num_agents + 1)
+        return self.timeout * (self._num_agents + 1)
 
     @property
     def traffic(self) -> dict[int, Traffic]:
@@ -160,13 +164,19 @@ class Exchange:
     def finish(self) -> Outcome:
         """Wait for every neighbour; those that dropped out are no longer neighbours."""
         began = time.monotonic()
-        received, dropouts = {}, {}
+        received, dropouts, call = {}, {}, None
         for peer in self.neighbours:
             try:
-                if self._senders is None or peer in self._senders:
+                # The receiver of a one-way link sends nothing but calls.
+                if self._senders is None or peer in self._senders or self.has_arrived(peer):
                     # The silence of all neighbours counts from the same moment, so that several
                     # lost ones cost one time-out together.
-                    received[peer] = self.receive(peer, self._check_round, since=began)
+                    found = self.receive(peer, self._check_round, since=began)
+                    if found.header.attempt:
+                        self.put_back(peer, found)
+                        call = found.header
+                        break
+                    received[peer] = found
                 # A neighbour reads all the time, so this takes no time. But the receiver of a
                 # one-way link that is ahead holds the sender back.
                 self._links[peer].wait_sent(self.patience)
@@ -175,9 +185,9 @@ class Exchange:
                 received.pop(peer, None)
                 self.drop(peer)
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
-        if not dropouts:
+        if not dropouts and call is None:
             self.note_exchange()
-        return Outcome(received, dropouts)
+        return Outcome(received, dropouts, call)
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
         """Begin to send a message to some neighbours, outside of mixing rounds."""
@@ -233,7 +243,7 @@ class Exchange:
         """
         data = self._read(peer, None, deadline)
         if not is_piece(data):
-            return self._decode(peer, data, _require_recovery, in_pieces=False)
+            return self._decode(peer, data, self._check_recovery, in_pieces=False)
         # The link fills the memory of a piece again while the agent adds the next one.
         if peer in self._pieces:
             self._links[peer].recycle(self._pieces[peer])
@@ -246,7 +256,7 @@ class Exchange:
 
     def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
         limit = self.patience if deadline is None else deadline - time.monotonic()
-        return self._links[peer].receive(self._timeout, limit=limit, since=since)
+        return self._links[peer].receive(self.timeout, limit=limit, since=since)
 
     def _decode(
         self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
@@ -326,9 +336,17 @@ class Exchange:
             self.drop(peer)
 
     def _check_round(self, header: Header) -> None:
-        """Raise unless a header is that of this round."""
-        if self._own is not None:
+        """Raise unless a header is that of this round, or of a call for a recovery."""
+        if header.attempt:
+            self.check_call(header)
+        elif self._own is not None:
             check_header(header, self._own)
+
+    def _check_recovery(self, header: Header) -> None:
+        """Raise unless a message that comes in the place of a piece calls for a recovery."""
+        if not header.attempt:
+            raise ProtocolError(f"agent {header.sender} sent no more of its sum")
+        self.check_call(header)
 
     def note_message(self, header: Header, values: Tensor) -> None:
         """Show a message to an audit, if there is one."""
@@ -339,12 +357,12 @@ class Exchange:
         """Notice that this process was suspended, as the clock was not checked for so long."""
         with self._lock:
             self._last_check, before = time.monotonic(), self._last_check
-            if self._last_check - before > SUSPENDED_SHARE * self._timeout:
+            if self._last_check - before > SUSPENDED_SHARE * self.timeout:
                 self._exchanges_since_pause = 0
 
     def _send_heartbeats(self) -> None:
         # A thread of its own, as the agent may compute or wait for longer than the time-out.
-        pause = self._timeout / _HEARTBEATS_PER_TIMEOUT
+        pause = self.timeout / _HEARTBEATS_PER_TIMEOUT
         while not self._ended.wait(pause / 2):
             self._check_clock()
             with self._lock:
@@ -363,12 +381,6 @@ def _write(start: bytes, values: Tensor) -> bytearray:
     if len(values):
         torch.frombuffer(message, dtype=values.dtype, offset=len(start)).copy_(values)
     return message
-
-
-def _require_recovery(header: Header) -> None:
-    """Raise unless a message that comes in the place of a piece calls for a recovery."""
-    if not header.attempt:
-        raise ProtocolError(f"agent {header.sender} sent no more of its sum")
 
 
 def _add(first: Traffic | None, second: Traffic | None) -> Traffic:

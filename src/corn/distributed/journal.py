@@ -180,8 +180,7 @@ class Journal:
             self._checkpoints = CheckpointFolder(
                 folders.private, plan, agent, is_rehearsal=settings.is_rehearsal
             )
-        # News that a model diverged takes up to n steps to reach all agents. A checkpoint from
-        # before must last until then.
+        # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._reporter = StateReporter(
             plan,

@@ -1,67 +1,30 @@
-"""Membership: which links are broken, which agents are lost or came back, and a stop.
+"""Membership: which links are broken, and which agents are lost, left or came back.
 
-Every message carries all that its sender knows, and each agent keeps the union of what it hears. So
-news from a step t has reached every agent that is still linked to the sender by step t + n − 1: a
-chain of survivors is at most that long. From step t + n on, all of them act on the same knowledge,
-without a coordinator.
+Every message carries all that its sender knows, and each agent keeps the union of what it hears.
+After a loss the survivors flood all links with it, until all know the same
+(``corn.distributed.recovery``).
 
 Agents note broken links, not lost agents. An agent that crashed has lost all its links. One whose
 cable was cut is still reached by others, and goes on over the links that it has left.
 
-News is signed by the agent that it speaks of. One of its two ends must have signed that a link
-broke, an agent itself that it returns, and whoever announces a stop signs it with its own name. So
-an agent that breaks the protocol can cut its own links, and no others. News is bounded too: an
-agent keeps a few breaks of each link and a few returns of each agent, whatever it hears.
+News is signed by the agent that says it, about its own links or itself, for a step that has begun.
+So an agent that breaks the protocol can cut its own links, and no others. Of each agent and link
+the last step counts, so news is bounded, whatever an agent hears.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import final
 
 import networkx as nx
 
-from corn.distributed.messages import (
-    MAX_ENTRIES,
-    NEVER,
-    Edge,
-    Header,
-    News,
-    NewsKeys,
-    Proof,
-    ProtocolError,
-    Statement,
-    StopNotice,
-    StopReason,
-    state_cut,
-    state_model,
-    state_return,
-    state_stop,
-)
+from corn.distributed.messages import Header, Kind, News, NewsKeys, ProtocolError, Saying, Subject
 from corn.topology.graphs import Graph
 
-_Key = TypeVar("_Key", bound=Hashable)
-# Neighbours are at most one step apart, so they notice a loss within two steps.
-_SETTLING = 2
-
-
-@dataclass(frozen=True)
-class NewsDelays:
-    """Steps that news of a loss takes to spread.
-
-    Attributes:
-        spread: after which news has reached all agents, along a chain of all of them.
-        settling: within which the neighbours of a lost agent notice the loss.
-    """
-
-    spread: int
-    settling: int
-
-    @classmethod
-    def of_gossip(cls, num_agents: int) -> NewsDelays:
-        """Return the delays where news travels one link per step."""
-        return cls(num_agents, _SETTLING)
+Edge = tuple[int, int]
+"""Two neighbours, the lower number first."""
 
 
 def name_agents(agents: Iterable[int]) -> str:
@@ -74,294 +37,233 @@ def name_agents(agents: Iterable[int]) -> str:
     return ("agent " if len(who) == 1 else "agents ") + ", ".join(map(str, who))
 
 
-def make_edge(first: int, second: int) -> Edge:
-    """Return the link between two agents, by which all name it."""
-    return (first, second) if first < second else (second, first)
-
-
-def find_cuts(news: News, step: int) -> dict[Edge, int]:
-    """Return the links that are broken at a step, and since when.
-
-    A break counts from the step at which it was first noticed, until one of its agents returns.
-
-    >>> news = News(cuts=frozenset({((0, 1), 5), ((0, 1), 6)}), returns=frozenset({(1, 20)}))
-    >>> find_cuts(news, 4), find_cuts(news, 19), find_cuts(news, 20)
-    ({}, {(0, 1): 5}, {})
-    """
-    returned: dict[int, int] = {}
-    for agent, when in news.returns:
-        if when <= step:
-            returned[agent] = max(when, returned.get(agent, 0))
-    cuts: dict[Edge, int] = {}
-    for edge, when in news.cuts:
-        # Both ends of a link notice its break, perhaps at different steps: the first one counts.
-        if max(returned.get(end, 0) for end in edge) <= when <= step:
-            cuts[edge] = min(when, cuts.get(edge, NEVER))
-    return cuts
-
-
-def _keep_few(entries: frozenset[tuple[_Key, int]]) -> frozenset[tuple[_Key, int]]:
-    """Return the first and the last few steps of each link or agent: the others change nothing.
-
-    The first break of a link counts, and the last return of an agent.
-    """
-    # The usual case, in every message.
-    if len(entries) <= MAX_ENTRIES:
-        return entries
-    by_key: dict[_Key, list[int]] = {}
-    for key, when in sorted(entries, key=lambda entry: entry[1]):
-        by_key.setdefault(key, []).append(when)
-    half = MAX_ENTRIES // 2
-    kept: set[tuple[_Key, int]] = set()
-    for key, steps in by_key.items():
-        kept.update((key, when) for when in (*steps[:half], *steps[-half:]))
-    return frozenset(kept)
-
-
+@final
 class Membership:
-    """One agent's knowledge of losses, returns and a stop.
+    """One agent's knowledge of losses and returns.
 
     Args:
-        graph: of the plan.
-        agent: whose knowledge it is.
-        keys: to sign own news and to check that of others; None in tests of one agent.
-        stops_on_loss: whether the loss of an agent stops all.
-        last_step: of the run, after which nobody returns.
+        graph: The graph of the plan.
+        agent: The agent whose knowledge it is.
+        keys: They sign own news and check that of others; None in tests of one agent.
+        last_step: The end of the run, after which nobody returns.
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        agent: int,
-        *,
-        keys: NewsKeys | None = None,
-        stops_on_loss: bool = False,
-        last_step: int = NEVER,
+        self, graph: Graph, agent: int, *, keys: NewsKeys | None = None, last_step: int = 1 << 32
     ) -> None:
         # Undirected: a broken connection ends both directions of a link.
-        self._graph, self._agent = nx.Graph(graph), agent
-        self._keys, self._stops_on_loss, self._last_step = keys, stops_on_loss, last_step
-        self.news = News()
+        self._graph = nx.Graph(graph)
+        self._agent = agent
+        self._keys = keys
+        self._last_step = last_step
+        self.news: News = {}
 
     @property
     def planned_neighbours(self) -> tuple[int, ...]:
         """The neighbours of this agent by the plan."""
         return tuple(sorted(self._graph.neighbors(self._agent)))
 
-    @property
-    def stop(self) -> StopNotice:
-        """The earliest stop."""
-        return self.news.stop
-
     def note_cut(self, peer: int, step: int) -> None:
         """Note that the own link to an agent broke at a step."""
-        edge = make_edge(self._agent, peer)
-        self.merge(News(frozenset({(edge, step)}), proofs=self._sign(state_cut(edge, step))))
+        self._say(Kind.CUT, *sorted((self._agent, peer)), step=step)
 
-    def note_return(self, agent: int, step: int, proof: Proof | None = None) -> None:
-        """Note that an agent takes part again from a step on, which it signed."""
-        statement = state_return(agent, step)
-        proofs = self._sign(statement) if proof is None else {statement: proof}
-        self.merge(News(returns=frozenset({(agent, step)}), proofs=proofs))
+    def note_leave(self, step: int) -> None:
+        """Note that this agent takes no more part from a step on."""
+        self._say(Kind.LEAVE, self._agent, self._agent, step=step)
 
-    def note_call(self, agent: int, step: int, proof: Proof | None = None) -> None:
-        """Note that all wait for an agent before a step at which it returns, which it signed."""
-        proofs = {} if proof is None else {state_return(agent, step): proof}
-        self.merge(News(calls=frozenset({(agent, step)}), proofs=proofs))
+    def note_return(self, step: int) -> None:
+        """Note that this agent takes part again from a step on."""
+        self._say(Kind.RETURN, self._agent, self._agent, step=step)
 
-    def called_at(self, step: int) -> frozenset[int]:
-        """Return the agents for which all wait before a step."""
-        return frozenset(agent for agent, when in self.news.calls if when == step)
+    def note_begun(self, num_steps: int) -> None:
+        """Note how many steps this agent has begun, at the start of a recovery."""
+        self._say(Kind.BEGUN, self._agent, self._agent, step=num_steps)
 
-    def forget_calls(self, step: int) -> None:
-        """Remove the calls up to a step: those agents came, or must ask again."""
-        left = frozenset(one for one in self.news.calls if one[1] > step)
-        self._keep(replace(self.news, calls=left))
+    def forget_before(self, step: int) -> None:
+        """Remove what a recovery has settled that ends at a step: steps begun, and calls for it."""
+        # Whoever was called has come by now, or must ask again.
+        self.news = {
+            subject: said
+            for subject, said in self.news.items()
+            if subject.kind is not Kind.BEGUN
+            and not (subject.kind is Kind.CALL and said.step <= step)
+        }
 
-    def note_stop(self, notice: StopNotice) -> None:
-        """Note a stop in this agent's name; of several the earliest counts."""
-        notice = replace(notice, by=self._agent)
-        self.merge(News(stop=notice, proofs=self._sign(state_stop(notice))))
+    def note_call(self, agent: int, step: int, signature: bytes) -> bool:
+        """Note that all wait for an agent before a step, if the agent signed it; return whether."""
+        subject, said = Subject(Kind.CALL, agent, agent, agent), Saying(step, signature)
+        if self._keys is not None and not self._keys.verify(subject, said):
+            return False
+        self.merge({subject: said})
+        return True
+
+    def _say(self, kind: Kind, first: int, second: int, *, step: int) -> None:
+        subject = Subject(kind, first, second, self._agent)
+        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
+        self.merge({subject: Saying(step, signature)})
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""
-        # Unions, the least and the greatest few, and a minimum: the result is the same in whatever
-        # order news arrives.
-        cuts = _keep_few(self.news.cuts | news.cuts)
-        returns = _keep_few(self.news.returns | news.returns)
-        calls = _keep_few(self.news.calls | news.calls)
-        stop = min(self.news.stop, news.stop)
-        self._keep(News(cuts, returns, stop, calls, {**news.proofs, **self.news.proofs}))
+        # A maximum for each subject: the result is the same in whatever order news arrives.
+        self.news = _join(self.news, news)
 
-    def check(self, header: Header) -> None:
+    def learns_from(self, news: News) -> bool:
+        """Return whether another agent's knowledge has a lost link or agent that is new here."""
+        return not find_breaks(_join(self.news, news)) <= find_breaks(self.news)
+
+    def check(self, header: Header, *, is_first: bool = False) -> None:
         """Raise ``ProtocolError`` unless the news in a header is that of honest agents.
 
         Whoever passes on news that another agent did not sign breaks the protocol itself.
+        ``is_first`` marks the first message to an agent that returns, which knows of nothing.
         """
-        news, who = header.news, f"agent {header.sender}"
-        coming = news.returns, news.calls
-        if _keep_few(news.cuts) != news.cuts or any(_keep_few(one) != one for one in coming):
-            raise ProtocolError(f"{who} sent more news of one link or agent than there can be")
-        for edge, when in news.cuts - self.news.cuts:
-            is_end = news.find_proof(state_cut(edge, when)).author in edge
-            # A break is noticed in a step that its sender has begun.
-            if not self._graph.has_edge(*edge) or not is_end or when > header.step:
-                raise ProtocolError(f"{who} sent false news of the link {edge[0]}–{edge[1]}")
-            self._verify(state_cut(edge, when), header)
-        for agent, when in (news.returns | news.calls) - self.news.returns - self.news.calls:
-            if when > self._last_step:
-                raise ProtocolError(f"{who} announced a return after the end of the run")
-            self._verify(state_return(agent, when), header)
-        if news.stop.reason is not StopReason.NONE and news.stop != self.news.stop:
-            if not self._may_stop(news.stop, header.step):
-                raise ProtocolError(f"{who} announced a stop that agent {news.stop.by} may not")
-            self._verify(state_stop(news.stop), header)
+        who = f"agent {header.sender}"
+        for subject, said in header.news.items():
+            if subject in self.news and said.step <= self.news[subject].step:
+                continue
+            if not self._may_say(subject, said.step, header, is_first=is_first):
+                kind = subject.kind.name.lower()
+                raise ProtocolError(f"{who} sent false news ({kind}) of agent {subject.author}")
+            if self._keys is not None and not self._keys.verify(subject, said):
+                raise ProtocolError(f"{who} sent news that agent {subject.author} did not sign")
 
-    def _may_stop(self, notice: StopNotice, step: int) -> bool:
-        """Return whether an agent may announce a stop in its own name."""
-        # As far ahead as news takes to reach all agents: later ones would only fill headers.
-        if notice.step > step + len(self._graph):
+    def _may_say(self, subject: Subject, step: int, header: Header, *, is_first: bool) -> bool:
+        if subject.kind is Kind.CALL:
+            return subject.first == subject.second and step <= self._last_step
+        # All else happened in a step that some agent has begun.
+        if step > max(header.step, count_begun(header.news)):
             return False
-        if notice.reason is StopReason.LOSS and not self._stops_on_loss:
+        if subject.kind is Kind.CUT:
+            return bool(self._graph.has_edge(subject.first, subject.second))
+        if subject.first != subject.second:
             return False
-        if notice.reason in (StopReason.LOSS, StopReason.MODELS_DIFFER):
-            return bool(self._graph.has_edge(notice.by, notice.agent))
-        return notice.by == notice.agent
-
-    def confirms_return(self, agent: int, step: int, proof: Proof) -> bool:
-        """Return whether an agent signed that it returns at a step."""
-        return self._keys is None or self._keys.verify(state_return(agent, step), proof)
+        if subject.kind is not Kind.RETURN or is_first:
+            return True
+        # Nobody returns who was not lost, or for whom nobody waits: broken links would count as
+        # whole.
+        call = header.news.get(subject._replace(kind=Kind.CALL))
+        return call is not None and call.step == step and subject.author not in self.present
 
     def sign_model(self, header: Header) -> Header:
         """Return a header with this agent's signature of the digest of its model."""
         if self._keys is None:
             return header
-        signature = self._keys.sign(state_model(header.step, header.model)).signature
-        return replace(header, signature=signature)
+        return replace(header, signature=self._keys.sign_model(header.step, header.model))
 
     def check_model(self, header: Header, root: int) -> None:
         """Raise ``ProtocolError`` unless the root signed the digest of a model in a header.
 
         The digest must be that of this agent's model, so all agents agree with the root.
         """
-        statement = state_model(header.step, header.model)
-        proof = Proof(root, header.signature)
-        if self._keys is not None and not self._keys.verify(statement, proof):
+        if self._keys is not None and not self._keys.verify_model(
+            root, header.signature, header.step, header.model
+        ):
             raise ProtocolError(
                 f"agent {header.sender} passed on a digest of the model that agent {root}, the "
                 "root, did not sign"
             )
 
-    def _verify(self, statement: Statement, header: Header) -> None:
-        proof = header.news.find_proof(statement)
-        if self._keys is not None and not self._keys.verify(statement, proof):
-            raise ProtocolError(
-                f"agent {header.sender} sent news ({statement[0]}) that agent {proof.author} did "
-                "not sign"
-            )
+    @property
+    def breaks(self) -> frozenset[Subject]:
+        """All news of links that are broken, and of agents that left, by who says it."""
+        return find_breaks(self.news)
 
-    def _sign(self, statement: Statement) -> dict[Statement, Proof]:
-        return {} if self._keys is None else {statement: self._keys.sign(statement)}
+    @property
+    def cuts(self) -> dict[Edge, int]:
+        """The links that are broken, each with the step at which this was first noticed."""
+        cuts: dict[Edge, int] = {}
+        for subject in self.breaks:
+            if subject.kind is Kind.CUT:
+                edge, when = (subject.first, subject.second), self.news[subject].step
+                cuts[edge] = min(when, cuts.get(edge, when))
+        return cuts
 
-    def _keep(self, news: News) -> None:
-        """Keep news, with the proofs that belong to it."""
-        if news == self.news:
-            return
-        stated = [
-            *(state_cut(*cut) for cut in news.cuts),
-            *(state_return(*one) for one in news.returns | news.calls),
-            state_stop(news.stop),
-        ]
-        proofs = {one: news.proofs[one] for one in stated if one in news.proofs}
-        self.news = replace(news, proofs=proofs)
+    @property
+    def leavers(self) -> dict[int, int]:
+        """The agents that left, each with the step from which they take no part."""
+        breaks = [subject for subject in self.breaks if subject.kind is Kind.LEAVE]
+        return {subject.author: self.news[subject].step for subject in breaks}
 
-    def forget_before(self, step: int) -> None:
-        """Remove news that others have replaced by a step at which all agents know of it."""
-        # They would be sent with every message to the end of the run.
-        latest: dict[int, int] = {}
-        for agent, when in self.news.returns:
-            if when <= step:
-                latest[agent] = max(when, latest.get(agent, 0))
-        kept_cuts = {
-            (edge, when)
-            for edge, when in self.news.cuts
-            # The same rule as in find_cuts, so that forgetting never changes what is broken.
-            if when >= max(latest.get(end, 0) for end in edge)
-        }
-        kept_returns = {
-            (agent, when) for agent, when in self.news.returns if when >= latest.get(agent, 0)
-        }
-        self._keep(replace(self.news, cuts=frozenset(kept_cuts), returns=frozenset(kept_returns)))
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The agents that this one still reaches, itself included."""
+        return self.reach(self._agent)
 
-    def cuts_by(self, step: int, *, noticed: int | None = None) -> dict[Edge, int]:
-        """Return the links that are broken at a step, and were noticed by ``noticed``."""
-        cuts = find_cuts(self.news, step)
-        # A plan for survivors may only use what all agents know, not what this one heard last.
-        limit = step if noticed is None else noticed
-        return {edge: when for edge, when in cuts.items() if when <= limit}
+    def reach(self, agent: int) -> tuple[int, ...]:
+        """Return the agents that another still reaches, itself included, in increasing order."""
+        left = nx.Graph(self._graph)
+        left.remove_edges_from(self.cuts)
+        left.remove_nodes_from(self.leavers.keys() - {agent})
+        return tuple(sorted(nx.node_connected_component(left, agent)))
 
-    def own_cuts(self, step: int) -> dict[int, int]:
-        """Return the neighbours whose link to this agent is broken at a step, and since when."""
-        cuts = self.cuts_by(step)
-        own = {peer: make_edge(self._agent, peer) for peer in self.planned_neighbours}
-        return {peer: cuts[edge] for peer, edge in own.items() if edge in cuts}
-
-    def alone_since(self, step: int) -> int | None:
-        """Return the step at which the last neighbour was lost; None while there is one."""
-        cuts = self.own_cuts(step)
-        return max(cuts.values()) if cuts and len(cuts) == len(self.planned_neighbours) else None
-
-    def present_at(self, step: int) -> tuple[int, ...]:
-        """Return the agents that this one reaches at a step, itself included."""
-        return component_of(self._graph, self._agent, self.cuts_by(step))
-
-    def reached_without(self, step: int, sponsor: int) -> frozenset[int]:
-        """Return the agents that another reaches at a step without the help of this one."""
-        # The own return mends the own links on paper.
-        own = {make_edge(self._agent, peer) for peer in self.planned_neighbours}
-        return frozenset(component_of(self._graph, sponsor, own | self.cuts_by(step).keys()))
-
-    def returned_neighbours(self, step: int, sponsor: int) -> dict[int, int]:
-        """Return the neighbours that are back by a step at which this agent itself returns.
-
-        Each comes with the step of its last return. One that was lost again is left out.
-        """
-        latest: dict[int, int] = {}
-        for agent, when in self.news.returns:
-            if when <= step:
-                latest[agent] = max(when, latest.get(agent, 0))
-        neighbours = set(self.planned_neighbours) & self.reached_without(step, sponsor)
-        return {agent: latest[agent] for agent in sorted(neighbours & latest.keys())}
-
-    def is_awaited(self, agent: int | None, step: int) -> bool:
-        """Return whether an agent, or any, is to return at this step or a later one."""
-        announced = self.news.returns if agent is not None else self.news.calls
-        return any(agent in (None, who) and when >= step for who, when in announced)
-
-    def lost_by(self, step: int) -> dict[int, int]:
-        """Return the agents that no agent reaches any more, each with the step of its first loss.
+    @property
+    def lost(self) -> dict[int, int]:
+        """The agents that no agent reaches any more, each with the step of its first loss.
 
         These are neighbours of the agents that are still linked to this one. Whether agents behind
-        them are lost too cannot be known here.
+        them are lost too cannot be known here. Agents that leave together do not lose each other.
         """
-        cuts, lost = self.cuts_by(step), dict[int, int]()
-        # Asked in every mixing round, and a graph of a thousand agents takes milliseconds to copy.
-        if not cuts:
-            return lost
-        own = set(self.present_at(step))
-        for edge, when in cuts.items():
-            for inside, outside in (edge, edge[::-1]):
-                if inside in own and outside not in own:
-                    lost[outside] = min(when, lost.get(outside, NEVER))
+        # Asked in every step, and a graph of a thousand agents takes milliseconds to copy.
+        if not self.breaks:
+            return {}
+        lost = dict(self.leavers)
+        if self._agent in lost:
+            lost = {}
+        inside = {*self.present, *self.leavers}
+        for edge, when in self.cuts.items():
+            for here, there in (edge, edge[::-1]):
+                if here in inside and there not in inside:
+                    lost[there] = min(when, lost.get(there, when))
         return dict(sorted(lost.items()))
 
+    @property
+    def cut_links(self) -> dict[int, int]:
+        """Neighbours that still take part though the link to them broke, and since when."""
+        present = set(self.present) if self.breaks else set()
+        own = {peer: tuple(sorted((self._agent, peer))) for peer in self.planned_neighbours}
+        cuts = self.cuts
+        return {peer: cuts[edge] for peer, edge in own.items() if edge in cuts and peer in present}
 
-def component_of(graph: Graph, agent: int, cuts: Iterable[Edge]) -> tuple[int, ...]:
-    """Return the agents that ``agent`` can still reach, itself included, in increasing order.
+    @property
+    def calls(self) -> dict[int, int]:
+        """The lost agents that ask to come back, each with the step before which all wait."""
+        calls = {s.author: said.step for s, said in self.news.items() if s.kind is Kind.CALL}
+        present = set(self.present) if calls else set()
+        return {agent: step for agent, step in calls.items() if agent not in present}
 
-    >>> component_of(nx.path_graph(5), 0, [(1, 2)])
-    (0, 1)
+
+def _join(first: News, second: News) -> News:
+    newer = {
+        subject: said
+        for subject, said in second.items()
+        if subject not in first or said.step > first[subject].step
+    }
+    return {**first, **newer} if newer else first
+
+
+def find_breaks(news: News) -> frozenset[Subject]:
+    """Return the links that are broken and the agents that left, by who says it.
+
+    What was said before one of these agents returned does not count any more.
+
+    >>> cut, back = Subject(Kind.CUT, 0, 1, 0), Subject(Kind.RETURN, 1, 1, 1)
+    >>> find_breaks({cut: Saying(5), back: Saying(20)}), len(find_breaks({cut: Saying(20)}))
+    (frozenset(), 1)
     """
-    left = nx.Graph(graph)
-    left.remove_edges_from(cuts)
-    return tuple(sorted(nx.node_connected_component(left, agent)))
+    returned = {s.author: said.step for s, said in news.items() if s.kind is Kind.RETURN}
+    return frozenset(
+        subject
+        for subject, said in news.items()
+        if subject.kind in (Kind.CUT, Kind.LEAVE)
+        and said.step >= max(returned.get(subject.first, 0), returned.get(subject.second, 0))
+    )
+
+
+def count_begun(news: News, *, without: int | None = None) -> int:
+    """Return the most steps that any agent, or any but one, says it has begun."""
+    begun = (
+        said.step
+        for subject, said in news.items()
+        if subject.kind is Kind.BEGUN and subject.author != without
+    )
+    return max(begun, default=0)

@@ -159,7 +159,7 @@ def _read_signals(reader: int, interruption: Interruption) -> None:
             continue
         if not interruption.requested:
             interruption.requested, began = True, time.monotonic()
-            _write_line("corn: stops with the others after a few steps; a second signal ends it")
+            _write_line("corn: leaves the run after a second; a second signal ends it")
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
             _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
             # Without cleaning up, as other threads may hold locks. The ledger has reserved all that

@@ -1,10 +1,9 @@
-"""Return of an agent to a run under way, which lost it.
+"""Return of an agent to a run with exact sums, which lost it.
 
-The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. The
-sponsor announces the step of the return, so late that all agents know of it by then. Until then the
-agent connects to its neighbours. At that step it receives the sponsor's model and takes part again,
-with the noise of the plan of all. It then connects to neighbours that have returned meanwhile; of
-two that return at the same step, the one with the higher number connects.
+The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. It signs
+the step of its return, of which the sponsor tells all others, and connects to its neighbours. All
+wait for it before that step. It receives the sponsor's model and state, and takes part in the
+recovery that lets it in, and in the plan that follows.
 
 No noise is released twice: the agent returns after every step that its ledger has ever reserved,
 and spends no more than if it had never left. The sponsor's model is public, as every message is.
@@ -15,8 +14,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -26,19 +27,14 @@ from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
 from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
+    Kind,
     NewsKeys,
-    Proof,
     ProtocolError,
+    Subject,
     decode_message,
     is_sane,
-    state_return,
 )
-from corn.distributed.public_state import (
-    PublicState,
-    decode_state,
-    encode_state,
-    state_limit,
-)
+from corn.distributed.public_state import PublicState, decode_state, encode_state, state_limit
 from corn.distributed.rendezvous import Meeting, Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
@@ -61,15 +57,13 @@ from corn.transport import (
 _MAX_REQUEST_BYTES = 1 << 20
 _SECONDS_TO_ANSWER = 1.0
 _MAX_SIGNATURE_BYTES = 64
+# News of a call reaches all agents in one step. The next one gives the agent time to connect.
+_STEPS_OF_NOTICE = 2
 _ADDRESSES = "addresses.json"
 
 
 class RejoinError(PublicError):
     """No neighbour lets this agent in."""
-
-
-class AloneError(RejoinError):
-    """A neighbour that would help trains alone, and others may be together."""
 
 
 # Of one sponsor: the next one is asked.
@@ -81,15 +75,12 @@ class Request:
     """Request of an agent that wants to return, to its sponsor.
 
     Attributes:
-        hello: its terms, which must be those of the run.
-        first_free_step: the first step that its ledger has never reserved.
-        wants_company: whether a sponsor that trains alone is to refuse, because others may be
-            together.
+        hello: Its terms, which must be those of the run.
+        first_free_step: The first step that its ledger has never reserved.
     """
 
     hello: Hello
     first_free_step: int
-    wants_company: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,14 +88,13 @@ class Welcome:
     """Answer of a sponsor.
 
     Attributes:
-        session: of the run, in hexadecimal.
-        nonce: of the run, in hexadecimal.
-        return_step: from which the agent takes part.
-        last_step: at which the run ends.
-        addresses: of the members' listeners.
-        present: the agents that take part now.
-        refusal: why the agent is not let in; empty if it is.
-        is_alone: whether that is because the sponsor trains alone.
+        session: The session of the run, in hexadecimal.
+        nonce: The nonce of the run, in hexadecimal.
+        return_step: The step from which the agent takes part.
+        last_step: The end of the run.
+        addresses: The addresses of the members' listeners.
+        present: The agents that take part now.
+        refusal: Why the agent is not let in; empty if it is.
     """
 
     session: str = ""
@@ -114,7 +104,6 @@ class Welcome:
     addresses: Mapping[str, tuple[str, int]] | None = None
     present: tuple[int, ...] = ()
     refusal: str = ""
-    is_alone: bool = False
 
     def __post_init__(self) -> None:
         # It comes from another machine.
@@ -123,6 +112,11 @@ class Welcome:
             parse_hex(self.session, "session")
         _check_agents(self.addresses or {})
 
+    @property
+    def known_addresses(self) -> dict[int, Address]:
+        """The addresses by agent."""
+        return {int(agent): address for agent, address in (self.addresses or {}).items()}
+
 
 def _check_agents(addresses: Iterable[str]) -> None:
     # int() would accept signs and spaces too, and raises for thousands of digits.
@@ -130,120 +124,16 @@ def _check_agents(addresses: Iterable[str]) -> None:
         raise InvalidArgumentError("addresses must be those of agents")
 
 
-@final
-class Applicant:
-    """An agent that waits to return, at its sponsor."""
-
-    def __init__(self, channel: Channel, request: Request) -> None:
-        self._channel, self.request = channel, request
-        self.agent = channel.peer
-
-    def answer(self, welcome: Welcome) -> None:
-        """Send the terms of the return, or a refusal."""
-        self._send(json.dumps(asdict(welcome)).encode())
-        if welcome.refusal:
-            self.close()
-
-    def confirm(self) -> Proof:
-        """Return the agent's signature of its return; an empty one if it sends none in time."""
-        try:
-            # It answers at once. A sponsor waits for nobody else, and for each agent once.
-            self._channel.set_timeout(_SECONDS_TO_ANSWER)
-            return Proof(self.agent, bytes(self._channel.receive(max_bytes=_MAX_SIGNATURE_BYTES)))
-        except (ChannelClosedError, TamperedError):
-            return Proof(self.agent, b"")
-
-    def report_step(self, step: int) -> None:
-        """Show that the run goes on."""
-        self._send(json.dumps(step).encode())
-
-    def hand_over(self, header: Header, parameters: Tensor, state: PublicState) -> None:
-        """Send the model, all news and the state; the agent takes part from now on."""
-        self._send(header.encode() + parameters.numpy().tobytes())
-        self._send(encode_state(state))
-        # The system still delivers what was sent, as nothing is left to be read at this end.
-        self.close()
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has closed its connection."""
-        return self._channel.is_over
-
-    def close(self) -> None:
-        """End the connection; the agent asks another sponsor."""
-        self._channel.close()
-
-    def _send(self, message: bytes) -> None:
-        # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
-        with suppress(ChannelClosedError):
-            self._channel.set_timeout(1.0)
-            self._channel.send(message)
-
-
-@final
-class Sponsor:
-    """The opener at which agents ask to return, in an agent that takes part."""
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        # One place for each agent, so that none takes those of others.
-        self._waiting: dict[int, Applicant] = {}
-        self._lock = threading.Lock()
-        rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
-
-    def take_applicants(self) -> list[Applicant]:
-        """Return the agents that asked since the last call, and still wait for an answer."""
-        with self._lock:
-            found, self._waiting = list(self._waiting.values()), {}
-        # Nobody is announced who will not come: all its neighbours would wait for it.
-        for applicant in found:
-            if applicant.is_gone:
-                applicant.close()
-        return [applicant for applicant in found if not applicant.is_gone]
-
-    def put_back(self, applicant: Applicant) -> None:
-        """Let an agent wait until its loss is known everywhere."""
-        with self._lock:
-            # It may have asked again meanwhile.
-            if self._waiting.setdefault(applicant.agent, applicant) is not applicant:
-                applicant.close()
-
-    def _accept(self, channel: Channel) -> None:
-        try:
-            channel.set_timeout(5.0)
-            data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
-            request = build(Request, parse_json(data), "the request")
-            channel.set_timeout(None)
-        except (ChannelClosedError, TamperedError, InvalidArgumentError):
-            channel.close()
-            return
-        with self._lock:
-            before = self._waiting.pop(channel.peer, None)
-            self._waiting[channel.peer] = Applicant(channel, request)
-        if before is not None:
-            before.close()
-
-
-def refuse_terms(own: Hello, request: Request, agent: int) -> str:
-    """Return why an agent's terms are not those of the run; empty if they are."""
-    try:
-        # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
-        # those of an agent that returns are its own.
-        compare_hellos({-1: own, agent: request.hello})
-    except HandshakeError as error:
-        return f"the terms of agent {agent} differ from those of the run in {error.topic}"
-    return ""
-
-
 @dataclass(frozen=True, eq=False)
 class Admission:
     """An agent's way back into a run: all that it needs to take part.
 
     Attributes:
-        welcome: the terms.
-        links: to the neighbours that it reached.
-        header: the sponsor's, with all news.
-        parameters: the model to start from.
-        state: what the sponsor has besides, with exact sums.
+        welcome: The terms.
+        links: The links to the neighbours that it reached.
+        header: The sponsor's header, with all news.
+        parameters: The model to start from.
+        state: All that the sponsor keeps besides the model.
     """
 
     welcome: Welcome
@@ -262,7 +152,7 @@ def request_return(
     start: Tensor,
     max_bytes: int,
 ) -> Admission:
-    """Return to a run with the help of the first neighbour that answers, if possible in company.
+    """Return to a run with the help of the first neighbour that answers.
 
     ``start`` is the initial model: the one that is received must have its type and size.
 
@@ -270,25 +160,16 @@ def request_return(
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
     reasons: dict[int, CornError] = {}
+    ask = partial(_ask, rendezvous, request, frozenset(neighbours), addresses, start, max_bytes)
     # A neighbour may be lost too, or wait for its own return: the others are asked before this
-    # agent waits for it. And one that was cut off and trains alone would lead away from the others.
-    short = min(_SECONDS_TO_ANSWER, rendezvous.timeout)
-    for patience, wants_company in ((short, True), (rendezvous.timeout, False)):
+    # agent waits for it.
+    for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
         for sponsor in sorted(set(neighbours) & set(addresses)):
             # A neighbour that refused does so again; one that was not there may come up.
-            if not isinstance(reasons.get(sponsor), UnreachableError | AloneError | None):
+            if not isinstance(reasons.get(sponsor), UnreachableError | None):
                 continue
             try:
-                return _return_by(
-                    rendezvous,
-                    sponsor,
-                    replace(request, wants_company=wants_company),
-                    sorted(neighbours),
-                    addresses,
-                    start=start,
-                    max_bytes=max_bytes,
-                    patience=patience,
-                )
+                return ask(sponsor, patience)
             except _FAILURES as error:
                 reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
@@ -296,17 +177,17 @@ def request_return(
     raise RejoinError(f"cannot return to the run: {why}")
 
 
-def _return_by(
+def _ask(
     rendezvous: Rendezvous,
-    sponsor: int,
     request: Request,
-    neighbours: list[int],
+    neighbours: frozenset[int],
     addresses: Mapping[int, Address],
-    *,
     start: Tensor,
     max_bytes: int,
+    sponsor: int,
     patience: float,
 ) -> Admission:
+    """Return to a run with the help of one neighbour."""
     channel = dial(
         addresses[sponsor],
         rendezvous.credentials,
@@ -322,8 +203,6 @@ def _return_by(
         channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
         data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
         welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
-        if welcome.is_alone:
-            raise AloneError("it trains alone")
         if welcome.refusal:
             raise RejoinError(welcome.refusal)
         # A sponsor that is confused may name a run of before, with the noise of before.
@@ -333,8 +212,15 @@ def _return_by(
                 f"{request.first_free_step} may have been released under the same noise"
             )
         keys = NewsKeys(rendezvous.credentials, bytes.fromhex(welcome.session))
-        channel.send(keys.sign(state_return(rendezvous.agent, welcome.return_step)).signature)
-        links = _open_links(rendezvous, welcome, neighbours, addresses, max_bytes=max_bytes)
+        own = Subject(Kind.CALL, rendezvous.agent, rendezvous.agent, rendezvous.agent)
+        channel.send(keys.sign(own, welcome.return_step))
+        # The agent that returns connects to all: the others do not know its new address. Those that
+        # moved published their address at the store. Agents that are lost would cost a time-out.
+        known = dict(addresses) | welcome.known_addresses
+        present = neighbours & known.keys() & set(welcome.present)
+        links = _open_links(
+            rendezvous, welcome, {peer: known[peer] for peer in present}, max_bytes=max_bytes
+        )
         try:
             header, parameters = _await_model(channel, rendezvous, sponsor, start, max_bytes)
             state = decode_state(channel.receive(max_bytes=state_limit(start)))
@@ -350,47 +236,28 @@ def _return_by(
 
 
 def _open_links(
-    rendezvous: Rendezvous,
-    welcome: Welcome,
-    neighbours: list[int],
-    addresses: Mapping[int, Address],
-    *,
-    max_bytes: int,
+    rendezvous: Rendezvous, welcome: Welcome, addresses: Mapping[int, Address], *, max_bytes: int
 ) -> dict[int, Link]:
     """Connect to all neighbours at the same time; those that are not there are left out."""
-    # The agent that returns connects to all: the others do not know its new address. Those
-    # that moved published their address at the store.
-    known = dict(addresses) | {
-        int(agent): address for agent, address in (welcome.addresses or {}).items()
-    }
-    links: dict[int, Link] = {}
     session = bytes.fromhex(welcome.session)
+    # Short, as the run goes on meanwhile: the links must be there before the step that was named.
+    timeout = min(rendezvous.timeout, 5.0)
 
-    def connect(peer: int) -> None:
+    def connect(peer: int) -> Channel | None:
         with suppress(UnreachableError):
-            channel = dial(
-                known[peer],
+            return dial(
+                addresses[peer],
                 rendezvous.credentials,
                 peer,
                 Purpose.LINK,
                 session=session,
-                # Short, as the run goes on meanwhile: the links must be there before the step that
-                # was announced.
-                timeout=min(rendezvous.timeout, 5.0),
+                timeout=timeout,
             )
-            links[peer] = Link(channel, max_bytes=max_bytes)
+        return None
 
-    threads = [
-        threading.Thread(target=connect, args=(peer,), daemon=True)
-        for peer in neighbours
-        # Others are lost themselves, and would cost a time-out.
-        if peer in known and peer in welcome.present
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return links
+    with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
+        channels = list(pool.map(connect, addresses))
+    return {one.peer: Link(one, max_bytes=max_bytes) for one in channels if one is not None}
 
 
 def _await_model(
@@ -419,8 +286,8 @@ def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
         "own": list(own),
         "others": {str(agent): list(place) for agent, place in meeting.addresses.items()},
     }
-    with writing_whole(folder / _ADDRESSES, is_private=True) as partial:
-        partial.write_text(json.dumps(document), encoding="utf-8")
+    with writing_whole(folder / _ADDRESSES, is_private=True) as file:
+        file.write_text(json.dumps(document), encoding="utf-8")
 
 
 def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
@@ -439,127 +306,172 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
     return fields["own"], others
 
 
+@dataclass(eq=False)
+class _Applicant:
+    """An agent that waits to return, at its sponsor; its step once it was called."""
+
+    channel: Channel
+    request: Request
+    step: int | None = None
+
+    def send(self, message: bytes) -> None:
+        # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
+        with suppress(ChannelClosedError):
+            self.channel.set_timeout(1.0)
+            self.channel.send(message)
+
+    def answer(self, welcome: Welcome) -> None:
+        self.send(json.dumps(asdict(welcome)).encode())
+        if welcome.refusal:
+            self.channel.close()
+
+    def read_signature(self) -> bytes:
+        """Return the agent's signature of its call; nothing if it sends none in time."""
+        try:
+            # It answers at once. A sponsor waits for nobody else, and for each agent once.
+            self.channel.set_timeout(_SECONDS_TO_ANSWER)
+            return bytes(self.channel.receive(max_bytes=_MAX_SIGNATURE_BYTES))
+        except (ChannelClosedError, TamperedError):
+            return b""
+
+
 @final
 class Returns:
     """The agents that ask this one to let them in again.
 
     Args:
-        hello: the own terms, which theirs must match.
-        sponsor: where they ask.
-        opener: where they connect.
-        welcome: returns the terms of a return at a step, to agents that take part.
-        last_step: of the run.
-        timeout: seconds to wait for the link of an agent whose step has come.
-        to_dial: the addresses of agents to which this one connects at its own return; all others
-            connect to it.
-        waits_for_all: whether all agents wait for one that returns, as with exact sums: one returns
-            at a time, and is called, where gossip counts on it from an announced step on.
+        hello: The own terms, which theirs must match.
+        rendezvous: Its listener is where they ask.
+        opener: The place where they connect.
+        welcome: Returns the terms of a return at a step, to agents that take part.
+        last_step: The end of the run.
+        timeout: How many seconds to wait for the link of an agent whose step has come.
     """
 
     def __init__(
         self,
         hello: Hello,
-        sponsor: Sponsor,
+        rendezvous: Rendezvous,
         opener: LinkOpener,
         *,
         welcome: Callable[[int, tuple[int, ...]], Welcome],
         last_step: int,
         timeout: float,
-        to_dial: Mapping[int, Address] | None = None,
-        waits_for_all: bool = False,
     ) -> None:
-        self._hello, self._sponsor, self._opener = hello, sponsor, opener
-        self._welcome, self._last_step, self._timeout = welcome, last_step, timeout
-        self._to_dial, self._waits_for_all = dict(to_dial or {}), waits_for_all
-        self._admitted: dict[int, tuple[int, Applicant]] = {}
-        self._banned, self._unconfirmed, self._awaited = set[int](), set[int](), set[int]()
+        self._hello = hello
+        self._opener = opener
+        self._welcome = welcome
+        self._last_step = last_step
+        self._timeout = timeout
+        # One place for each agent, so that none takes those of others.
+        self._waiting: dict[int, _Applicant] = {}
+        self._lock = threading.Lock()
+        self._called: dict[int, _Applicant] = {}
+        self._banned: set[int] = set()
+        self._unconfirmed: set[int] = set()
+        self._absent: set[int] = set()
+        rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
-    @property
-    def to_dial(self) -> frozenset[int]:
-        """The agents to which this one still has to connect."""
-        return frozenset(self._to_dial)
+    def _accept(self, channel: Channel) -> None:
+        try:
+            channel.set_timeout(5.0)
+            data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
+            request = build(Request, parse_json(data), "the request")
+            channel.set_timeout(None)
+        except (ChannelClosedError, TamperedError, InvalidArgumentError):
+            channel.close()
+            return
+        with self._lock:
+            before = self._waiting.pop(channel.peer, None)
+            self._waiting[channel.peer] = _Applicant(channel, request)
+        if before is not None:
+            before.channel.close()
 
-    def serve(self, step: int, membership: Membership, notice: int) -> None:
-        """Answer all requests before a step; news of a return takes ``notice`` steps to spread."""
-        for applicant in self._sponsor.take_applicants():
-            agent = applicant.agent
-            # It may ask before its loss has been noticed: its old link ends first. Or it may ask
-            # again before the step of a return that came to nothing, at which its neighbours still
-            # expect it: they would take its new link for the old return, and wait in vain.
-            is_awaited = membership.is_awaited(None if self._waits_for_all else agent, step)
-            if agent not in membership.lost_by(step) or is_awaited:
-                self._sponsor.put_back(applicant)
+    def _take_waiting(self) -> dict[int, _Applicant]:
+        """Return the agents that asked since the last call, and still wait for an answer."""
+        with self._lock:
+            asked, self._waiting = self._waiting, {}
+        # Nobody is announced who will not come: all its neighbours would wait for it.
+        for applicant in asked.values():
+            if applicant.channel.is_over:
+                applicant.channel.close()
+        return {agent: one for agent, one in asked.items() if not one.channel.is_over}
+
+    def serve(self, step: int, membership: Membership) -> None:
+        """Answer all requests before a step."""
+        for agent, applicant in self._take_waiting().items():
+            # It may ask before its loss has been noticed: its old link ends first. And one agent
+            # returns at a time.
+            if agent not in membership.lost or max(membership.calls.values(), default=0) >= step:
+                with self._lock:
+                    # It may have asked again meanwhile.
+                    if self._waiting.setdefault(agent, applicant) is not applicant:
+                        applicant.channel.close()
                 continue
-            # All agents must know of a return before its step, as they switch plans and open links
-            # at it.
-            return_step = max(step + notice + 1, applicant.request.first_free_step)
-            present = membership.present_at(step)
-            if applicant.request.wants_company and len(present) == 1:
-                applicant.answer(Welcome(refusal="this agent trains alone", is_alone=True))
-                continue
-            refusal = self._refuse(applicant, return_step)
+            return_step = max(step + _STEPS_OF_NOTICE, applicant.request.first_free_step)
+            refusal = self._refuse(agent, applicant.request, return_step)
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
-            applicant.answer(self._welcome(return_step, present))
+            applicant.answer(self._welcome(return_step, membership.present))
             # Nobody announces the return of an agent but itself.
-            proof = applicant.confirm()
-            if not membership.confirms_return(agent, return_step, proof):
-                self._unconfirmed.add(agent)
-                applicant.close()
-                continue
-            if self._waits_for_all:
-                membership.note_call(agent, return_step, proof)
+            if membership.note_call(agent, return_step, applicant.read_signature()):
+                applicant.step = return_step
+                self._called[agent] = applicant
             else:
-                membership.note_return(agent, return_step, proof)
-            self._admitted[agent] = return_step, applicant
-        for _, applicant in self._admitted.values():
-            applicant.report_step(step)
+                self._unconfirmed.add(agent)
+                applicant.channel.close()
+        for applicant in self._called.values():
+            # It shows that the run goes on.
+            applicant.send(json.dumps(step).encode())
 
-    def _refuse(self, applicant: Applicant, return_step: int) -> str:
+    def _refuse(self, agent: int, request: Request, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
         left = self._last_step - return_step
-        if applicant.agent in self._banned:
+        if agent in self._banned:
             return "it broke the protocol in this run"
         # Each time would cost this agent a wait.
-        if applicant.agent in self._unconfirmed:
+        if agent in self._unconfirmed:
             return "it asked before, and did not confirm its return"
         if left <= 0:
             return "the run ends before it could take part again"
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
         # made for the steps that are left, and all agents must count the same.
-        if applicant.request.hello.remaining < left:
+        if request.hello.remaining < left:
             return f"its ledger allows fewer releases than the {left} steps that are left"
-        return refuse_terms(self._hello, applicant.request, applicant.agent)
+        try:
+            # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
+            # those of an agent that returns are its own.
+            compare_hellos({-1: self._hello, agent: request.hello})
+        except HandshakeError as error:
+            return f"the terms of agent {agent} differ from those of the run in {error.topic}"
+        return ""
 
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
-        address = self._to_dial.pop(agent, None)
         if agent in self._banned:
             self._opener.reject(agent)
             raise LinkError(f"agent {agent} broke the protocol, and is not linked again")
         # One that announces its return and does not come costs a time-out once.
-        timeout = 0.0 if agent in self._awaited else self._timeout
-        self._awaited.add(agent)
-        if address is not None:
-            link = self._opener.connect(agent, address, timeout=timeout)
-        else:
-            link = self._opener.wait(agent, timeout=timeout)
-        self._awaited.discard(agent)
+        timeout = 0.0 if agent in self._absent else self._timeout
+        self._absent.add(agent)
+        link = self._opener.wait(agent, timeout=timeout)
+        self._absent.discard(agent)
         return link
 
     def ban(self, agent: int) -> None:
         """Let an agent never in again, as it broke the protocol."""
         self._banned.add(agent)
 
-    def hand_over(
-        self, step: int, header: Header, parameters: Tensor, state: PublicState | None = None
-    ) -> None:
-        """Send the model to the agents whose step has come, and with exact sums the state."""
-        for agent, (when, applicant) in list(self._admitted.items()):
-            if when == step:
-                applicant.hand_over(header, parameters, state or {})
-                del self._admitted[agent]
+    def hand_over(self, step: int, header: Header, parameters: Tensor, state: PublicState) -> None:
+        """Send model, news and state to the agent whose step has come, and takes part from now."""
+        for agent, applicant in list(self._called.items()):
+            if applicant.step == step:
+                applicant.send(header.encode() + parameters.numpy().tobytes())
+                applicant.send(encode_state(state))
+                # The system still delivers what was sent, as nothing is left to be read here.
+                applicant.channel.close()
+                del self._called[agent]
 
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
@@ -568,10 +480,10 @@ class Returns:
 
     def cancel(self, step: int) -> None:
         """Let agents ask again that were to return by a step, and have not."""
-        for agent, (when, applicant) in list(self._admitted.items()):
-            if when <= step:
-                applicant.close()
-                del self._admitted[agent]
+        for agent, applicant in list(self._called.items()):
+            if applicant.step is not None and applicant.step <= step:
+                applicant.channel.close()
+                del self._called[agent]
 
     def stop(self) -> None:
         """Let nobody in any more, and close the connections that nobody took."""
@@ -580,9 +492,9 @@ class Returns:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        for applicant in self._sponsor.take_applicants():
+        for applicant in self._take_waiting().values():
             applicant.answer(Welcome(refusal="the run ends before it could take part again"))
         # A stop may come before the step of a return that was promised.
-        for _, applicant in self._admitted.values():
-            applicant.close()
-        self._admitted = {}
+        for applicant in self._called.values():
+            applicant.channel.close()
+        self._called = {}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from corn.distributed.membership import name_agents
-from corn.distributed.messages import NO_STOP, StopNotice, StopReason
 from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
@@ -27,6 +26,29 @@ from corn.transport import Traffic
 
 # Enough for a score on training data; the whole of a large set would delay the result.
 _MAX_TRAIN_SAMPLES = 10_000
+
+
+class StopReason(StrEnum):
+    """The reason for an end before the last step."""
+
+    NONE = "none"
+    INTERRUPTED = "interrupted"
+    LOSS = "loss"
+    DIVERGED = "diverged"
+    BUDGET_SPENT = "budget spent"
+    VOID_SUMS = "void sums"
+
+
+@dataclass(frozen=True)
+class StopNotice:
+    """An end before the last step, because of an agent."""
+
+    step: int = 0
+    agent: int = 0
+    reason: StopReason = StopReason.NONE
+
+
+NO_STOP = StopNotice()
 
 
 class RunStatus(StrEnum):
@@ -183,8 +205,6 @@ def describe_stop(stop: StopNotice) -> str:
         StopReason.LOSS: f"agent {stop.agent} was lost",
         StopReason.DIVERGED: f"agent {stop.agent}'s model is not finite: try a smaller step size",
         StopReason.BUDGET_SPENT: "the release ledgers allow no more steps",
-        StopReason.MODELS_DIFFER: f"agents {stop.by} and {stop.agent} have different models, or "
-        "one of them says so",
         StopReason.VOID_SUMS: "the sums of several steps were void: an agent sends wrong messages",
     }[stop.reason]
 

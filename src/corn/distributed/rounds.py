@@ -1,105 +1,43 @@
-"""Rounds of training: one step, one mix with the neighbours or one sum of all, and when to stop.
+"""Rounds of training: one step after another, one mix with the neighbours or one sum of all.
 
-An agent's step is Algorithm 1: half step with its share of the noise, then one message to and from
-each neighbour per mixing round. With exact sums it is a release, the sum of all releases, and the
-same step at all agents. Losses and stops travel with the headers of these messages.
+An agent's step with gossip is Algorithm 1: half step with its share of the noise, then one message
+to and from each neighbour per mixing round. With exact sums it is a release, the sum of all
+releases, and the same step at all agents. After a loss all survivors recover, and go on or stop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import SUSPENDED_SHARE, Exchange, Outcome, Received
+from corn.distributed.exchange import SUSPENDED_SHARE, Exchange
 from corn.distributed.journal import Journal
-from corn.distributed.membership import Membership, NewsDelays, find_cuts, name_agents
-from corn.distributed.messages import (
-    DIGEST_BYTES,
-    NO_STOP,
-    PREFIX_BYTES,
-    Edge,
-    Header,
-    StopNotice,
-    StopReason,
-    is_sane,
-)
+from corn.distributed.membership import Membership, name_agents
+from corn.distributed.messages import DIGEST_BYTES, Header, is_sane
 from corn.distributed.public_state import LAST_TOTAL
-from corn.distributed.recovery import (
-    ActivePlan,
-    LinkState,
-    LossNotes,
-    PlanInForce,
-    Recovered,
-    Recovery,
-    weigh_neighbours,
-)
+from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.rejoin import Admission, Returns
-from corn.distributed.settings import RunSettings
+from corn.distributed.results import NO_STOP, StopNotice, StopReason
+from corn.distributed.settings import RunSettings, advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
-from corn.errors import CornError, PublicError
+from corn.errors import CornError, InfeasibleError, PublicError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
-from corn.noise.masks import MaskWords
-from corn.plan import Plan
+from corn.noise.grid import require_provable
+from corn.plan import Plan, fingerprint
 from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
 
-
-@final
-class LinkFlows:
-    """The rounds of one step at one agent: y ← y + Σ_j f_ij, summed over its neighbours.
-
-    f_ij ← momentum · f_ij + gain · w_ij (y_j − y_i) is what arrived over a link, and its sum over
-    links is the change of y, which Chebyshev rounds repeat in part. Both ends of a link have the
-    same weight, so f_ij = −f_ji and the sum of all models stays. If a neighbour is lost in the
-    middle of a step, its flow is forgotten and the flows between survivors still cancel: their
-    average stays from then on, whoever knows of the loss. With the y before as the memory, the
-    exchange with the lost agent would be repeated.
-
-    Args:
-        schedule: the rounds.
-    """
-
-    def __init__(self, schedule: Sequence[GossipRound]) -> None:
-        self._schedule = tuple(schedule)
-        self._is_plain = all(each == (0, 1) for each in schedule)
-        self._num_done = 0
-        self._flows: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def mix(
-        self, values: Tensor, received: Mapping[int, Tensor], weights: Mapping[int, float]
-    ) -> Tensor:
-        """Return the model after the next round, from the neighbours that were received."""
-        momentum, gain = self._schedule[self._num_done]
-        self._num_done += 1
-        if self._is_plain:
-            # Weights may have changed with a loss, so the own weight is what others leave of one.
-            mixed = values * (1 - sum(weights.values()))
-            for peer, weight in weights.items():
-                mixed.add_(received[peer], alpha=weight)
-            return mixed
-        flows = {}
-        for peer, weight in weights.items():
-            # A subtraction first: its rounding is the same, with the other sign, at the other end.
-            flow = (received[peer] - values).mul_(gain * weight)
-            if peer in self._flows:
-                flow.add_(self._flows[peer], alpha=momentum)
-            flows[peer] = flow
-        # A neighbour without a weight in this round is forgotten here, with the flow that it had.
-        self._flows = flows
-        mixed = values.clone()
-        for flow in flows.values():
-            mixed.add_(flow)
-        return mixed
-
-
 # Void steps without a loss: one may be an accident, and each costs budget.
 _MAX_VOID = 3
+# A person who stops several agents reaches all of them in this time, and they leave together.
+_SECONDS_TO_GATHER = 1.0
+_SECONDS_TO_SEND = 1.0
 
 
 class LostError(PublicError):
@@ -111,19 +49,19 @@ class TrainingRounds:
     """One agent between steps.
 
     Args:
-        plan: the plan of all agents, to begin with.
-        settings: of the run.
-        agent: this agent's number.
-        activate: returns a plan for some members with this agent's noise under it.
-        stepper: makes the releases, and the steps along them.
-        exchange: the links to neighbours.
-        returns: the agents that come back.
-        membership: what is known of losses at the start.
-        journal: records what happens.
-        first_step: steps done before.
-        last_step: where the run ends: T, or earlier where a ledger allows fewer.
-        parameters: the model, shape (d,).
-        admission: by which this agent returns to a run under way.
+        plan: The plan of all agents, to begin with.
+        settings: How to run it.
+        agent: This agent's number.
+        activate: Returns a plan for some members with this agent's noise under it.
+        stepper: It makes the releases, and the steps along them.
+        exchange: The links to neighbours.
+        returns: The agents that come back.
+        membership: What is known of losses at the start.
+        journal: It records what happens.
+        first_step: How many steps were done before.
+        last_step: The end of the run: T, or earlier where a ledger allows fewer.
+        parameters: The model, of shape (d,).
+        admission: What this agent got to return to a run under way.
     """
 
     def __init__(
@@ -143,86 +81,65 @@ class TrainingRounds:
         parameters: Tensor,
         admission: Admission | None = None,
     ) -> None:
-        self._plan, self._settings, self._agent = plan, settings, agent
-        self._policy = settings.policy_for(plan)
-        self._stepper, self._exchange = stepper, exchange
+        self._plan = plan
+        self._settings = settings
+        self._agent = agent
+        self._activate = activate
+        self._stepper = stepper
+        self._exchange = exchange
+        self._returns = returns
+        self._membership = membership
         self._journal = journal
-        self._returns, self._membership = returns, membership
-        self._num_steps, self._last_step = settings.steps_of(plan), last_step
+        self._num_steps = settings.steps_of(plan)
+        self._last_step = last_step
         self._observed_steps = settings.evaluation_steps(plan)
-        self._has_diverged = False
-        self._sum: TreeSum | None = None
-        self._delays = NewsDelays.of_gossip(plan.num_agents)
-        if plan.network.mixing == "sum":
-            self._sum = TreeSum(exchange, plan.network.tree, agent, membership)
-            # News reaches the root on the way up, and all others on the way down.
-            self._delays = NewsDelays(spread=1, settling=0)
+        self._recovery = Recovery(exchange, membership, plan.network, self._note_dropout)
         exchange.check_news = membership.check
-        self._recovery = Recovery(
-            exchange,
-            membership,
-            num_agents=plan.num_agents,
-            num_links=plan.network.graph.number_of_edges(),
-            note_dropout=self._note_dropout,
-        )
-        # Whether all survivors of a loss have agreed on the end of the run.
+        exchange.check_call = self._recovery.check_call
+        # Members keep their first numbers in headers and links, whatever a new plan calls them.
+        self._active = activate(plan, tuple(range(plan.num_agents)))
+        self._weights: dict[int, float] = {}
+        self._tree: TreeSum | None = None
+        self._follow(self._active)
+        self._interruption = Interruption()
+        self._asked_at: float | None = None
+        self._stop = NO_STOP
+        # Whether all survivors have agreed on the end of the run.
         self._is_settled = False
+        self._num_void = 0
+        self._void_since_loss = 0
+        self._noted_cuts: frozenset[int] = frozenset()
+        self._noted_leavers: frozenset[int] = frozenset()
+        # The sum of the step before, which other agents may lack.
         self._last_total: Tensor | None = None
-        self._is_returning = False
-        if admission is not None and self._sum is not None:
-            # With exact sums it has all that its sponsor has, and goes on as the others do.
-            self._is_returning = True
+        self._is_returning = admission is not None
+        if admission is not None:
+            # It has all that its sponsor has, and goes on as the others do.
             self._recovery.attempt = admission.header.attempt
             self._last_total = admission.state.get(LAST_TOTAL)
             if self._last_total is not None:
                 exchange.dtype = self._last_total.dtype
-        self._caller: int | None = None
-        self._num_void, self._void_since_loss = 0, 0
-        self._recovered_cuts: frozenset[Edge] = frozenset()
-        self._plans = PlanInForce(
-            plan,
-            settings,
-            agent=agent,
-            activate=activate,
-            membership=membership,
-            delays=self._delays,
-            last_step=last_step,
-            num_parameters=len(parameters),
-            note=journal.note,
-        )
-        self._losses = LossNotes(
-            plan, agent, membership=membership, delays=self._delays, note=journal.note
-        )
-        self.step, self.parameters = first_step, parameters
+        self.step = first_step
+        self.parameters = parameters
         self.seconds_waited = 0.0
 
     @property
     def lost(self) -> dict[int, int]:
         """The lost agents, and the step at which each loss was first noticed."""
-        return self._membership.lost_by(self.step)
+        return self._membership.lost
 
     @property
     def cut_links(self) -> dict[int, int]:
         """Neighbours that still take part though the link to them broke, and since when."""
-        cuts, lost = self._membership.own_cuts(self.step), self.lost
-        return {peer: when for peer, when in cuts.items() if peer not in lost}
-
-    @property
-    def alone_since(self) -> int | None:
-        """The step at which the last neighbour was lost; None while there is one."""
-        return self._membership.alone_since(self.step)
+        return self._membership.cut_links
 
     @property
     def stop(self) -> StopNotice:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
-        # The last models are compared after the last step.
-        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
-            return self._membership.stop
-        # A notice for a later step than the last one came too late to stop anything.
         if self.step == self._num_steps:
             return NO_STOP
-        if self._membership.stop.step <= self.step:
-            return self._membership.stop
+        if self._stop is not NO_STOP:
+            return self._stop
         return StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
 
     def run(self, interruption: Interruption) -> Iterator[AgentStepper]:
@@ -230,23 +147,19 @@ class TrainingRounds:
 
         Each step yields the stepper once it has begun: the caller has it compute the gradient.
         """
+        self._interruption = interruption
         try:
-            while self.step < self._last_step and not self._is_settled:
-                if interruption.requested:
-                    self._announce_stop(StopReason.INTERRUPTED)
-                if self._membership.stop.step <= self.step:
-                    break
-                yield from self._advance()
-            if self._sum is not None:
-                self._close_sum(self._sum)
-            if self.step < self._last_step:
-                return
-            # Nobody may come back in a cool-down, which has no steps to release.
-            self._returns.close()
-            # Mixing needs no gradient, so a cool-down releases nothing new and spends nothing.
-            for cooldown_step in range(self._plan.cooldown_steps):
-                self.parameters = self._gossip(self.parameters, cooldown_step)
-                self._journal.record_mixing(self.step)
+            while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
+                if self._is_asked_to_leave():
+                    self._leave(StopReason.INTERRUPTED)
+                elif self._tree is None:
+                    yield from self._take_gossip_step()
+                else:
+                    yield from self._take_sum_step(self._tree)
+            if self._tree is not None and not self._is_settled:
+                self._close_sum(self._tree)
+            if self.step == self._last_step and not self._is_settled:
+                self._cool_down()
         finally:
             if self._stepper.num_broken > 1:
                 self._journal.note_privately(
@@ -256,39 +169,10 @@ class TrainingRounds:
             if self._num_void > 1:
                 self._journal.note(f"the sums of {self._num_void} steps in all were void")
 
-    def _close_sum(self, tree: TreeSum) -> None:
-        """Wait until all agents have the last sum, and compare models once more."""
-        # Without this, an agent that has it could leave before others get it from nobody else.
-        if not self._is_settled:
-            _, found = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
-            if found is not None:
-                self._is_settled = True
-                self._skip_to(found.highest)
-            if self._membership.stop.reason is StopReason.MODELS_DIFFER:
-                self._journal.stop_saving()
-
-    def _announce_stop(self, reason: StopReason) -> None:
-        # News of it reaches all agents by then, so that all stop after the same step.
-        step = self.step + self._delays.spread
-        self._membership.note_stop(StopNotice(step, self._agent, reason))
-
-    def _advance(self) -> Iterator[AgentStepper]:
-        """Run one step."""
-        if self._sum is None:
-            parameters, statistics = yield from self._gossip_once()
-            self._finish_step(parameters, statistics)
-        else:
-            yield from self._sum_once(self._sum)
-
-    def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
-        self.parameters, self.step = parameters, self.step + 1
-        self._check_divergence()
-        self._journal.record_step(self.step, parameters, statistics)
-
     def _begin(self) -> Iterator[AgentStepper]:
         """Begin a release, and wait for its gradient."""
         had_broken = self._stepper.num_broken > 0
-        self._stepper.begin(self.step, self._plans.active.noise, self.parameters)
+        self._stepper.begin(self.step, self._active.noise, self.parameters)
         yield self._stepper
         if self._stepper.num_broken and not had_broken:
             self._journal.note_privately(
@@ -296,69 +180,79 @@ class TrainingRounds:
                 "data, or try a smaller step size"
             )
 
-    def _sum_once(self, tree: TreeSum) -> Iterator[AgentStepper]:
-        """Release, sum up, and take the same step as all agents; after a loss, recover."""
-        if self._readmit_to_sum():
+    def _take_gossip_step(self) -> Iterator[AgentStepper]:
+        """Take the half step, and mix it with the neighbours in rounds."""
+        yield from self._begin()
+        half = self._stepper.release_half_step(
+            step_size=self._step_size, observe=self.step + 1 in self._observed_steps
+        )
+        if not is_sane(half):
+            # Neighbours would refuse it. The model before it stays.
+            self._note_divergence()
+            self._leave(StopReason.DIVERGED, has_released=True)
+            return
+        mixed = self._mix(half)
+        if mixed is not None:
+            self._finish_step(mixed, self._stepper.statistics)
+
+    def _mix(self, values: Tensor, *, cooldown_step: int | None = None) -> Tensor | None:
+        """Run the mixing rounds of one step, or of one of the steps that only mix.
+
+        Return None if an agent was lost: the survivors have recovered, and the step is left out.
+        """
+        schedule, before = self._active.plan.network.schedule, values
+        for k, gossip_round in enumerate(schedule):
+            # Numbers go on through the cool-down, so that no two messages have the same ones.
+            number = (cooldown_step or 0) * len(schedule) + k
+            self._exchange.start(self._make_header(number, values.nbytes), values)
+            if k == 0 and cooldown_step is None:
+                self._prepare_next()
+            began = time.perf_counter()
+            outcome = self._exchange.finish()
+            self.seconds_waited += time.perf_counter() - began
+            if outcome.call is not None:
+                self._membership.merge(outcome.call.news)
+            if outcome.dropouts or outcome.call is not None:
+                has_released = cooldown_step is None
+                step, _ = self._recover(outcome.dropouts, has_released=has_released)
+                self._go_on(step)
+                return None
+            received = {peer: one.parameters for peer, one in outcome.received.items()}
+            mixed = mix_models(values, received, self._weights, before, gossip_round)
+            values, before = mixed, values
+        return values
+
+    def _cool_down(self) -> None:
+        """Mix without gradients, which releases nothing new and spends nothing."""
+        # Nobody may come back now, as there are no steps to release.
+        self._returns.close()
+        for cooldown_step in range(self._plan.cooldown_steps):
+            mixed = self._mix(self.parameters, cooldown_step=cooldown_step)
+            if mixed is None:
+                return
+            self.parameters = mixed
+            self._journal.record_mixing(self.step)
+
+    def _take_sum_step(self, tree: TreeSum) -> Iterator[AgentStepper]:
+        """Release, sum up, and take the same step as all agents."""
+        if self._take_agents_back():
             return
         yield from self._begin()
         words = self._stepper.release_masked(observe=self.step + 1 in self._observed_steps)
-        total, found = self._add_up(tree, as_integers(words))
+        total, next_step = self._add_up(tree, as_integers(words))
         # For agents that may lack it.
         self._last_total = total
         if total is not None:
-            moved = self._move(total.numpy().view(words.dtype))
-            self._finish_step(moved, self._stepper.statistics)
-        if found is not None:
-            self._go_on(found)
+            sums = total.numpy().view(words.dtype)
+            moved = self._stepper.finish(sums, step_size=self._step_size)
+            if moved is None:
+                self._count_void()
+            self._finish_step(self.parameters if moved is None else moved, self._stepper.statistics)
+        if next_step is not None:
+            self._go_on(next_step)
 
-    def _readmit_to_sum(self) -> bool:
-        """Let agents in that were called for this step, by a recovery; return if there were any.
-
-        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
-        takes part in the recovery like any other, and in the plan that follows.
-        """
-        called = self._membership.called_at(self.step) - {self._agent}
-        if not called and not self._is_returning:
-            # News of a call reaches all agents in this step. The next one gives the agent time to
-            # connect.
-            self._returns.serve(self.step, self._membership, self._delays.spread)
-            return False
-        if not self._is_returning:
-            self._link_returning(called & set(self._membership.planned_neighbours))
-        self._is_returning = False
-        state = dict(self._stepper.save())
-        if self._last_total is not None:
-            state[LAST_TOTAL] = self._last_total
-        self._returns.hand_over(self.step, self._header_of_return(), self.parameters, state)
-        self._go_on(self._recover(has_released=False))
-        return True
-
-    def _recover(self, *, has_released: bool, payload_bytes: int = 0) -> Recovered:
-        """Return what all survivors know once they have agreed."""
-        return self._recovery.run(
-            self.step,
-            self._last_total,
-            lambda: self._make_header(0, 0),
-            has_released=has_released,
-            payload_bytes=payload_bytes,
-        )
-
-    def _move(self, total: MaskWords) -> Tensor:
-        """Return the model after the step along the average of all releases."""
-        moved = self._stepper.finish(total, step_size=self._step_size)
-        if moved is None:
-            self._num_void += 1
-            self._count_void(self.step)
-            if self._num_void == 1:
-                self._journal.note(
-                    f"the sum of step {self.step} is void, as masks did not cancel: no agent "
-                    "applied it, and it counts as released; some agent's keys or messages are wrong"
-                )
-            return self.parameters
-        return moved
-
-    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, Recovered | None]:
-        """Return the sum of all agents' integers; after a loss, what survivors agreed on.
+    def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
+        """Return the sum of all agents' integers; after a loss also the step to go on with.
 
         After a loss the sum is there if any survivor has it.
         """
@@ -373,100 +267,243 @@ class TrainingRounds:
             self.seconds_waited -= time.perf_counter() - began
 
         outcome = tree.add_up(own, make_header, prepare)
-        total, found = outcome.total, None
+        total, next_step = outcome.total, None
         if total is None:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
-            self._returns.reject(self._membership.called_at(self.step + 1))
-            for peer, error in outcome.dropouts.items():
-                self._note_dropout(peer, error)
-            if outcome.other is not None:
-                self._journal.note(
-                    f"agent {outcome.other} had another model than agent {self._agent} at step "
-                    f"{self.step}"
-                )
-                notice = StopNotice(self.step, outcome.other, StopReason.MODELS_DIFFER)
-                self._membership.note_stop(notice)
-            found = self._recover(has_released=len(own) > 0, payload_bytes=own.nbytes)
-            total = found.total
-            self._caller = outcome.caller
+            self._returns.reject(self._called_at(self.step + 1))
+            next_step, total = self._recover(
+                outcome.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
+            )
         self.seconds_waited += time.perf_counter() - began
-        return total, found
+        return total, next_step
 
-    def _count_void(self, step: int) -> None:
+    def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
+        self._num_void += 1
         self._void_since_loss += 1
-        if self._void_since_loss != _MAX_VOID:
-            return
-        heard = "" if self._caller is None else f"; agent {self._caller} called for the last one"
-        self._journal.note(
-            f"stopped at step {step}, as the sums of {_MAX_VOID} steps were void without a loss: "
-            f"one of {name_agents(self._plans.active.members)} sends wrong messages{heard}"
-        )
-        self._membership.note_stop(StopNotice(step, self._agent, StopReason.VOID_SUMS))
+        if self._num_void == 1:
+            self._journal.note(
+                f"the sum of step {self.step} is void, as masks did not cancel: no agent applied "
+                "it, and it counts as released; some agent's keys or messages are wrong"
+            )
+        if self._void_since_loss == _MAX_VOID:
+            self._journal.note(
+                f"stopped at step {self.step}, as the sums of {_MAX_VOID} steps were void without "
+                f"a loss: one of {name_agents(self._active.members)} sends wrong messages"
+            )
+            self._stop = StopNotice(self.step, self._agent, StopReason.VOID_SUMS)
 
-    def _go_on(self, found: Recovered) -> None:
-        """Continue after a recovery, with the same knowledge as all other survivors."""
-        highest = found.highest
-        cuts = frozenset(self._membership.cuts_by(highest))
-        if cuts != self._recovered_cuts:
-            self._void_since_loss = 0
-        elif found.has_released and self._membership.stop.reason is StopReason.NONE:
-            self._count_void(highest)
-        self._recovered_cuts = cuts
-        if self._membership.stop.reason is StopReason.MODELS_DIFFER:
-            self._journal.stop_saving()
-        if self._membership.stop.step <= highest or highest == self._last_step:
-            # All that could be applied is. A run that resumes begins with the step that is void.
+    def _close_sum(self, tree: TreeSum) -> None:
+        """Wait until all agents have the last sum, and compare models once more."""
+        # Without this, an agent that has it could leave before others get it from nobody else.
+        _, next_step = self._add_up(tree, torch.empty(0, dtype=self._exchange.dtype))
+        if next_step is not None:
+            self._skip_to(next_step)
             self._is_settled = True
-            self._skip_to(highest)
+
+    def _take_agents_back(self) -> bool:
+        """Let agents in that were called for this step, by a recovery; return if there were any.
+
+        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
+        takes part in the recovery like any other, and in the plan that follows.
+        """
+        called = self._called_at(self.step)
+        if not called and not self._is_returning:
+            self._returns.serve(self.step, self._membership)
+            return False
+        if not self._is_returning:
+            for agent in sorted(called & set(self._membership.planned_neighbours)):
+                try:
+                    self._exchange.add(agent, self._returns.connect(agent))
+                except LinkError as error:
+                    self._journal.note(f"{error} at step {self.step}")
+                    self._membership.note_cut(agent, self.step)
+        self._is_returning = False
+        state = dict(self._stepper.save())
+        if self._last_total is not None:
+            state[LAST_TOTAL] = self._last_total
+        header = replace(
+            self._make_header(0, self.parameters.nbytes), attempt=self._recovery.attempt
+        )
+        self._returns.hand_over(self.step, header, self.parameters, state)
+        next_step, _ = self._recover({}, has_released=False)
+        self._go_on(next_step)
+        return True
+
+    def _called_at(self, step: int) -> frozenset[int]:
+        calls = self._membership.calls
+        return frozenset(agent for agent, when in calls.items() if when == step)
+
+    def _is_asked_to_leave(self) -> bool:
+        if self._interruption.requested and self._asked_at is None:
+            self._asked_at = time.monotonic()
+        return self._asked_at is not None and (
+            time.monotonic() >= self._asked_at + _SECONDS_TO_GATHER
+        )
+
+    def _leave(self, reason: StopReason, *, has_released: bool = False) -> None:
+        """Take no more part; the others go on without this agent, unless all leave."""
+        self._stop = StopNotice(self.step, self._agent, reason)
+        next_step, _ = self._recover({}, has_released=has_released)
+        self._go_on(next_step)
+
+    def _recover(
+        self, dropouts: Mapping[int, LinkError], *, has_released: bool, payload_bytes: int = 0
+    ) -> tuple[int, Tensor | None]:
+        """Agree with all survivors; see :meth:`Recovery.run`."""
+        for peer, error in dropouts.items():
+            self._note_dropout(peer, error)
+        if self._interruption.requested and self._stop is NO_STOP:
+            self._stop = StopNotice(self.step, self._agent, StopReason.INTERRUPTED)
+        if self._stop is not NO_STOP:
+            self._membership.note_leave(self.step)
+        return self._recovery.run(
+            self.step,
+            lambda: self._make_header(0, 0),
+            has_released=has_released,
+            before=self._last_total,
+            payload_bytes=payload_bytes,
+        )
+
+    def _go_on(self, next_step: int) -> None:
+        """Go on after a recovery, or stop, with the same knowledge as all other survivors."""
+        own, before = self._membership, self._active.members
+        self._skip_to(next_step)
+        self._note_losses()
+        if self._stop is not NO_STOP:
+            self._stop = replace(self._stop, step=self.step)
+            self._is_settled = True
             return
-        # A step that some have released is void, and its noise must not be used again.
-        self._skip_to(highest + found.has_released)
-        # Whoever was called has come by now, or must ask again. All know the same here.
-        self._membership.forget_calls(self.step)
-        self._membership.forget_before(self.step)
+        # The other end may have given up a link that works here, or leave once it has the last
+        # message of the recovery.
+        linked = set(own.present) - own.cut_links.keys()
+        if unlinked := set(self._exchange.neighbours) - linked:
+            self._exchange.finish_sending(_SECONDS_TO_SEND)
+            for peer in unlinked:
+                self._exchange.drop(peer)
+        # Whoever was called has come by now, or must ask again.
         self._returns.cancel(self.step)
         if self.step == self._last_step:
             self._is_settled = True
             return
-        before = self._plans.active.members
         try:
-            self._plans.replace_now(self.step)
+            if own.breaks and self._settings.policy_for(self._plan) == "stop":
+                raise InfeasibleError("lost agents stop this run")
+            if len(own.present) == 1:
+                raise InfeasibleError(f"no neighbour is left; {advise_return(self._plan)}")
+            plan = replan(
+                self._plan, own.present, steps_left=self._last_step - self.step, cuts=own.cuts
+            )
+            # The privacy loss by floating point is counted over the whole run, by its first budget.
+            require_provable(plan.float_loss, self._plan.budget, len(self.parameters))
         except CornError as error:
-            self._journal.note(f"stopped, as there is no plan for those that are left: {error}")
-            lost = min(self.lost, default=self._agent)
-            self._membership.note_stop(StopNotice(self.step, lost, StopReason.LOSS))
+            # The same for all survivors: their noise would not cancel any more.
+            self._journal.note(f"stopped at step {self.step}: {error}")
+            lost = min(self.lost, default=min(own.cuts, default=(self._agent, 0))[0])
+            self._stop = StopNotice(self.step, lost, StopReason.LOSS)
             self._is_settled = True
             return
-        plan, members = self._plans.active.plan, self._plans.active.members
-        if came := set(members) - set(before):
+        self._void_since_loss = 0
+        self._follow(self._activate(plan, own.present))
+        if came := set(own.present) - set(before):
             self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
-        self._exchange.dtype = integer_type(plan.mask_bits)
-        self._sum = TreeSum(
-            self._exchange, plan.network.tree.rename(members), self._agent, self._membership
+        self._journal.note(
+            f"new plan {fingerprint(plan).hex()[:16]} for {plan.num_agents} agents from step "
+            f"{self.step} on: {self._active.describe_noise()}"
+        )
+
+    def _follow(self, active: ActivePlan) -> None:
+        """Put a plan in force."""
+        self._active = active
+        network = active.plan.network
+        if network.mixing == "gossip":
+            self._weights = active.weights_of(self._agent)
+            return
+        self._exchange.dtype = integer_type(active.plan.mask_bits)
+        self._tree = TreeSum(
+            self._exchange, network.tree.rename(active.members), self._agent, self._membership
         )
 
     def _skip_to(self, step: int) -> None:
-        """Leave steps out whose sums are void."""
+        """Leave steps out that cannot be completed."""
         if step == self.step:
             return
-        void = ", ".join(map(str, range(self.step, step)))
-        lost = self._membership.lost_by(step)
-        who = f" without {name_agents(lost)}" if lost else ", as a link broke"
+        skipped = ", ".join(map(str, range(self.step, step)))
+        lost = self.lost
+        who = f" without {name_agents(lost)}" if lost else ", as a link broke or agents left"
+        count = f"{step - self.step} of {self._num_steps} steps"
         self._journal.note(
-            f"the sum of step {void} is void{who}: no agent applied it, and it counts as released "
-            f"({step - self.step} of {self._num_steps} steps)"
+            f"the sum of step {skipped} is void{who}: no agent applied it, and it counts as "
+            f"released ({count})"
+            if self._tree is not None
+            else f"step {skipped} was left out{who} ({count}): what was begun counts as released, "
+            "and its noise does not cancel where some agents completed it"
         )
-        self.step, self._last_total = step, None
+        self.step = step
+        self._last_total = None
         self._journal.record_step(step, self.parameters, no_statistics())
 
+    def _note_losses(self) -> None:
+        """Note what a recovery has shown of broken links."""
+        cut_links = self.cut_links
+        for peer in cut_links.keys() - self._noted_cuts:
+            self._journal.note(
+                f"agent {peer} is alive, as others reach it: only its link to agent {self._agent} "
+                f"was cut at step {cut_links[peer]}"
+            )
+        self._noted_cuts = frozenset(cut_links)
+        leavers = self._membership.leavers
+        for agent in leavers.keys() - self._noted_leavers:
+            self._journal.note(f"agent {agent} left the run at step {leavers[agent]}")
+        self._noted_leavers = frozenset(leavers)
+        present = self._membership.present
+        if set(range(self._plan.num_agents)) - set(present) - self.lost.keys() and len(present) > 1:
+            who = ", ".join(map(str, present))
+            self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
+
     def _note_dropout(self, peer: int, error: LinkError) -> None:
-        self._require_awake({peer: error})
-        self._note_loss(peer, error)
+        # After its own pause this agent cannot tell a lost neighbour from one that has gone on
+        # without it. It leaves rather than declare the others lost.
+        if self._exchange.was_suspended:
+            pause = SUSPENDED_SHARE * self._settings.timeout
+            raise LostError(
+                f"was suspended for more than {pause:g} s, and the others went on without it at "
+                f"step {self.step}"
+            )
+        how = {
+            Dropout.CLOSED: "closed its connection",
+            Dropout.SILENT: f"sent nothing for {self._settings.timeout:g} s (time-out)",
+            Dropout.STALLED: "is alive, but its step does not end",
+            Dropout.TAMPERED: "is no longer linked, as somebody tampered with the connection",
+            Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
+            Dropout.DIFFERENT: "is no longer linked, as it has another model",
+        }[error.dropout]
+        self._journal.note(f"agent {peer} {how} at step {self.step}")
+        if error.dropout is Dropout.MISBEHAVED:
+            self._returns.ban(peer)
         self._membership.note_cut(peer, self.step)
-        if self._policy == "stop":
-            self._membership.note_stop(StopNotice(self.step, peer, StopReason.LOSS))
+
+    def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
+        self.parameters = parameters
+        self.step += 1
+        # Models are public, so all agents may know this. Whether a gradient is finite depends on
+        # data without noise, so no other agent may: it counts as zero in the half step.
+        if not is_sane(parameters):
+            self._note_divergence()
+            if self._tree is None:
+                self._leave(StopReason.DIVERGED)
+                return
+            # All agents have this model, and stop at this step.
+            self._stop = StopNotice(self.step, self._agent, StopReason.DIVERGED)
+        self._journal.record_step(self.step, parameters, statistics)
+
+    def _note_divergence(self) -> None:
+        self._journal.stop_saving()
+        self._journal.note(
+            f"the model is not finite, or absurdly large, at step {self.step}: try a smaller step "
+            "size"
+        )
 
     @property
     def _step_size(self) -> float:
@@ -476,186 +513,38 @@ class TrainingRounds:
         # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
         # budget is spent on it: its step is reserved later, before the noise is used.
         if self.step + 1 < self._last_step:
-            self._plans.active.noise.prepare(self.step + 1)
+            self._active.noise.prepare(self.step + 1)
 
     def _make_header(
         self, mixing_round: int, payload_bytes: int, model: bytes = bytes(DIGEST_BYTES)
     ) -> Header:
         return Header(
-            plan=self._plans.active.prefix,
-            next_plan=self._plans.next_prefix,
+            plan=self._active.prefix,
             sender=self._agent,
             step=self.step,
             mixing_round=mixing_round,
-            degree=len(self._exchange.neighbours),
             payload_bytes=payload_bytes,
             news=self._membership.news,
             model=model,
         )
 
-    def _gossip_once(self) -> Generator[AgentStepper, None, tuple[Tensor, StepStatistics]]:
-        """Take the half step, then mix in rounds."""
-        # A new plan must be in force before the step's noise is drawn, at all survivors alike.
-        if self._readmit():
-            self._plans.follow_return(self.step)
-        self._plans.follow_losses(self.step)
-        values, statistics = self.parameters, no_statistics()
-        # A model that is not finite stays as it is: its gradients have no meaning, and a release
-        # would spend budget for nothing.
-        if not self._has_diverged:
-            yield from self._begin()
-            observe = self.step + 1 in self._observed_steps
-            values = self._stepper.release_half_step(step_size=self._step_size, observe=observe)
-            statistics = self._stepper.statistics
-            # Neighbours would refuse it. The model before it stays.
-            if not is_sane(values):
-                self._note_divergence()
-                values = self.parameters
-        return self._gossip(values, prepares=not self._has_diverged), statistics
 
-    def _check_divergence(self) -> None:
-        """Stop the run if the model is not finite, or absurdly large."""
-        # Models are public, so all agents may know this. Whether a gradient is finite depends on
-        # data without noise, so no other agent may: it counts as zero in the half step.
-        if not self._has_diverged and not is_sane(self.parameters):
-            self._note_divergence()
-        if self._has_diverged or self._membership.stop.reason is StopReason.DIVERGED:
-            self._journal.stop_saving()
+@torch.no_grad()
+def mix_models(
+    values: Tensor,
+    received: Mapping[int, Tensor],
+    weights: Mapping[int, float],
+    before: Tensor,
+    gossip_round: GossipRound,
+) -> Tensor:
+    """Return an agent's model after a round: y + momentum (y − y_before) + gain Σ_j w_ij (y_j − y).
 
-    def _note_divergence(self) -> None:
-        self._has_diverged = True
-        self._journal.note(
-            f"the model is not finite, or absurdly large, at step {self.step}: try a smaller step "
-            "size"
-        )
-        if self._sum is None:
-            self._announce_stop(StopReason.DIVERGED)
-        else:
-            # All agents have this model, and stop at this step.
-            self._membership.note_stop(StopNotice(self.step, self._agent, StopReason.DIVERGED))
-
-    def _gossip(self, values: Tensor, cooldown_step: int = 0, *, prepares: bool = False) -> Tensor:
-        """Run the mixing rounds of one step, or of one of the steps that only mix."""
-        schedule = self._plans.schedule
-        flows, num_rounds = LinkFlows(schedule), len(schedule)
-        for k in range(num_rounds):
-            # Numbers go on through the cool-down, so that no two messages have the same ones.
-            number = cooldown_step * num_rounds + k
-            values = self._mix(flows, values, number, prepares=prepares and k == 0)
-        return values
-
-    def _mix(
-        self, flows: LinkFlows, values: Tensor, mixing_round: int, *, prepares: bool
-    ) -> Tensor:
-        """Run one mixing round: send, draw the next noise meanwhile, receive, average."""
-        own = self._make_header(mixing_round, values.nbytes)
-        self._exchange.start(own, values)
-        if prepares:
-            self._prepare_next()
-        began = time.perf_counter()
-        outcome = self._exchange.finish()
-        self.seconds_waited += time.perf_counter() - began
-        self._note_losses(outcome.dropouts)
-        self._read_news(outcome)
-        weights = self._weigh(own, outcome.received)
-        received = {peer: one.parameters for peer, one in outcome.received.items()}
-        return flows.mix(values, received, weights)
-
-    def _weigh(self, own: Header, received: Mapping[int, Received]) -> dict[int, float]:
-        """Return the mixing weights of the neighbours that were received."""
-        # Chebyshev rounds keep the plan's weights after a loss. With fewer links and no larger
-        # weights, no eigenvalue of W decreases (its Laplacian does), so all stay where the plan's
-        # polynomial does not amplify. Metropolis weights of survivors may be larger.
-        active, weights = self._plans.active, self._plans.weights
-        if active.plan.network.gossip.kind == "chebyshev":
-            return {peer: weights[peer][0] for peer in received}
-        states = {peer: self._link_state(one.header, active) for peer, one in received.items()}
-        return weigh_neighbours(weights, self._link_state(own, active), states)
-
-    def _link_state(self, header: Header, active: ActivePlan) -> LinkState:
-        """Return what a header announces for weights."""
-        unplanned = find_cuts(header.news, header.step).keys() & active.edges
-        # One-way links keep the plan's weights: after a loss all agents stop anyway.
-        is_directed = self._plan.network.graph.is_directed()
-        return LinkState(header.degree, is_aware=bool(unplanned) and not is_directed)
-
-    def _require_awake(self, dropouts: Mapping[int, LinkError]) -> None:
-        # After its own pause this agent cannot tell a lost neighbour from one that has gone on
-        # without it. It leaves rather than declare the others lost.
-        if dropouts and self._exchange.was_suspended:
-            pause = SUSPENDED_SHARE * self._settings.timeout
-            raise LostError(
-                f"was suspended for more than {pause:g} s, and the others went on without it at "
-                f"step {self.step}"
-            )
-
-    def _note_losses(self, dropouts: Mapping[int, LinkError]) -> None:
-        self._require_awake(dropouts)
-        for peer, error in dropouts.items():
-            self._note_loss(peer, error)
-            self._note_cut(peer)
-            if self._policy == "stop":
-                notice = StopNotice(self.step + self._delays.spread, peer, StopReason.LOSS)
-                self._membership.note_stop(notice)
-
-    def _note_loss(self, peer: int, error: LinkError) -> None:
-        self._losses.note_dropout(peer, error, self.step, timeout=self._settings.timeout)
-        if error.dropout is Dropout.MISBEHAVED:
-            self._returns.ban(peer)
-
-    def _note_cut(self, peer: int) -> None:
-        self._membership.note_cut(peer, self.step)
-        self._losses.watch_cut(peer, self.step)
-
-    def _read_news(self, outcome: Outcome) -> None:
-        for message in outcome.received.values():
-            self._membership.merge(message.header.news)
-        # News that old has reached all agents, so nobody brings back what is forgotten here.
-        self._membership.forget_before(self.step - self._delays.spread)
-        cuts = self._membership.own_cuts(self.step)
-        for peer in self._exchange.neighbours:
-            # The other end has noticed a break, and will send no more.
-            if peer in cuts:
-                self._losses.watch_cut(peer, self.step)
-                self._exchange.drop(peer)
-        if self._policy != "stop":
-            self._losses.report(self.step)
-
-    def _readmit(self) -> bool:
-        """Answer agents that ask to return, and link those whose step has come; return if any."""
-        # With the settling, no neighbour notes the old loss at or after the step of the return,
-        # where find_cuts would count it as a new one.
-        delay = self._delays.spread + self._delays.settling
-        self._returns.serve(self.step, self._membership, delay)
-        returning = {a for a, when in self._membership.news.returns if when == self.step}
-        for agent in sorted(returning - {self._agent}):
-            self._journal.note(f"agent {agent} takes part again from step {self.step} on")
-        self._link_returning(
-            (returning & set(self._membership.planned_neighbours)) | self._returns.to_dial
-        )
-        # The new agent begins with the model that its sponsor has at this step.
-        self._returns.hand_over(self.step, self._header_of_return(), self.parameters)
-        return bool(returning)
-
-    def _link_returning(self, agents: Iterable[int]) -> None:
-        """Link agents whose step has come."""
-        for agent in sorted(agents):
-            try:
-                self._exchange.add(agent, self._returns.connect(agent))
-            except LinkError as error:
-                self._journal.note(f"{error} at step {self.step}")
-                self._note_cut(agent)
-
-    def _header_of_return(self) -> Header:
-        return Header(
-            # Zeros, as the model is not a message of a round, and no check compares it with one.
-            plan=bytes(PREFIX_BYTES),
-            next_plan=bytes(PREFIX_BYTES),
-            sender=self._agent,
-            step=self.step,
-            mixing_round=0,
-            degree=len(self._exchange.neighbours),
-            payload_bytes=self.parameters.nbytes,
-            news=self._membership.news,
-            attempt=self._recovery.attempt,
-        )
+    ``before`` is the model before the last round, or ``values`` in the first.
+    """
+    momentum, gain = gossip_round
+    mixed = values * (1 - gain * sum(weights[peer] for peer in received))
+    for peer, model in received.items():
+        mixed.add_(model, alpha=gain * weights[peer])
+    if momentum:
+        mixed.add_(values - before, alpha=momentum)
+    return mixed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
     from corn.distributed.requirements import Requirements
     from corn.learn.workloads import ProblemSource
 
-DropoutPolicy: TypeAlias = Literal["continue", "replan", "stop"]
+DropoutPolicy: TypeAlias = Literal["replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
 _PORT_DIGITS = 5
@@ -39,9 +39,8 @@ class RunSettings:
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
         seed: of the initial models; public.
         on_dropout: what the others do when an agent is lost: ``replan`` their noise for the
-            surviving graph, ``stop``, or ``continue`` with noise that no longer cancels; by default
-            ``replan`` where the seeds allow it, and ``stop`` otherwise. With exact sums
-            ``continue`` is ``replan``.
+            surviving graph, or ``stop``; by default ``replan`` where the seeds allow it, and
+            ``stop`` otherwise.
         timeout: seconds without a message after which an agent is lost.
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
@@ -93,11 +92,10 @@ class RunSettings:
 
     def policy_for(self, plan: Plan) -> DropoutPolicy:
         """Return what survivors of a loss do: as given, or what the plan allows."""
-        is_sum = plan.network.mixing == "sum"
-        if self.on_dropout is None:
-            can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
-            return "replan" if is_sum or can_replan else "stop"
-        return "replan" if is_sum and self.on_dropout == "continue" else self.on_dropout
+        if self.on_dropout is not None:
+            return self.on_dropout
+        can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
+        return "replan" if plan.network.mixing == "sum" or can_replan else "stop"
 
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
@@ -140,11 +138,10 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        # Both ends of a link must read each other's headers to agree on new weights.
         if plan.network.graph.is_directed() and self.policy_for(plan) != "stop":
             raise InvalidArgumentError(
-                "on_dropout must be 'stop' where links are one-way, as only two-way neighbours "
-                f"can agree on new weights, found {self.on_dropout!r}"
+                "on_dropout must be 'stop' where links are one-way, as weights of survivors are "
+                f"those of two-way links, found {self.on_dropout!r}"
             )
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
@@ -152,9 +149,11 @@ class RunSettings:
 
 def advise_return(plan: Plan) -> str:
     """Return how an agent that lost all others comes back to them, if it can."""
+    if plan.network.mixing == "gossip":
+        return "agents return to exact sums only, and not to a run under gossip"
     if not has_pair_seeds(plan):
-        return "it cannot return to them, as the plan has seeds of groups of three and more"
-    return "stop this agent and start it with --rejoin to return to them"
+        return "it cannot return to the others, as the plan has seeds of three and more agents"
+    return "if the others still run, start this agent with --rejoin to return to them"
 
 
 def has_pair_seeds(plan: Plan) -> bool:

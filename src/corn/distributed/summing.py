@@ -7,7 +7,8 @@ its way, and the root sends pieces down while later ones come up. The first piec
 Headers carry news, and a digest of the sender's model: all agents hold the same model. A parent
 compares its children's. On the way down the digest has the root's signature, so an agent compares
 its model with the root's, whoever is in between. The root could sign another digest for each of its
-children: now and then, and in the end, agents compare over all links that are not of the tree.
+children: now and then, and in the end, agents compare over all links that are not of the tree. Two
+neighbours with different models give up their link.
 
 A step needs all agents. Where a neighbour is lost, or calls for a recovery, the sum is given up
 (``corn.distributed.recovery``), whatever pieces of it have arrived.
@@ -29,7 +30,7 @@ from corn.distributed.membership import Membership
 from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError, check_header
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
-from corn.transport import LinkError
+from corn.transport import Dropout, LinkError
 
 UP, DOWN, ASIDE = 0, 1, 2
 """The numbers of a step's messages, in the place of mixing rounds."""
@@ -43,15 +44,11 @@ class SumOutcome:
 
     Attributes:
         total: the sum of all agents, modulo 2^B; None if it was given up.
-        dropouts: the neighbour that is lost, and how.
-        caller: the neighbour that called for a recovery.
-        other: the neighbour whose model is not this agent's.
+        dropouts: the neighbour that is lost, and how; none if one called for a recovery.
     """
 
     total: Tensor | None = None
     dropouts: Mapping[int, LinkError] = field(default_factory=dict)
-    caller: int | None = None
-    other: int | None = None
 
 
 class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
@@ -157,9 +154,11 @@ class TreeSum:
         self._membership.merge(found.header.news)
         if found.header.attempt:
             self._exchange.put_back(peer, found)
-            raise _Stopped(SumOutcome(caller=peer))
+            raise _Stopped(SumOutcome())
         if found.header.model != expected.model:
-            raise _Stopped(SumOutcome(other=peer))
+            self._exchange.drop(peer)
+            differs = LinkError(f"agent {peer} has another model", Dropout.DIFFERENT)
+            raise _Stopped(SumOutcome(dropouts={peer: differs}))
         return found.parameters
 
     def _read(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor | Received:
@@ -171,8 +170,9 @@ class TreeSum:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
 
         def check(header: Header) -> None:
-            # A call for a recovery is checked there.
-            if not header.attempt:
+            if header.attempt:
+                self._exchange.check_call(header)
+            else:
                 check_header(header, expected)
 
         found = self._exchange.receive(peer, check, in_pieces=True, deadline=deadline)

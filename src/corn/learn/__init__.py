@@ -24,15 +24,12 @@ if TYPE_CHECKING:
     from corn.learn.metrics import Row as Row
     from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
-    from corn.learn.partition import partition_dirichlet as partition_dirichlet
     from corn.learn.partition import partition_iid as partition_iid
-    from corn.learn.partition import partition_shards as partition_shards
     from corn.learn.problem import SweepSettings as SweepSettings
     from corn.learn.problem import TrainingProblem as TrainingProblem
     from corn.learn.schedule import Constant as Constant
     from corn.learn.schedule import Cosine as Cosine
     from corn.learn.schedule import InverseSqrt as InverseSqrt
-    from corn.learn.schedule import Schedule as Schedule
     from corn.learn.schedule import make_schedule as make_schedule
     from corn.learn.simulation import Simulation as Simulation
     from corn.learn.sweep import run_sweep as run_sweep
@@ -54,11 +51,11 @@ if TYPE_CHECKING:
 _NAMES = {
     "batches": "AgentData",
     "mechanism": "Trial Mechanism make_mechanisms",
-    "metrics": ("COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table"),
+    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table",
     "file_data": "Bounds FileWorkload",
-    "partition": "partition_dirichlet partition_iid partition_shards",
+    "partition": "partition_iid",
     "problem": "SweepSettings TrainingProblem",
-    "schedule": "Constant Cosine InverseSqrt Schedule make_schedule",
+    "schedule": "Constant Cosine InverseSqrt make_schedule",
     "simulation": "Simulation",
     "sweep": "run_sweep",
     "training": "compare load_parameters train",

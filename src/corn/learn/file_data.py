@@ -155,7 +155,14 @@ def _find_repeated(names: Sequence[str]) -> list[str]:
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return compute.utf8_trim_whitespace(column.cast(pa.string()))
+    """Return values as text; those that have none, such as lists, as the name of their type."""
+    try:
+        # A duration would become a plain number.
+        if not pa.types.is_duration(column.type):
+            return compute.utf8_trim_whitespace(column.cast(pa.string()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    return pa.chunked_array([pa.array([str(column.type)] * len(column), pa.string())])
 
 
 def _find_missing(name: str, column: pa.ChunkedArray) -> list[str]:

@@ -74,20 +74,17 @@ class InverseSqrt(_Decay):
 @final
 @dataclass(frozen=True)
 class Cosine(_Decay):
-    """Half a cosine from η₁ down towards ``final`` · η₁.
+    """Half a cosine from η₁ down towards 0.
 
     It would reach the end one step after the last: a step of size zero would spend privacy without
     any progress.
     """
 
-    final: float = 0.0
-
     def at(self, step: int, num_steps: int) -> float:
         """See ``Schedule``."""
         # From 0 at the first step to (T − 1)/T at the last.
         progress = (step - 1) / num_steps
-        share = self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
-        return self.initial * share
+        return self.initial * (1 + math.cos(math.pi * progress)) / 2
 
     def describe(self) -> str:
         """See ``Schedule``."""

@@ -32,7 +32,6 @@ from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
-    ClippedGradients,
     Mixer,
     RunOptimizers,
     StepReleases,
@@ -210,8 +209,17 @@ class Simulation:
             cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
             start = cells.stop
             # With exact sums there is one model for all agents of a seed.
-            own = models[self._releases.seeds_of(cells) if self._is_sum else cells]
-            found = self._compute(own, batches)
+            chosen = models[self._releases.seeds_of(cells) if self._is_sum else cells]
+            parts = []
+            # One or several batches have these cells.
+            for own, batch in zip(
+                torch.split(chosen, [len(batch.inputs) for batch in batches]), batches, strict=True
+            ):
+                part = compute_gradients(
+                    self._task, own, batch, self._clip, clips_samples=self._clips_samples
+                )
+                parts.append(part)
+            found = join_gradients(parts)
             self._releases.release(cells, found)
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
         norms, fraction, num_broken = (
@@ -227,16 +235,6 @@ class Simulation:
         if len(drawn) == 1:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
-
-    def _compute(self, models: Tensor, batches: Sequence[Batch]) -> ClippedGradients:
-        """Compute and clip the gradients of some cells, which one or several batches contain."""
-        own = torch.split(models, [len(batch.inputs) for batch in batches])
-        return join_gradients(
-            compute_gradients(
-                self._task, some, batch, self._clip, clips_samples=self._clips_samples
-            )
-            for some, batch in zip(own, batches, strict=True)
-        )
 
     def find_broken(self) -> Tensor | None:
         """Return the runs without noise whose gradients were not finite in this step, if any.

@@ -12,8 +12,6 @@ from corn.noise.keys import (
 from corn.noise.ledger import (
     BudgetSpentError,
     HistoryLoss,
-    LedgerContent,
-    ReleaseHistory,
     ReleaseLedger,
     agree_on_nonce,
     compose_history,
@@ -22,7 +20,6 @@ from corn.noise.ledger import (
 )
 from corn.noise.normals import load_compiled
 from corn.noise.roster import (
-    KeyRotation,
     Roster,
     load_roster,
     pin_roster,
@@ -54,12 +51,9 @@ __all__ = [
     "Delivery",
     "HistoryLoss",
     "Identity",
-    "KeyRotation",
-    "LedgerContent",
     "NoiseSource",
     "Owner",
     "RefusedPackageError",
-    "ReleaseHistory",
     "ReleaseLedger",
     "Roster",
     "Secret",

@@ -30,11 +30,10 @@ from corn.privacy.budget import (
     order_promises,
     read_promises,
 )
-from corn.privacy.gaussian import ACCOUNTANTS, Accountant, Accounting, is_proved
+from corn.privacy.gaussian import ACCOUNTANTS, Accounting, is_proved
 
 __all__ = [
     "ACCOUNTANTS",
-    "Accountant",
     "Accounting",
     "Adjacency",
     "AgentPromise",

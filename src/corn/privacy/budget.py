@@ -20,7 +20,7 @@ from corn.checks import (
     require_in_range,
     require_length,
 )
-from corn.errors import FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import FileFormatError, InvalidArgumentError, list_some, make_printable
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.rounding import write_exactly, write_range_exactly
@@ -257,7 +257,6 @@ def describe_range(values: Sequence[float] | FloatArray, *, digits: int = 12) ->
 
 _COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
 _MAX_FILE_BYTES = 1 << 24
-_MOST_NAMED = 5
 
 
 def order_promises(
@@ -345,7 +344,7 @@ def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> t
         if name not in places:
             raise InvalidArgumentError(
                 f"there is no agent {make_printable(name, limit=60)!r}: the agents are "
-                f"{_list_some(known)}"
+                f"{list_some(known)}"
             )
         if places[name] in found:
             raise InvalidArgumentError(f"agent {name!r} must have one promise, found two")
@@ -353,15 +352,9 @@ def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> t
     missing = [known[agent] for agent in range(len(known)) if agent not in found]
     if missing:
         raise InvalidArgumentError(
-            f"every agent must have a promise, found none for {_list_some(missing)}"
+            f"every agent must have a promise, found none for {list_some(missing)}"
         )
     return tuple(found[agent] for agent in range(len(known)))
-
-
-def _list_some(names: Sequence[str]) -> str:
-    shown = ", ".join(make_printable(name, limit=60) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.

@@ -9,11 +9,10 @@ from corn.report.plots import (
     plot_network,
     plot_training,
 )
-from corn.report.style import MECHANISM_COLOURS, MECHANISM_NAMES, save_figure
+from corn.report.style import MECHANISM_COLOURS, save_figure
 
 __all__ = [
     "MECHANISM_COLOURS",
-    "MECHANISM_NAMES",
     "plot_comparison",
     "plot_network",
     "plot_training",

@@ -8,7 +8,6 @@ from corn.topology.mixing import (
     balance,
     check_mixing_matrix,
     graph_of,
-    metropolis_weights,
     mixing_matrix,
 )
 from corn.topology.network import (
@@ -39,7 +38,6 @@ __all__ = [
     "is_connected",
     "load_network",
     "measure_network",
-    "metropolis_weights",
     "mixing_matrix",
     "name_of",
     "spectrum",

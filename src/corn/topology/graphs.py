@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
 
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError, InvalidArgumentError, list_some
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable
 
 Graph: TypeAlias = nx.Graph
 """Agents 0 … n−1 and links; an ``nx.DiGraph`` if links are directed (i → j: i sends to j)."""
@@ -31,8 +31,8 @@ def check_graph(graph: nx.Graph) -> Graph:
     loops = sorted(str(node) for node in nx.nodes_with_selfloops(graph))
     if loops:
         raise InvalidArgumentError(
-            f"the graph must have no self-loops, found one at {_some(loops)}: the mixing weights "
-            "decide what an agent keeps for itself"
+            f"the graph must have no self-loops, found one at {list_some(loops)}: the mixing "
+            "weights decide what an agent keeps for itself"
         )
     for u, v, weight in graph.edges(data="weight"):
         if weight is not None:
@@ -69,7 +69,7 @@ def _number_agents(graph: nx.Graph) -> Graph:
         if missing:
             raise InvalidArgumentError(
                 f"agents must be numbered 0 … {len(nodes) - 1}, found no "
-                f"{_some(map(str, missing))}: number them from 0 without gaps, or use names"
+                f"{list_some(missing)}: number them from 0 without gaps, or use names"
             )
         place = {node: int(node) for node in nodes}
     else:
@@ -96,19 +96,12 @@ def _require_connected(graph: Graph) -> None:
     parts = nx.strongly_connected_components(graph) if directed else nx.connected_components(graph)
     # The smallest part is the most likely mistake: one agent without a link, rather than the rest.
     smallest = min((sorted(part) for part in parts), key=len)
-    cut_off = _some(name_of(graph, agent) for agent in smallest)
+    cut_off = list_some(name_of(graph, agent) for agent in smallest)
     how = "strongly connected (everyone can reach everyone)" if directed else "connected"
     raise InfeasibleError(
         f"the graph must be {how}, found a part cut off from the rest: {cut_off}; "
         "add links, or train each part separately"
     )
-
-
-def _some(items: Iterable[str], limit: int = 5) -> str:
-    """Return the first few items, and how many more there are."""
-    listed = list(items)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
 
 
 _SEARCHES = 20

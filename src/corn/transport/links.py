@@ -38,6 +38,7 @@ class Dropout(StrEnum):
     STALLED = "stalled"
     TAMPERED = "tampered"
     MISBEHAVED = "misbehaved"
+    DIFFERENT = "different"
 
 
 class LinkError(PublicError):

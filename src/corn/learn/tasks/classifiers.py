@@ -9,6 +9,7 @@ vector norms: no gradient of a single sample is ever in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -28,8 +29,9 @@ from corn.learn.step import (
 )
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
-# Bounds the memory of one evaluation: 2²³ logits or hidden units.
+# Bound the memory of one evaluation: 2²³ logits or hidden units, of which a model has about 32.
 _ELEMENTS_AT_ONCE = 1 << 23
+_MOST_UNITS = 32
 
 
 @final
@@ -116,15 +118,9 @@ class LinearClassifier:
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; the loss is the cross-entropy without the penalty."""
-        models = len(parameters)
+        shape = len(parameters), self._num_outputs
         theta = parameters.reshape(-1, inputs.shape[-1])
-        loss, hits = parameters.new_zeros(models), parameters.new_zeros(models)
-        rows = max(1, _ELEMENTS_AT_ONCE // len(theta))
-        for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
-            logits = (X @ theta.T).view(len(X), models, self._num_outputs)
-            loss += cross_entropy(logits, y).sum(dim=0)
-            hits += (predict(logits) == y.unsqueeze(-1)).sum(dim=0)
-        return Scores(loss / len(inputs), hits / len(inputs))
+        return _score(lambda X: (X @ theta.T).view(len(X), *shape), parameters, inputs, targets)
 
     def describe(self) -> str:
         """See ``Task``."""
@@ -235,17 +231,14 @@ class ShallowNetwork:
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""
-        models = len(parameters)
         first = parameters[:, : self._first_layer_size].reshape(-1, self._features + 1)
         second, bias = self._output_layer(parameters)
-        loss, hits = parameters.new_zeros(models), parameters.new_zeros(models)
-        rows = max(1, _ELEMENTS_AT_ONCE // (models * self._hidden))
-        for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
-            hidden = (X @ first.T).relu_().view(len(X), models, self._hidden)
-            logits = (hidden.transpose(0, 1) @ second.mT + bias.unsqueeze(1)).transpose(0, 1)
-            loss += cross_entropy(logits, y).sum(dim=0)
-            hits += (predict(logits) == y.unsqueeze(-1)).sum(dim=0)
-        return Scores(loss / len(inputs), hits / len(inputs))
+
+        def compute(X: Tensor) -> Tensor:
+            hidden = (X @ first.T).relu_().view(len(X), len(parameters), self._hidden)
+            return (hidden.transpose(0, 1) @ second.mT + bias.unsqueeze(1)).transpose(0, 1)
+
+        return _score(compute, parameters, inputs, targets)
 
     def describe(self) -> str:
         """See ``Task``."""
@@ -313,16 +306,21 @@ def require_classes(targets: Tensor, num_classes: int) -> None:
         )
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each sample, shape (rows, models), from (rows, models, outputs)."""
-    if logits.shape[-1] == 1:
-        z = logits.squeeze(-1)
-        # log(1 + eᶻ) − z y, without overflow for large z.
-        return functional.softplus(z) - z * targets.unsqueeze(-1)
-    picked = logits.gather(-1, targets[:, None, None].expand(-1, logits.shape[1], 1))
-    return torch.logsumexp(logits, dim=-1) - picked.squeeze(-1)
-
-
-def predict(logits: Tensor) -> Tensor:
-    """Return the most likely class of each sample, shape (rows, models)."""
-    return (logits.squeeze(-1) > 0).long() if logits.shape[-1] == 1 else logits.argmax(dim=-1)
+def _score(
+    logits_of: Callable[[Tensor], Tensor], parameters: Tensor, inputs: Tensor, targets: Tensor
+) -> Scores:
+    """Score models by logits of shape (rows, models, outputs)."""
+    loss, hits = parameters.new_zeros(len(parameters)), parameters.new_zeros(len(parameters))
+    rows = max(1, _ELEMENTS_AT_ONCE // (len(parameters) * _MOST_UNITS))
+    for X, y in zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True):
+        logits = logits_of(X)
+        if logits.shape[-1] == 1:
+            z = logits.squeeze(-1)
+            # log(1 + eᶻ) − z y, without overflow for large z.
+            loss += (functional.softplus(z) - z * y.unsqueeze(-1)).sum(dim=0)
+            hits += ((z > 0).long() == y.unsqueeze(-1)).sum(dim=0)
+        else:
+            picked = logits.gather(-1, y[:, None, None].expand(-1, len(parameters), 1))
+            loss += (torch.logsumexp(logits, dim=-1) - picked.squeeze(-1)).sum(dim=0)
+            hits += (logits.argmax(dim=-1) == y.unsqueeze(-1)).sum(dim=0)
+    return Scores(loss / len(inputs), hits / len(inputs))
