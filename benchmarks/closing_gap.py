@@ -23,7 +23,6 @@ from corn.learn import (
     Constant,
     Cosine,
     InverseSqrt,
-    Schedule,
     Simulation,
     SweepSettings,
     TrainingProblem,
@@ -31,6 +30,7 @@ from corn.learn import (
     Workload,
     make_mechanisms,
 )
+from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Network, choose_cooldown, load_network

@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from corn.covariance import MechanismName, ThreatModel
 from corn.distributed import Rendezvous, RunSettings, launch
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import make_rehearsal_credentials, make_rehearsal_source
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
 from corn.distributed.recovery import ActivePlan
@@ -70,6 +69,7 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from corn.transport import Purpose, open_links
+from tests.distributed.rehearsal import make_public_credentials, make_public_source
 
 GRAPHS = {8: "er:n=8,p=0.5,seed=1", 20: "er:n=20,p=0.2,seed=1"}
 FEATURES, CLASSES, NUM_SAMPLES = 256, 10, 2048
@@ -236,7 +236,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     limit_threads()
     work = Work(agent, job.size, job.batch)
     rendezvous, exchange = meet(agent, job, work.start)
-    own = make_rehearsal_credentials(0, agent, job.num_agents)
+    own = make_public_credentials(0, agent, job.num_agents)
     work.keys = NewsKeys(own, bytes(32))
     if GLOO in job.kinds:
         gloo.init_process_group(
@@ -253,7 +253,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
     for turn in range(job.turns + 1):
         order.rotate()
         for kind in order:
-            rendezvous.barrier(f"turn-{kind}-{turn}")
+            rendezvous.agree(f"turn-{kind}-{turn}", "")
             before = count_traffic(exchange)
             began, worked = time.perf_counter(), time.process_time()
             if kind == GLOO:
@@ -265,7 +265,7 @@ def run_agent(agent: int, job: Job, results: Any) -> None:
             traffic = count_traffic(exchange) - before
             if turn:
                 found[kind].append(tuple(each / job.steps for each in (*seconds, *traffic)))
-    rendezvous.barrier("over")
+    rendezvous.agree("over", "")
     exchange.close()
     if GLOO in job.kinds:
         gloo.destroy_process_group()
@@ -276,7 +276,7 @@ def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
     """Return an agent at the store, and its links; keys are public, which changes no time."""
     listen, advertise = job.ports[agent] if job.ports else (None, None)
     rendezvous = join(
-        make_rehearsal_credentials(0, agent, job.num_agents),
+        make_public_credentials(0, agent, job.num_agents),
         store=("127.0.0.1", job.store),
         timeout=600,
         opens_store=False,
@@ -306,7 +306,7 @@ def run_steps(
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         noise: Any = Silence(plan, len(start))
         if is_private:
-            source = make_rehearsal_source(plan.decomposition, agent, seed=0)
+            source = make_public_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))
         return ActivePlan(plan, members, noise)
 
@@ -412,7 +412,7 @@ def measure(
                     network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0
                 )
                 save_plan(plan, Path(name) / kind)
-        store = host_store(("127.0.0.1", 0), make_rehearsal_credentials(0, 0, num_agents))
+        store = host_store(("127.0.0.1", 0), make_public_credentials(0, 0, num_agents))
         gloo_port, *rest = find_ports(1 + (2 * num_agents if delay else 0))
         ports = tuple(zip(rest[::2], rest[1::2], strict=True))
         job = Job(
@@ -488,7 +488,11 @@ def measure_start() -> float:
         save_plan(plan, folder / "plan.corn")
         settings = RunSettings(Constant(0.1), batch_size=32)
         launched = launch(
-            folder / "plan.corn", Workload("breast-cancer"), out=folder, settings=settings
+            folder / "plan.corn",
+            Workload("breast-cancer"),
+            out=folder,
+            settings=settings,
+            keys=folder / "keys",
         )
     return launched.seconds_to_start
 

@@ -43,7 +43,6 @@ from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, 
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
-from corn.distributed.keyring import RehearsalLedger
 from corn.learn.batches import SeededChoices
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
@@ -362,18 +361,16 @@ def find_candidates(
     for is_flipped in (False, True):
         problem = replace(workload, is_flipped=is_flipped).build(plan.num_agents)
         own = select_agents(problem, [VICTIM])
-        keyring: Any = SimpleNamespace(
-            make_choices=lambda _: SeededChoices(0), ledger=RehearsalLedger(1, bytes(32))
-        )
-        work = prepare_work(plan, VICTIM, settings, own, keyring)
-        stepper = work.stepper
+        ledger: Any = SimpleNamespace(make_choices=lambda _: SeededChoices(0), reserve=lambda k: k)
+        stepper, _, _ = prepare_work(plan, VICTIM, settings, own, ledger)
+        start = own.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
         # Without noise, on a grid so fine that nothing is lost: linear models start at 0.
-        silence: Any = GivenNoise(torch.zeros(len(work.start)).double(), 2.0**-60)
-        stepper.begin(0, silence, work.start)
+        silence: Any = GivenNoise(torch.zeros(len(start)).double(), 2.0**-60)
+        stepper.begin(0, silence, start)
         stepper.differentiate(own.task)
         half = stepper.release_half_step(step_size=1.0)
-        found.append((work.start - half).double().numpy())
-    return (found[0], found[1]), work.start.double().numpy()
+        found.append((start - half).double().numpy())
+    return (found[0], found[1]), start.double().numpy()
 
 
 def main() -> None:

@@ -22,7 +22,6 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from corn.covariance.decomposition import Decomposition
-from corn.distributed.keyring import make_rehearsal_source
 from corn.distributed.summing import digest_model
 from corn.learn.perturbation import NoiseShare
 from corn.learn.step import AgentStepper
@@ -46,6 +45,7 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
 from distributed_speed import GRAPHS, PlainStepper, Silence, Work
+from tests.distributed.rehearsal import make_public_source
 
 NUM_VALUES = 1 << 20
 NUM_AGENTS = 20
@@ -139,7 +139,7 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
     noise, bits = plan.decomposition, plan.mask_bits
     work = Work(0, 10**6, 128)
     size = len(work.start)
-    source = make_rehearsal_source(noise, 0, seed=0)
+    source = make_public_source(noise, 0, seed=0)
     share = NoiseShare(plan, 0, source, nonce=NONCE, num_parameters=size)
     plain = PlainStepper(work.batches)
     private = AgentStepper(budget.query, lambda step: step, work.batches)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from corn.distributed.keyring import find_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, RunSettings
@@ -57,12 +57,14 @@ class RecordingWorkload(Workload):
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem, and let this process record its releases from now on."""
         take, path, pause = NoiseShare.take, self.record, self.pause
+        # Plans for survivors number their agents anew.
+        (agent,) = agents or ()
         # A stack of every thread, where agents stand still.
         stacks = os.open(f"{path}-stacks-{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
         faulthandler.register(signal.SIGUSR1, stacks)
 
         def record(share: NoiseShare, step: int) -> DrawnNoise:
-            line = f"{share._agent} {share._nonce.hex()} {step}\n"
+            line = f"{agent} {share._nonce.hex()} {step}\n"
             with Path(path).open("a", encoding="ascii") as stream:
                 stream.write(line)  # short enough to be written at once
             time.sleep(pause)
@@ -106,13 +108,8 @@ class Disturber:
             return  # nothing is disturbed before all have begun
         self._next = now + draw.uniform(3, 15)
         usual = median(own.step for own in progress.values())
-        # Agents that lost all their neighbours go on alone: their owners would start them again.
-        alone = {agent for agent, own in progress.items() if own.step > usual + 200}
-        for agent in alone - self._restart_at.keys() - self._wake_at.keys():
-            self.events["restart of a lone agent"] += 1
-            self._processes.send_signal(agent, signal.SIGKILL)
         behind = {agent for agent, own in progress.items() if own.step < usual - 100}
-        busy = self._restart_at.keys() | self._wake_at.keys() | behind | alone
+        busy = self._restart_at.keys() | self._wake_at.keys() | behind
         calm = [agent for agent in range(self._num_agents) if agent not in busy]
         # At least half of the agents are left alone, so that there is a run to return to.
         if len(busy) >= self._num_agents // 2 or not calm:
@@ -146,7 +143,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
     )
-    store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
+    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = RecordingWorkload(
         "breast-cancer", record=str(folder / "releases"), pause=options.pause
     )

@@ -22,8 +22,6 @@ from scipy.stats import binomtest
 
 from corn import PrivacyBudget, make_plan
 from corn.distributed import RunSettings, launch
-from corn.distributed.logs import LogSettings
-from corn.distributed.settings import Monitoring
 from corn.learn import Bounds, Constant, FileWorkload
 from corn.learn.batches import Batch
 from corn.learn.partition import split_samples
@@ -113,8 +111,7 @@ def main() -> None:
                 workloads[secret],
                 out=folder / f"run-{run}",
                 settings=RunSettings(Constant(1.0)),
-                show_table=False,
-                monitoring=Monitoring(LogSettings(level="error")),
+                keys=folder / f"{run}.keys",
             )
             published = float(result.measured.average_parameters[0, weight])
             # A larger sum of gradients makes a smaller weight.

@@ -34,14 +34,14 @@ mkdir public && cp keys-a/*.pub keys-b/*.pub public
 "$CORN" keys roster public --out roster.json 2> /dev/null
 cp roster.json keys-a; cp roster.json keys-b
 
-run_host() {  # host's letter, host's number
-  ip netns exec "corn-$1" "$CORN" launch plan.corn --task breast-cancer --keys "keys-$1" \
-    --agents-per-host 2 --host "$2" --store $STORE:29500 \
-    --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1"
+run_agent() {  # host's letter, agent's number
+  ip netns exec "corn-$1" "$CORN" agent plan.corn --task breast-cancer --keys "keys-$1" \
+    --agent "$2" --store $STORE:29500 \
+    --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1" > "agent-$2.txt" 2>&1
 }
-run_host a 0 > a.txt 2>&1 &
-FIRST=$!
-run_host b 1 > b.txt 2>&1 || { cat a.txt b.txt; exit 1; }
-wait $FIRST || { cat a.txt; exit 1; }
-echo "host a"; cat a.txt
-echo "host b"; cat b.txt
+run_agent a 0 & AGENTS=$!
+run_agent a 1 & AGENTS="$AGENTS $!"
+run_agent b 2 & AGENTS="$AGENTS $!"
+run_agent b 3 & AGENTS="$AGENTS $!"
+for agent in $AGENTS; do wait "$agent" || { cat agent-*.txt; exit 1; }; done
+tail -n 3 agent-*.txt

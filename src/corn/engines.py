@@ -32,7 +32,7 @@ from torch import Tensor
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
 from corn.distributed.handshake import check_guarantee
-from corn.distributed.keyring import Keyring, load_credentials, open_ledger
+from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.recovery import budget_left
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
@@ -172,7 +172,7 @@ class AgentRelease:
         self.agent = agent
         self._keys = keys
         self._required = requirements or Requirements()
-        self._required.check(plan, agent, is_rehearsal=False)
+        self._required.check(plan, agent)
 
     def introduce(self) -> tuple[bytes, int]:
         """Begin a run; return this agent's contribution to its nonce, and the releases left."""
@@ -241,9 +241,8 @@ class AgentRelease:
         run = agree_on_nonce(nonces, plan_fingerprint=fingerprint(self.plan))
         own = load_credentials(self._keys, self.agent, self.plan.num_agents)
         with self._open(_find_precision(plan, place), continues=True) as ledger:
-            keyring = Keyring(ledger, own.identity, own.roster)
             # Before anything is reserved: without keys there is no noise, and no release.
-            source = keyring.make_source(plan, self.agent, agents)
+            source = make_source(own, plan, agents)
             self._check_run(ledger, run, round_number, nonces)
             # Each agent draws its own offset, at the last moment. An offset that follows from the
             # nonces would be the choice of a server that tries many of them.

@@ -34,7 +34,7 @@ from corn.audit.observation import (
 from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
-from corn.distributed.keyring import find_credentials, load_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.messages import Header
 from corn.distributed.processes import preloaded_context
 from corn.distributed.rendezvous import host_store
@@ -128,7 +128,7 @@ class AgentPool:
         out.mkdir(parents=True)
         save_plan(plan, out / "plan.corn")
         make_keys(keys, plan.num_agents)
-        credentials = find_credentials(settings, keys, 0, plan.num_agents)
+        credentials = load_credentials(keys, 0, plan.num_agents)
         # Port 0 lets the system choose a free one, which agents learn from their configuration.
         store = host_store(("127.0.0.1", 0), credentials)
         for agent, end in enumerate(self._ends):

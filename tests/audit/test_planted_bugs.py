@@ -21,7 +21,6 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
-from corn.distributed.keyring import RehearsalLedger
 from corn.distributed.own_loop import make_private
 from corn.errors import CornError
 from corn.learn import TrainingProblem, train
@@ -301,10 +300,8 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     data = torch.utils.data.TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     task, queries = LinearClassifier(3, 2), [plan.budget.query]
     own = TrainingProblem(task, AgentData(inputs[:32], data.tensors[1][:32], (0, 32)))
-    keyring: Any = SimpleNamespace(
-        make_choices=lambda _: make_choices(0, 0), ledger=RehearsalLedger(1, bytes(32))
-    )
-    prepare_work(plan, 0, RunSettings(), own, keyring)
+    ledger: Any = SimpleNamespace(make_choices=lambda _: make_choices(0, 0), reserve=lambda k: k)
+    prepare_work(plan, 0, RunSettings(), own, ledger)
     assert made == queries
     parts = torch.utils.data.random_split(data, [32] * 4)
     train(plan, model=task, datasets=parts, secure=True)

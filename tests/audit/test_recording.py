@@ -21,9 +21,9 @@ from corn.audit.observation import add_share_canary
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.step import AgentStepper, release_masked
+from corn.learn.step import AgentStepper, ClippedGradients, release_masked
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, Offset, draw_mask, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
@@ -105,7 +105,7 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(*given: Any, **rest: Any) -> FloatArray:
+def draw_no_offset(*given: Any, **rest: Any) -> Offset:
     return 0 * draw_offset(*given, **rest)
 
 
@@ -121,13 +121,11 @@ def round_apart(
     return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
 
 
-compute = AgentStepper.compute
+hand_over = AgentStepper.hand_over
 
 
-def clip_nothing(self: AgentStepper, *given: Any) -> None:
-    compute(self, *given)
-    assert self._found is not None
-    self._found = replace(self._found, factors=torch.full_like(self._found.factors, 0.01))
+def clip_nothing(self: AgentStepper, clipped: ClippedGradients) -> None:
+    hand_over(self, replace(clipped, factors=torch.full_like(clipped.factors, 0.01)))
 
 
 SHARE, STEP = "corn.learn.perturbation", "corn.learn.step"
@@ -141,7 +139,7 @@ SHARE, STEP = "corn.learn.perturbation", "corn.learn.step"
         (f"{SHARE}.draw_offset", draw_no_offset, {"sums"}),
         (f"{SHARE}.draw_share", draw_too_little, {"sums", "noise"}),
         (f"{STEP}.release_masked", round_apart, set[str]()),
-        (f"{STEP}.AgentStepper.compute", clip_nothing, {"length"}),
+        (f"{STEP}.AgentStepper.hand_over", clip_nothing, {"length"}),
     ],
 )
 def test_faults_of_agents_are_found(

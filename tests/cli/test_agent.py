@@ -19,7 +19,9 @@ from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.metrics import Row
+from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint, save_plan
+from corn.privacy import PrivacyBudget
 from tests.distributed.harness import small_plan
 
 from .commands import Runner
@@ -35,8 +37,9 @@ def test_agent_and_launch_have_the_same_options_of_learning_and_of_a_run() -> No
             p.annotation for p in inspect.signature(command, eval_str=True).parameters.values()
         }
         assert {LearningOptions, RunOptions} <= types
-    settings = RunOptions().make_settings(LearningOptions("breast-cancer"), batch_size=None)
-    usual = RunSettings(settings.schedule)
+    budget = PrivacyBudget(1, 1e-5, num_steps=5, clip=1)
+    settings = RunOptions().make_settings(LearningOptions("breast-cancer"), budget)
+    usual = RunSettings(settings.schedule, batch_size=USUAL_BATCH_SIZE)
     assert settings == usual
 
 
@@ -91,8 +94,6 @@ def test_the_promise_is_of_the_plan_that_was_run(
     facts = json.loads(done.stdout)
     assert facts["promise"] == f"simulated: {plan.budget.describe()}"
     assert facts["simulation"] == "labels decide"
-    assert "simulated ε spent 0 of " in done.stderr
-    assert "; labels decide" in done.stderr
 
 
 def test_scores_on_private_samples_are_not_printed(
@@ -110,7 +111,6 @@ def test_scores_on_private_samples_are_not_printed(
     done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
     assert {"test_loss", "validation_loss"}.isdisjoint(json.loads(done.stdout)["measured"])
-    assert "complete after 12 steps, " in done.stderr
 
 
 @pytest.mark.parametrize(

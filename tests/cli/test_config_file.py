@@ -68,7 +68,7 @@ def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig
     assert isinstance(config.workload, Workload)
     assert config.requirements is not None
     assert config.requirements.other_keys == (Path("old.keys"), Path("older.keys"))
-    assert config.monitoring.log.format == "json"
+    assert config.monitoring.log_format == "json"
 
 
 def test_the_command_line_wins_and_then_the_environment(
@@ -142,7 +142,7 @@ def test_a_launch_takes_a_file_too(corn: Runner, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("corn.distributed.launcher.launch", launch)
     path = write(
         'graph = "ring:4"\nplan = "request.json"\n'
-        'task = "breast-cancer"\nout = "runs"\nlog-level = "warning"\n'
+        'task = "breast-cancer"\nout = "runs"\nlog-format = "json"\n'
     )
     assert corn("plan", "--steps", 20, "--epsilon", 4, "--out", "request.json").exit_code == 0
     assert corn("launch", "--config", path).exit_code == 130

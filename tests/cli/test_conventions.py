@@ -90,7 +90,6 @@ def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
     [
         ("graph missing.edges", "missing.edges: no such file"),
         ("graph ring:5 --weights best", "weights must be one of metropolis"),
-        ("launch none.corn --task a9a --plot x.txt", "x.txt: a figure's name must end in .png"),
         ("graph ring:5 --plot picture.txt", "picture.txt: a figure's name must end in .png"),
         ("compare --graph ring:4 --seeds ' '", "must name something, found ' '"),
         ("graph ring:200001", "a graph can have at most 200,000 agents, found 200,001"),

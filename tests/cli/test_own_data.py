@@ -159,13 +159,11 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
     data = ("--target", "ill", "--classes", "no,yes", "--data")
     assert corn("plan", "--graph", "path:2", "--steps", 3, "--out", "plan.corn").exit_code == 0
     agent = ("agent", "plan.corn", "--keys", "keys", "--agent", 0, "--store", "a:1", *data)
-    hosts = ("launch", "plan.corn", "--agents-per-host", 1, "--store", "127.0.0.1:1", *data)
-    for command in (agent, hosts):
-        refused = corn(*command, "agent-0.csv")
-        said = " ".join(refused.stderr.replace("│", " ").split())
-        assert refused.exit_code == 2
-        assert "give agent-0-{agent}.csv" in said
-        assert "--partition iid" in said
+    refused = corn(*agent, "agent-0.csv")
+    said = " ".join(refused.stderr.replace("│", " ").split())
+    assert refused.exit_code == 2
+    assert "give agent-0-{agent}.csv" in said
+    assert "--partition iid" in said
     assert not built
     corn(*agent, "agent-{agent}.csv")
     corn(*agent, "agent-0.csv", "--partition", "iid")

@@ -19,7 +19,7 @@ def files(tmp_path: Path) -> Iterator[dict[int, StateFile]]:
     """Make a run with two running agents out of five."""
     made = {}
     for agent in (0, 2):
-        made[agent] = StateFile(make_folders(tmp_path, agent, is_rehearsal=False).private)
+        made[agent] = StateFile(make_folders(tmp_path, agent).private)
         made[agent].write(make_state(agent=agent))
     yield made
     for file in made.values():

@@ -5,11 +5,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
-from corn.distributed.keyring import find_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
@@ -22,6 +23,9 @@ from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
 
+from .rehearsal import rehearsing, sharing_batches
+
+_REPLACED = ExitStack()
 WORKLOAD = Workload("breast-cancer", partition="iid")
 SECONDS_PER_BRAKED_STEP = 0.3
 SECONDS_UNTIL_HANG = 120.0
@@ -65,6 +69,7 @@ class DisturbedWorkload(Workload):
 
     faults: tuple[Fault, ...] = ()
     brake: Path | None = None
+    rehearsal: tuple[int, Plan] | None = None
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         faults, brake, take = list(self.faults), self.brake, NoiseShare.take
@@ -77,6 +82,12 @@ class DisturbedWorkload(Workload):
             return take(share, step)
 
         setattr(NoiseShare, "take", disturb)  # noqa: B010
+        if self.rehearsal is not None:
+            seed, plan = self.rehearsal
+            # For the rest of the process.
+            _REPLACED.enter_context(rehearsing(seed))
+            everyone = super().build(num_agents)
+            _REPLACED.enter_context(sharing_batches(plan, everyone, agents or ()))
         return super().build(num_agents, agents)
 
 
@@ -92,6 +103,7 @@ def run_processes(
     keys: Path | None = None,
     agents: Sequence[int] | None = None,
     on_poll: Callable[[AgentProcesses], None] | None = None,
+    rehearsal_seed: int | None = None,
     seconds: float = SECONDS_UNTIL_HANG,
 ) -> dict[int, AgentResult]:
     """Run a plan to its end in processes; fail if that takes longer than so many seconds.
@@ -103,8 +115,7 @@ def run_processes(
     save_plan(plan, out / "plan.corn")
     folder = keys or out / "keys"
     make_keys(folder, plan.num_agents)
-    credentials = find_credentials(choose(settings, 0), folder, 0, plan.num_agents)
-    store = host_store(("127.0.0.1", 0), credentials)
+    store = host_store(("127.0.0.1", 0), load_credentials(folder, 0, plan.num_agents))
     processes = AgentProcesses(
         {
             agent: AgentConfig(
@@ -112,6 +123,7 @@ def run_processes(
                     **vars(workload if isinstance(workload, Workload) else workload[agent]),
                     faults=tuple(fault for fault in faults if fault.agent == agent),
                     brake=brake,
+                    rehearsal=None if rehearsal_seed is None else (rehearsal_seed, plan),
                 ),
                 settings=choose(settings, agent),
                 out=out,

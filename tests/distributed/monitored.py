@@ -4,10 +4,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from corn.distributed.state import TRAINING, AgentState, LocalState
+from corn.distributed.state import TRAINING, AgentState, PrivateState
 
 PRIVATE_NUMBERS = ("12.5", "0.8765", "1.2345", "0.4321")
-LOCAL = LocalState(12.5, train_loss=0.8765, gradient_norm=1.2345, fraction_clipped=0.4321)
+LOCAL = PrivateState(12.5, train_loss=0.8765, gradient_norm=1.2345, fraction_clipped=0.4321)
 
 
 def make_state(**changes: Any) -> AgentState:

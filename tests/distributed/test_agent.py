@@ -27,11 +27,15 @@ from corn.distributed import (
     run_agent,
 )
 from corn.distributed.exchange import Exchange
-from corn.distributed.handshake import HandshakeError
 from corn.distributed.keyring import make_keys, open_ledger, share_group_seeds
 from corn.distributed.messages import Header
-from corn.distributed.rendezvous import AbsentError, RefusalError, StoppedBeforeStartError
-from corn.distributed.state import AgentState, LocalState
+from corn.distributed.rendezvous import (
+    AbsentError,
+    HandshakeError,
+    RefusalError,
+    StoppedBeforeStartError,
+)
+from corn.distributed.state import AgentState, PrivateState
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
@@ -179,11 +183,6 @@ def test_a_run_does_not_replace_another(tmp_path: Path) -> None:
     for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6)):
         assert "has a run that came to step 6: continue it with --resume" in str(result)
     assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
-    for result in run_in_threads(
-        3, lambda rendezvous: train(rendezvous, tmp_path, rehearsal_seed=0)
-    ):
-        assert "has a run that came to step 6" in str(result)
-    assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
 def test_a_run_replaces_one_that_did_no_step(tmp_path: Path) -> None:
@@ -193,15 +192,6 @@ def test_a_run_replaces_one_that_did_no_step(tmp_path: Path) -> None:
         path.rename(path.with_name("checkpoint-0.corn"))
     for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6)):
         assert isinstance(result, AgentResult), result
-
-
-def test_a_note_reports_the_removal_of_an_earlier_rehearsal(tmp_path: Path) -> None:
-    for turn in range(2):
-        for result in run_in_threads(
-            3, lambda rendezvous: train(rendezvous, tmp_path, rehearsal_seed=0)
-        ):
-            assert isinstance(result, AgentResult), result
-            assert ("what an earlier run wrote" in "".join(result.notes)) == (turn == 1)
 
 
 def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> None:
@@ -494,7 +484,7 @@ def lose_one(
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
-    def crash(state: AgentState, _: LocalState) -> None:
+    def crash(state: AgentState, _: PrivateState) -> None:
         if state.step == 1:
             raise CornError("crash")
 

@@ -17,8 +17,8 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
 from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
 from corn.distributed.agent import digest_data, run_steps, run_to_end
-from corn.distributed.keyring import Keyring, RehearsalLedger, make_keys, open_ledger
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.distributed.keyring import make_keys, open_ledger
+from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width
 from corn.learn.own_loop import LoopTask, number_rows
@@ -251,15 +251,20 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
     assert "an older copy of it, which must not be used" in str(refused)
 
 
-def test_only_a_rehearsal_has_public_orders(tmp_path: Path) -> None:
-    plan = sample_plan("passes")
-    make_keys(tmp_path, 3)
-    with open_ledger(tmp_path, 0, plan, precision=1.0) as ledger:
-        assert isinstance(Keyring(ledger).make_choices(None), SecretChoices)
-    with pytest.raises(
-        InvalidArgumentError, match="must be a release ledger unless in a rehearsal"
-    ):
-        Keyring(RehearsalLedger(12, bytes(32))).make_choices(None)
+def test_a_pass_that_is_skipped_does_not_hide_an_older_ledger(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    """With other data two of five batches are skipped, which are more than the older copy lacks."""
+    plan, keys = sample_plan("passes"), tmp_path / "keys"
+    make_keys(keys, 3)
+    recorder.run(plan, keys, tmp_path, num_steps=3)
+    (path,) = keys.glob("agent-0-*.ledger")
+    older = path.read_bytes()
+    recorder.run(plan, keys, tmp_path, num_steps=4, resume=True)
+    path.write_bytes(older)
+    refused, *_ = recorder.run(plan, keys, tmp_path, resume=True, rows=range(SAMPLES - 1))
+    assert isinstance(refused, FileFormatError), refused
+    assert "after 4 releases, but the ledger beside the key counts 3" in str(refused)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])

@@ -9,18 +9,12 @@ from random import Random
 
 import pytest
 
-from corn.distributed.handshake import (
-    Agreement,
-    HandshakeError,
-    Hello,
-    confirm,
-    shake_hands,
-)
+from corn.distributed.handshake import Hello, shake_hands
 from corn.distributed.rendezvous import (
     ForgedEntryError,
+    HandshakeError,
     RefusalError,
     Rendezvous,
-    SignedEntry,
     _bind_refusal,
     signed_text,
 )
@@ -34,15 +28,13 @@ from corn.noise import (
     open_seed,
     seal_seed,
 )
+from corn.noise.stream import encode_fields
 from corn.transport import MemoryStore
 
 from ..mutations import find_complaint, is_clear, mutate
 from .threads import make_rendezvous
 
-HELLO = Hello(
-    "ab" * 32, "linear; 3 parameters", "start", "roster", {"steps": "10"}, "cd" * 32, 10, (0, 5)
-)
-AGREEMENT = Agreement(bytes(32), 0, 10, 0)
+HELLO = Hello("ab" * 32, {"steps": "10"}, "cd" * 32, 10, (0, 5))
 REFUSAL = "refusal/1"
 WORD = json.dumps(asdict(HELLO)).encode()
 
@@ -64,7 +56,7 @@ def meet(words: dict[str, bytes], *, signs: bool = True) -> Rendezvous:
         if key == REFUSAL:
             session = _bind_refusal(other._introduction)
         signature = other.credentials.identity.sign(signed_text(key, word, session))
-        store.set(key, SignedEntry(word, signature).encode() if signs else word)
+        store.set(key, encode_fields(word, signature) if signs else word)
     return own
 
 
@@ -86,8 +78,8 @@ def change_hello(**changes: object) -> bytes:
         (change_hello(nonce="zz" * 32), "nonce must be in hexadecimal"),
         (change_hello(nonce="ab"), "nonce must be 32 bytes, found 1 bytes"),
         (change_hello(plan=5), "plan cannot be 5"),
-        (change_hello(settings={"steps": 5}), "settings cannot be 5"),
-        (change_hello(settings=[]), "settings cannot be []"),
+        (change_hello(terms={"steps": 5}), "terms cannot be 5"),
+        (change_hello(terms=[]), "terms cannot be []"),
         (change_hello(remaining=True), "remaining cannot be True"),
         (change_hello(remaining=-1), "must not be negative"),
         (change_hello(remaining=10**400), "a whole number of more than 20 digits"),
@@ -108,9 +100,8 @@ def test_a_damaged_hello_is_explained(word: bytes, message: str) -> None:
 def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
     nasty = "\x1b[2J\n\u202e" + "x" * 10_000
     for word in (
-        change_hello(model=nasty),
-        change_hello(settings={nasty: "1"}),
-        change_hello(settings={"steps": nasty}),
+        change_hello(terms={nasty: "1", "steps": "10"}),
+        change_hello(terms={"steps": nasty}),
         change_hello(**{nasty: 1}),
     ):
         with pytest.raises(HandshakeError, match=r"\\x1b\[2J") as caught:
@@ -132,12 +123,12 @@ def test_an_unreadable_refusal_counts_as_a_refusal(word: bytes) -> None:
 def test_no_message_in_the_store_crashes_an_agent() -> None:
     said = {
         "hello/1": WORD,
-        "ready/1": json.dumps({"agreed": "ab" * 32}).encode(),
+        "ready/1": b"ab" * 32,
         REFUSAL: b'["no key", ""]',
     }
     listen: dict[str, Callable[[Rendezvous], object]] = {
         "hello/1": lambda rendezvous: shake_hands(rendezvous, HELLO),
-        "ready/1": lambda rendezvous: confirm(rendezvous, AGREEMENT, "ready"),
+        "ready/1": lambda rendezvous: rendezvous.agree("ready", "ab" * 32),
         REFUSAL: Rendezvous.raise_refusal,
     }
     for seed in range(240):

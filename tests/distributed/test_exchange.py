@@ -301,4 +301,4 @@ def test_a_neighbour_that_does_not_connect_is_named() -> None:
 
     result, _ = run_in_threads(2, run, timeout=7.0)
     assert isinstance(result, LinkError)
-    assert "no connection to its neighbour agent 1 within 7 s" in str(result)
+    assert "no connection from agent 1 within 7 s" in str(result)

@@ -11,17 +11,16 @@ import pytest
 from corn.covariance import Decomposition
 from corn.distributed.handshake import (
     Agreement,
-    HandshakeError,
     Hello,
     NoReleasesLeftError,
     announcing_failure,
     check_guarantee,
     compare_hellos,
-    confirm,
     shake_hands,
 )
 from corn.distributed.rendezvous import (
     AbsentError,
+    HandshakeError,
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
@@ -35,7 +34,8 @@ from corn.transport import LinkError, StoreLostError
 from .harness import small_plan
 from .threads import run_in_threads
 
-HELLO = Hello("ab" * 32, "model", "start", "roster", {"steps": "10"}, "cd" * 32, 10)
+TERMS = {"the model": "linear", "steps": "10"}
+HELLO = Hello("ab" * 32, TERMS, "cd" * 32, 10)
 
 
 def hello_of(agent: int) -> Hello:
@@ -51,7 +51,7 @@ def test_all_come_to_the_same_agreement() -> None:
             remaining=30 - 10 * (rendezvous.agent == 1),
         )
         agreement = shake_hands(rendezvous, own)
-        confirm(rendezvous, agreement, "ready")
+        rendezvous.agree("ready", repr(agreement))
         return agreement
 
     results = run_in_threads(3, run)
@@ -80,7 +80,7 @@ def test_a_store_that_replays_an_earlier_run_is_refused(
 
     def run(rendezvous: Rendezvous) -> Agreement:
         agreement = shake_hands(rendezvous, replace(HELLO, nonce=secrets.token_hex(32)))
-        confirm(rendezvous, agreement, "ready")
+        rendezvous.agree("ready", repr(agreement))
         return agreement
 
     monkeypatch.setattr(Rendezvous, "gather", hear)
@@ -91,15 +91,13 @@ def test_a_store_that_replays_an_earlier_run_is_refused(
         assert (result.topic, result.agents) == (topic, (agent,))
 
 
-def test_columns_that_differ_are_named_however_many_there_are() -> None:
+def test_terms_that_an_agent_lacks_are_named_in_the_order_of_the_first_agent() -> None:
     names = tuple(f"column {k}" for k in range(900))
     columns = {0: names, 1: names, 2: names[:-1], 3: names[10:]}
+    terms = {who: dict.fromkeys(own, "yes") for who, own in columns.items()}
     with pytest.raises(HandshakeError) as caught:
-        compare_hellos({who: replace(HELLO, columns=own) for who, own in columns.items()})
-    assert (caught.value.topic, caught.value.agents) == ("columns", (2, 3))
-    assert "agent 2 lacks 'column 899'; others that differ: agent 3" in str(caught.value)
-    hellos = {0: replace(HELLO, columns=("a", "b")), 1: replace(HELLO, columns=("b", "a"))}
-    compare_hellos(hellos)  # the order is part of the description of the data
+        compare_hellos({who: replace(HELLO, terms=own) for who, own in terms.items()})
+    assert (caught.value.topic, caught.value.agents) == ("column 0", (3,))
 
 
 def test_a_resumed_run_never_restarts_from_step_0() -> None:
@@ -147,11 +145,13 @@ def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
     ("other", "message"),
     [
         (replace(HELLO, plan="ff" * 32), "the plan's fingerprint: agent 2 has ffffffffffffffff"),
-        (replace(HELLO, model="another"), "the model: agent 2 has another"),
-        (replace(HELLO, start="elsewhere"), "the initial parameters: agent 2 has elsewhere"),
-        (replace(HELLO, roster="strangers"), "the roster of public keys: agent 2 has strangers"),
-        (replace(HELLO, settings={"steps": "9"}), "steps: agent 2 has 9; the rest 10"),
-        (replace(HELLO, settings={}), "steps: agent 2 has ; the rest 10"),
+        (
+            replace(HELLO, terms=TERMS | {"the model": "cnn"}),
+            "the model: agent 2 has cnn; the rest",
+        ),
+        (replace(HELLO, terms=TERMS | {"steps": "9"}), "steps: agent 2 has 9; the rest 10"),
+        (replace(HELLO, terms={"the model": "linear"}), "steps: agent 2 has nothing; the rest 10"),
+        (replace(HELLO, terms=TERMS | {"odd": "1"}), "odd: agent 2 has 1; the rest nothing"),
     ],
 )
 def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> None:
@@ -166,7 +166,7 @@ def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> No
 
 def test_between_two_agents_agent_0_is_the_standard() -> None:
     with pytest.raises(HandshakeError, match="agent 1 has b; the rest a"):
-        compare_hellos({0: replace(HELLO, model="a"), 1: replace(HELLO, model="b")})
+        compare_hellos({0: replace(HELLO, terms={"m": "a"}), 1: replace(HELLO, terms={"m": "b"})})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_late_agent_learns_that_the_others_gave_up() -> None:
             while rendezvous.store.get(["refusal/0", "refusal/1"]) == [None, None]:
                 time.sleep(0.01)
         with announcing_failure(rendezvous):
-            confirm(rendezvous, agreement, "ready")
+            rendezvous.agree("ready", repr(agreement))
 
     results = run_in_threads(3, run, timeout=6)
     absent = [result for result in results if isinstance(result, AbsentError)]

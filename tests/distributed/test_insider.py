@@ -27,7 +27,7 @@ from corn.distributed.messages import (
 )
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult, StopReason
-from corn.distributed.summing import digest_model
+from corn.distributed.summing import STEPS_BETWEEN_COMPARISONS, digest_model
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -464,6 +464,31 @@ def test_an_insider_cannot_hide_that_models_below_it_differ(
 
     results = attack_network(monkeypatch, tmp_path, PLANS["sum"], insider, split_models)
     require_left_behind(results, victim, insider=insider)
+
+
+def test_agents_behind_an_insider_leave_it_where_the_root_has_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other link could tell agent 0."""
+    plan = small_plan("path:5", STEPS, mixing="sum")
+    assert plan.network.tree.root == 2
+    tell = hide_the_model_of(0, 1, monkeypatch)
+
+    def split_models(sent: Sent) -> Iterator[bytes]:
+        values = sent.values.clone()
+        if sent.peer == 0 and len(values) and not sent.header.attempt:
+            values[0] += sent.header.step == FIRST
+        yield tell(sent.header, sent.peer).encode() + values.numpy().tobytes()
+
+    results = attack_network(monkeypatch, tmp_path, plan, 1, split_models)
+    for agent, own in results.items():
+        assert isinstance(own, AgentResult), (agent, own)
+        lost = {1} if agent == 0 else {0}
+        assert set(own.lost) == lost, (agent, own.lost, own.notes)
+        # The others hear of it one step later.
+        assert min(own.lost.values()) == STEPS_BETWEEN_COMPARISONS - (agent == 0)
+        is_told = any("digest of the model that agent 2" in note for note in own.notes)
+        assert is_told == (agent == 0)
 
 
 def test_a_root_that_signs_two_models_is_found_out_over_other_links(

@@ -1,8 +1,6 @@
 """Keys come from the agent's own files, and seeds of larger groups reach their members only."""
 
 import shutil
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +9,9 @@ import pytest
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings
 from corn.distributed.keyring import (
-    Keyring,
-    RehearsalLedger,
     load_credentials,
     make_keys,
-    make_rehearsal_source,
-    open_keyring,
+    make_source,
     open_ledger,
     share_group_seeds,
 )
@@ -24,8 +19,6 @@ from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import (
     ReleaseLedger,
-    SecureSource,
-    draw_all_shares,
     draw_share,
     generate_identity,
     list_used_plans,
@@ -33,7 +26,6 @@ from corn.noise import (
     load_roster,
     read_history,
     save_identity,
-    simulated_keys,
 )
 from corn.plan import Plan, fingerprint, verify_plan
 
@@ -50,11 +42,8 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
     make_keys(tmp_path, 4)
 
     def run(rendezvous: Rendezvous) -> tuple[dict[int, bytes], np.ndarray]:
-        own = load_credentials(tmp_path, rendezvous.agent, 4)
-        keyring = Keyring(RehearsalLedger(10, NONCE), own.identity, own.roster)
-        seeds = share_group_seeds(rendezvous, plan, keyring, run_nonce=NONCE)
-        keyring = replace(keyring, group_seeds=seeds)
-        source = keyring.make_source(plan, rendezvous.agent, (0, 1, 2, 3))
+        seeds = share_group_seeds(rendezvous, plan, run_nonce=NONCE)
+        source = make_source(rendezvous.credentials, plan, (0, 1, 2, 3), seeds)
         where = {"source": source, "nonce": NONCE, "step": 3, "stop": 2000}
         share = draw_share(plan.decomposition, rendezvous.agent, **where)  # type: ignore[arg-type]
         found = {number: seed.reveal() for number, seed in seeds.items()}
@@ -79,14 +68,6 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
     np.testing.assert_allclose(correlation, expected, atol=0.1)
 
 
-def test_noise_is_public_only_in_a_rehearsal() -> None:
-    """Without keys there is no noise, rather than noise that anyone can draw."""
-    plan, ledger = small_plan("ring:4", 10), RehearsalLedger(10, NONCE)
-    with pytest.raises(InvalidArgumentError, match="identity and roster must be given"):
-        Keyring(ledger).make_source(plan, 0, (0, 1, 2, 3))
-    Keyring(ledger, rehearsal_seed=0).make_source(plan, 0, (0, 1, 2, 3))
-
-
 def test_survivors_keep_the_keys_of_their_numbers_in_the_roster(tmp_path: Path) -> None:
     """A new plan renumbers agents; shared noise cancels only if pairs find each other's keys."""
     make_keys(tmp_path, 4)
@@ -94,28 +75,13 @@ def test_survivors_keep_the_keys_of_their_numbers_in_the_roster(tmp_path: Path) 
     plan = small_plan("ring:3", 10)
 
     def draw(agent: int) -> np.ndarray:
-        keys = load_credentials(tmp_path, agent, 4)
-        keyring = Keyring(RehearsalLedger(10, NONCE), keys.identity, keys.roster)
-        source = keyring.make_source(plan, agent, members)
+        source = make_source(load_credentials(tmp_path, agent, 4), plan, members)
         own = members.index(agent)
         return draw_share(plan.decomposition, own, source=source, nonce=NONCE, step=1, stop=20_000)
 
     found = np.cov(np.stack([draw(agent) for agent in members]))
     R = plan.decomposition.covariance
     np.testing.assert_allclose(found, R, atol=0.05 * R.max())
-
-
-def test_a_rehearsal_draws_what_a_simulation_draws() -> None:
-    plan = small_plan("ring:4", 10)
-    everyone = SecureSource(simulated_keys(plan.decomposition, seed=5))
-    where = {"nonce": NONCE, "step": 2, "stop": 50}
-    expected = draw_all_shares(plan.decomposition, source=everyone, **where)  # type: ignore[arg-type]
-    for agent in range(4):
-        source = make_rehearsal_source(plan.decomposition, agent, seed=5)
-        share = draw_share(plan.decomposition, agent, source=source, **where)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(share, expected[agent])
-        with pytest.raises(InvalidArgumentError, match="holds no key"):
-            draw_share(plan.decomposition, (agent + 1) % 4, source=source, **where)  # type: ignore[arg-type]
 
 
 def test_keys_are_made_once(tmp_path: Path) -> None:
@@ -126,13 +92,11 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
     assert load_credentials(tmp_path, 2, 3).identity.public_key == roster.public_key(2)
 
 
-@pytest.mark.parametrize("is_one_machine", [True, False])
-def test_no_keys_are_made_where_agents_have_keys(is_one_machine: bool, tmp_path: Path) -> None:
-    if is_one_machine:
-        save_identity(generate_identity(), tmp_path / "agent-2.key")
+def test_no_keys_are_made_where_agents_have_keys(tmp_path: Path) -> None:
+    save_identity(generate_identity(), tmp_path / "agent-2.key")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(FileFormatError, match=r"roster\.json: is missing: .* corn keys roster"):
-        make_keys(tmp_path, 3, is_one_machine=is_one_machine)
+        make_keys(tmp_path, 3)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -215,15 +179,12 @@ def test_every_later_total_counts_the_least_noise_that_a_run_may_have_had(tmp_pa
     planned = verify_plan(plan).guarantees[agent].precision
     cap = float(plan.precision_caps[agent])
     assert planned < 0.9 * cap
-    credentials = load_credentials(tmp_path, agent, 4)
     counted = []
     for policy in ("stop", "replan", "stop"):
-        settings = RunSettings(on_dropout=policy)
-        with ExitStack() as stack:
-            keyring = open_keyring(plan, credentials, settings, tmp_path, stack, precision=planned)
-            keyring.ledger.reserve(0)
-            assert isinstance(keyring.ledger, ReleaseLedger)
-            counted.append(keyring.ledger.expense)
+        precision = RunSettings(on_dropout=policy).precision_of(plan, agent, planned)
+        with open_ledger(tmp_path, agent, plan, precision=precision) as ledger:
+            ledger.reserve(0)
+            counted.append(ledger.expense)
         assert read_history([tmp_path], agent).expenses == (counted[-1],)
     assert [own.precision for own in counted] == [planned, cap, cap]
     assert [own.num_releases for own in counted] == [1, 2, 3]

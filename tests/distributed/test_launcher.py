@@ -1,19 +1,14 @@
-"""The launcher reports on agents in one line each, and places them on hosts."""
+"""The launcher reports on agents in one line each."""
 
-import io
-import math
 import signal
-import socket
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from corn.distributed.launcher import LaunchDisplay, Placement, draw_table, launch
-from corn.distributed.logs import LogSettings
+from corn.distributed.launcher import ProgressLog, launch
+from corn.distributed.logs import writing_log
 from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
     AgentResult,
@@ -29,14 +24,13 @@ from corn.distributed.results import (
     require_done,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState, LocalState
-from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
+from corn.errors import CornError, StoppedByUserError
 from corn.plan import save_plan
 
 from .harness import WORKLOAD, small_plan
 from .monitored import make_state
 
-KILLED = Failure(FailureKind.ENDED, exit_code=-signal.SIGKILL)
+KILLED = Failure(FailureKind.ENDED, "agent 2: ended by SIGKILL")
 
 
 def done(
@@ -62,79 +56,49 @@ def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
     monkeypatch.setattr(AgentProcesses, "poll", interrupt)
     monkeypatch.setattr(AgentProcesses, "close", lambda own: closed.append(own))
     save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        where = free.getsockname()
-    # Twice, as the port of the store must be free again after the first time.
-    for _ in range(2):
-        with pytest.raises(StoppedByUserError, match="--resume continues from the newest check"):
-            launch(
-                tmp_path / "plan.corn",
-                WORKLOAD,
-                out=tmp_path / "out",
-                settings=RunSettings(),
-                placement=Placement(store=where),
-            )
-    assert len(closed) == 2
+    with pytest.raises(StoppedByUserError, match="--resume continues from the newest check"):
+        launch(
+            tmp_path / "plan.corn",
+            WORKLOAD,
+            out=tmp_path / "out",
+            settings=RunSettings(),
+            keys=tmp_path / "keys",
+        )
+    assert len(closed) == 1
 
 
-def test_the_table_shows_every_agent() -> None:
-    states = {0: make_state(step=40), 1: make_state(step=41, test_loss=None)}
-    local = LocalState(12.5, train_loss=0.77, gradient_norm=1.0, fraction_clipped=0.5)
-    unknown = replace(local, fraction_clipped=math.nan)
-    results = {1: failed(1, KILLED), 2: done(2)}
-    public, private = ("40/500", "0.25", "3.21", "1.5", "lost", "done"), ("0.77", "50%", "clipped")
-    for show_private in (False, True):
-        written = io.StringIO()
-        promise = "(10, 1e-5)-DP of an agent, clip [0.1]"
-        shown = {0: local, 1: unknown} if show_private else None
-        table = draw_table(states, results, 500, promise=promise, local_states=shown)
-        Console(width=100, file=written).print(table)
-        text = written.getvalue()
-        assert "nan" not in text
-        assert f"ε: {promise}" in text
-        assert "simulated" not in text
-        assert all(shown in text for shown in public)
-        assert all((shown in text) == show_private for shown in private)
-
-
-def test_the_table_names_a_simulated_epsilon() -> None:
-    written = io.StringIO()
-    states = {0: make_state(step=40)}
-    Console(width=120, file=written).print(draw_table(states, {}, 500, epsilon="simulated ε"))
-    assert "simulated ε spent" in written.getvalue()
-
-
-def test_without_a_terminal_there_is_a_line_per_checkpoint_and_event(
+def test_there_is_a_line_per_checkpoint_and_event(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def at(step: int) -> dict[int, AgentState]:
-        return {agent: make_state(agent=agent, step=step + agent) for agent in range(2)}
-
-    news = [(0, Note("agent 2 is gone")), (1, Note("agent 2 is gone")), (1, Note("odd", True))]
-    display = LaunchDisplay(500, checkpoint_every=100, promise="the promise")
-    with display.logging(LogSettings()), display:
-        for step in (40, 99, 101, 130, 330, 370):
-            display.update(at(step), {}, {}, news[: 3 if step > 99 else 0])
-        display.update(at(400), {}, {0: failed(0, KILLED), 1: done(1)}, news)
+    news = [Note(0, "agent 2 is gone"), Note(1, "agent 2 is gone"), Note(1, "odd", True)]
+    processes = AgentProcesses({})
+    progress = ProgressLog("the promise", checkpoint_every=100)
+    with writing_log("text"):
+        for step in (40, 99, 101, 130, 330, 370, 400):
+            for agent in range(2):
+                processes.states[agent] = make_state(agent=agent, step=step + agent)
+            processes.news = news[: 3 if step > 99 else 0]
+            if step == 400:
+                processes.results = {0: failed(0, KILLED), 1: done(1)}
+            progress.update(processes)
     lines = capsys.readouterr().err.splitlines()
     ends = [line.partition(": ")[2] for line in lines]
-    assert [text.partition(",")[0] for text in ends if "of 500" in text] == [
-        "step 101 of 500",
-        "step 330 of 500",
+    assert [text.partition(",")[0] for text in ends if "of 400" in text] == [
+        "step 101 of 400",
+        "step 330 of 400",
     ]
-    assert all("ε spent at most 3.21: the promise" in text for text in ends if "of 500" in text)
+    assert all("ε spent at most 3.21: the promise" in text for text in ends if "of 400" in text)
     assert ends.count("agent 2 is gone") == 1
     assert ends.count("private, do not publish: odd") == 1
-    assert "ended by SIGKILL" in ends
+    assert any("ended by SIGKILL" in text for text in ends)
     assert "complete after 0 steps" in ends
-    assert not any("0.77" in line for line in lines)
 
 
 @pytest.mark.parametrize("cause", [Failure(FailureKind.ERROR, "agent 2: no key"), KILLED])
 def test_the_reason_comes_from_an_agent_that_has_one_of_its_own(cause: Failure) -> None:
     because = Failure(FailureKind.FOLLOWED, "agent 0: does not start, because agent 2 refused")
     results = {0: failed(0, because), 2: failed(2, cause)}
-    with pytest.raises(CornError, match=f"^{cause.describe(2)}$"):
+    with pytest.raises(CornError, match=f"^{cause.message}$"):
         raise_common_failure(results)
     with pytest.raises(CornError, match="agent 2 refused"):
         raise_common_failure({0: failed(0, because)})
@@ -174,7 +138,7 @@ def test_a_run_is_done_unless_a_person_or_its_agents_stopped_it(
 def test_equal_notes_are_listed_once() -> None:
     note = ("went on without agent 2",)
     results = {0: done(0, note), 1: done(1, note), 2: failed(2, KILLED)}
-    assert describe_notes(results, 3) == [
+    assert describe_notes(results) == [
         "only 2 of 3 agents finished: agents 0, 1",
         "agent 2: ended by SIGKILL",
         "agents 0, 1: went on without agent 2",
@@ -182,38 +146,28 @@ def test_equal_notes_are_listed_once() -> None:
 
 
 def test_a_lost_agent_is_named_with_the_step_at_which_the_loss_was_first_noticed() -> None:
-    results = {
-        0: done(0, lost={1: 40, 3: 35}),
-        1: failed(1, KILLED),
-        2: done(2, lost={1: 39, 3: 36}),
-    }
-    lost = {
-        1: "agent 1: ended by SIGKILL, missed by the others from step 39 on",
-        3: "agent 3: lost on another host, missed by the others from step 35 on",
-    }
+    results = {0: done(0, lost={2: 40}), 1: done(1, lost={2: 39}), 2: failed(2, KILLED)}
+    lost = {2: "agent 2: ended by SIGKILL, missed by the others from step 39 on"}
     assert describe_lost(results) == lost
-    assert describe_notes(results, 4) == [
-        "only 2 of 3 agents on this host finished: agents 0, 2",
-        *lost.values(),
-    ]
+    assert describe_notes(results) == ["only 2 of 3 agents finished: agents 0, 1", *lost.values()]
 
 
 def test_there_are_no_notes_on_losses_where_all_finish() -> None:
     results = {agent: done(agent) for agent in range(2)}
-    assert describe_notes(results, 2) == []
+    assert describe_notes(results) == []
     assert describe_lost(results) == {}
 
 
 def test_notes_of_a_lost_agent_are_kept() -> None:
     results = {0: done(0), 2: failed(2, KILLED, ("was slow",))}
-    assert describe_notes(results, 3)[1:] == ["agent 2: ended by SIGKILL", "agent 2: was slow"]
+    assert describe_notes(results)[1:] == ["agent 2: ended by SIGKILL", "agent 2: was slow"]
 
 
 def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
     secret = "agent 1: targets must be classes, found 37.25"
     private = failed(1, Failure(FailureKind.ERROR, secret, is_private=True))
     results = {0: done(0, lost={1: 8}), 1: private}
-    for text in (*describe_lost(results).values(), *describe_notes(results, 2)):
+    for text in (*describe_lost(results).values(), *describe_notes(results)):
         assert "37.25" not in text
     with pytest.raises(CornError, match="found 37"):  # on the owner's own console
         raise_common_failure({1: private})
@@ -236,17 +190,3 @@ def test_a_suspended_process_is_recognised() -> None:
         assert is_suspended(process.pid)
         process.kill()
     assert not is_suspended(process.pid)
-
-
-def test_agents_are_assigned_to_hosts() -> None:
-    store = ("10.0.0.1", 29500)
-    assert [list(Placement(3, host, store).agents(7)) for host in range(3)] == [
-        [0, 1, 2],
-        [3, 4, 5],
-        [6],
-    ]
-    assert list(Placement().agents(2)) == [0, 1]
-    with pytest.raises(InvalidArgumentError, match="host 3 has no agents"):
-        Placement(3, 3, store).agents(7)
-    with pytest.raises(InvalidArgumentError, match="store must be given"):
-        Placement(3)

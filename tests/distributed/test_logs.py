@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.logs import LogSettings, log_event, writing_log
-from corn.errors import InvalidArgumentError
+from corn.distributed.logs import log_event, writing_log
 
 
 def test_lines_have_time_level_and_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with writing_log(LogSettings(), folder=tmp_path):
+    with writing_log("text", folder=tmp_path):
         log_event(3, "note", "agent 2 is\ngone \x1b[2J", level=logging.WARNING)
         log_event(3, "note", "the loss is 7", is_private=True)
         log_event(None, "checkpoint", "step 100")
@@ -28,7 +27,7 @@ def test_lines_have_time_level_and_agent(
 
 
 def test_json_lines_have_fields_for_programs(tmp_path: Path) -> None:
-    with writing_log(LogSettings("json"), folder=tmp_path, to_stderr=False):
+    with writing_log("json", folder=tmp_path, to_stderr=False):
         fields = {"step": 100, "loss": float("nan"), "lost": {"2": 30}}
         log_event(3, "checkpoint", "step 100", fields=fields)
         log_event(3, "note", "odd", is_private=True)
@@ -38,20 +37,11 @@ def test_json_lines_have_fields_for_programs(tmp_path: Path) -> None:
     assert (first["private"], second["private"]) == (False, True)
 
 
-def test_levels_select_lines(tmp_path: Path) -> None:
-    with writing_log(LogSettings(level="warning"), folder=tmp_path, to_stderr=False):
-        log_event(0, "checkpoint", "step 100")
-        log_event(0, "note", "loss", level=logging.WARNING)
-    assert len((tmp_path / "log").read_text().splitlines()) == 1
-    with pytest.raises(InvalidArgumentError, match="log_level must be one of"):
-        LogSettings(level="loud")  # type: ignore[arg-type]
-
-
 def test_a_moved_log_is_made_anew_and_a_missing_folder_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "later"
-    with writing_log(LogSettings(), folder=folder, to_stderr=False):
+    with writing_log("text", folder=folder, to_stderr=False):
         log_event(0, "note", "before")
         folder.mkdir()
         log_event(0, "note", "first")

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.agent import run_workload
-from corn.distributed.handshake import HandshakeError
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import make_keys
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous
+from corn.distributed.rendezvous import AbsentError, HandshakeError, RefusalError, Rendezvous
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.errors import FileFormatError
@@ -64,7 +63,7 @@ def run_files(
         )
         return run_workload(config, Reports())[1]
 
-    monkeypatch.setattr("corn.distributed.agent.join_run", lambda config, _: met[config.agent])
+    monkeypatch.setattr("corn.distributed.agent._join_run", lambda config, _: met[config.agent])
     return run_in_threads(N, run)
 
 
@@ -118,8 +117,8 @@ def test_all_agents_read_which_columns_differ(
 ) -> None:
     for result in run_files(tmp_path, monkeypatch, header="age,weight,ill"):
         assert isinstance(result, HandshakeError), result
-        assert (result.topic, result.agents) == ("columns", (1,))
-        assert "agent 1 lacks 'dose' and also has 'weight'" in str(result)
+        assert (result.topic, result.agents) == ("column 'dose'", (1,))
+        assert "agent 1 has nothing; the rest yes" in str(result)
         assert "\n" not in str(result)
 
 

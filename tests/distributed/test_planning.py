@@ -12,16 +12,19 @@ from corn.covariance import Horizon
 from corn.distributed.handshake import announcing_failure
 from corn.distributed.planning import (
     CheatingError,
-    Flood,
     PlanningRequest,
     check_reveal,
     commit,
-    discover_graph,
     draw_together,
     plan_together,
     read_request,
 )
-from corn.distributed.rendezvous import RefusalError, Rendezvous, StoppedBeforeStartError
+from corn.distributed.rendezvous import (
+    HandshakeError,
+    RefusalError,
+    Rendezvous,
+    StoppedBeforeStartError,
+)
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.learn.sweep import Interruption
 from corn.plan import fingerprint, make_plan, verify_plan
@@ -89,11 +92,7 @@ def test_a_refusal_ends_planning() -> None:
 
 def test_all_agents_draw_the_same_seed() -> None:
     def draw(rendezvous: Rendezvous) -> int:
-        flood = Flood(rendezvous, sorted(GRAPH.neighbors(rendezvous.agent)))
-        try:
-            return draw_together(flood, bytes([rendezvous.agent]) * 32)
-        finally:
-            flood.close()
+        return draw_together(rendezvous, bytes([rendezvous.agent]) * 32)
 
     first = run_in_threads(5, draw)
     assert isinstance(first[0], int)
@@ -101,28 +100,25 @@ def test_all_agents_draw_the_same_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("neighbours", "message"),
+    ("neighbours", "error", "message"),
     [
-        ({0: [1], 1: [0], 2: [3], 3: [2]}, "the links do not reach agents"),
-        ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, "agent 3 has another request for a plan"),
+        ({0: [1], 1: [0], 2: [3], 3: [2]}, CornError, "connected"),
+        ({0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, HandshakeError, "agent 3 has"),
+        ({0: [1], 1: [0], 2: [1, 3], 3: [2]}, PublicError, "agents 2 and 1 do not agree on a link"),
     ],
 )
-def test_unreachable_agents_and_other_requests_are_reported(
-    neighbours: dict[int, list[int]], message: str
+def test_networks_and_requests_that_do_not_fit_are_reported(
+    neighbours: dict[int, list[int]], error: type[CornError], message: str
 ) -> None:
     def run(rendezvous: Rendezvous) -> object:
         own = REQUEST
-        if rendezvous.agent == 3 and "request" in message:
+        if rendezvous.agent == 3 and error is HandshakeError:
             own = replace(REQUEST, mechanism="ldp")
-        flood = Flood(rendezvous, neighbours[rendezvous.agent])
-        try:
-            return discover_graph(flood, own)
-        finally:
-            flood.close()
+        return plan_together(rendezvous, own, neighbours[rendezvous.agent])
 
-    result = run_in_threads(4, run)[0]
-    assert isinstance(result, CornError)
-    assert message in str(result)
+    for result in run_in_threads(4, run):
+        assert isinstance(result, error), result
+        assert message in str(result)
 
 
 def test_a_revealed_secret_must_match_its_commitment() -> None:

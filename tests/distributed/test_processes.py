@@ -208,7 +208,7 @@ def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path:
         for agent in stopped:
             process = agents[agent]
             assert process.wait() == 130, process.stderr
-            assert f"agent {agent}: interrupted after" in process.stderr
+            assert f"agent {agent}: interrupted: step" in process.stderr
             assert "--resume continues from the newest checkpoint" in process.stderr
         if stopped == (1,):
             # To the other one it is a lost agent, and no third one is left.
@@ -368,7 +368,7 @@ def test_each_round_is_one_message_per_neighbour(tmp_path: Path) -> None:
         for traffic in own.traffic.values():
             assert traffic.messages_sent == traffic.messages_received == rounds
             payload = rounds * 4 * WORKLOAD.build(5).task.num_parameters
-            assert payload < traffic.bytes_sent <= payload + rounds * 200
+            assert payload < traffic.bytes_sent <= payload + rounds * 240
 
 
 def test_all_agents_stop_together_on_request(tmp_path: Path) -> None:

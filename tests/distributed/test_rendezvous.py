@@ -14,7 +14,6 @@ from corn.distributed.rendezvous import (
     ForgedEntryError,
     RefusalError,
     Rendezvous,
-    SignedEntry,
     StoppedBeforeStartError,
     host_store,
     join,
@@ -22,6 +21,7 @@ from corn.distributed.rendezvous import (
 )
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
+from corn.noise.stream import encode_fields
 from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial
 
 from .threads import make_credentials, make_rendezvous, run_in_threads
@@ -39,8 +39,8 @@ def test_waiting_for_a_store_can_be_interrupted() -> None:
 
 def test_a_rendezvous_serves_one_run() -> None:
     def run(rendezvous: Rendezvous) -> None:
-        rendezvous.barrier("hello")
-        rendezvous.barrier("hello")
+        rendezvous.agree("hello", "")
+        rendezvous.agree("hello", "")
 
     (result,) = run_in_threads(1, run)
     assert isinstance(result, InvalidArgumentError)
@@ -233,7 +233,7 @@ def test_a_host_cannot_change_or_invent_words(change: str) -> None:
     (word,) = store.get(["hello/1"])
     assert word is not None
     lie = {
-        "message": SignedEntry(b"c", word[-64:]).encode(),
+        "message": encode_fields(b"c", word[-64:]),
         "signature": word[:-1] + bytes([word[-1] ^ 1]),
         "none": b"c",
     }[change]
@@ -254,7 +254,7 @@ def test_a_second_process_under_the_same_number_is_detected() -> None:
 
 def come(own: Rendezvous) -> None:
     """Let an agent come to the store, and wait for nobody."""
-    own._entries.put(f"join/{own.agent}", own._introduction, NO_SESSION)
+    own._put(f"join/{own.agent}", own._introduction, NO_SESSION)
 
 
 def refuse_earlier(agent: int, *, has_met: bool) -> bytes:

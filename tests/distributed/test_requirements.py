@@ -1,5 +1,6 @@
 """An owner's requirements are met before anything is published or released."""
 
+import logging
 import math
 import shutil
 from dataclasses import replace
@@ -17,18 +18,19 @@ from corn.distributed import (
     AgentResult,
     ReleaseTotal,
     Rendezvous,
-    Reports,
     RequirementError,
     Requirements,
     RunSettings,
     run_agent,
 )
+from corn.distributed.agent import make_plan_together
 from corn.distributed.handshake import name_kind
 from corn.distributed.keyring import make_keys, open_ledger
-from corn.distributed.launcher import foresee_total
-from corn.distributed.planning import PlanningRequest, find_plan
+from corn.distributed.logs import writing_log
+from corn.distributed.planning import PlanningRequest
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import RefusalError
+from corn.distributed.requirements import compose_total
 from corn.distributed.settings import AgentConfig
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Workload
@@ -86,23 +88,26 @@ def count_releases(folder: Path, agent: int) -> list[int]:
 
 
 def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
-    told: dict[int, tuple[ReleaseTotal, list[int]]] = {}
+    told: dict[int, tuple[logging.LogRecord, list[int]]] = {}
 
-    def run(place: Rendezvous) -> AgentResult:
-        agent = place.agent
+    def note(record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") == "total":
+            agent = int(getattr(record, "agent", -1))
+            told[agent] = record, sorted(count_releases(folder, agent))
 
-        def note(total: ReleaseTotal) -> None:
-            told[agent] = total, sorted(count_releases(folder, agent))
-
-        limit = Requirements(unit="agent", total_epsilon=BOTH)
-        return train(place, folder, SECOND, reports=Reports(on_total=note), requirements=limit)
-
-    results = run_in_threads(2, run)
+    limit = Requirements(unit="agent", total_epsilon=BOTH)
+    with writing_log("text", to_stderr=False, forward=note):
+        results = run_in_threads(2, lambda place: train(place, folder, SECOND, requirements=limit))
     for agent, result in enumerate(results):
         assert isinstance(result, AgentResult), result
-        total, releases = told[agent]
+        record, releases = told[agent]
         assert releases == [0, 6]
-        assert result.total == total
+        total = result.total
+        assert total is not None
+        assert (record.getMessage(), getattr(record, "is_private", None)) == (
+            total.describe(),
+            True,
+        )
         assert total.before.epsilon == pytest.approx(10, rel=1e-3)
         assert total.added.epsilon == pytest.approx(10, rel=1e-3)
         # It is known in advance, and holds against the weaker of both adversaries.
@@ -170,15 +175,23 @@ def test_a_plan_that_runs_elsewhere_counts_in_full(folder: Path) -> None:
         assert "the total would exceed the limit" in str(results[1])
 
 
-def test_the_launcher_bounds_the_totals_of_all_agents(folder: Path) -> None:
-    total = foresee_total(
-        SECOND, range(2), RunSettings(), keys=folder / "keys", requirements=Requirements()
-    )
+def foresee(folder: Path, plan: Plan, requirements: Requirements) -> ReleaseTotal:
+    """Return the totals of agent 0 before it begins a run of a plan."""
+    with open_ledger(folder / "keys", 0, plan, precision=float(plan.precision_caps[0])) as ledger:
+        return compose_total(
+            *(plan, 0),
+            keys=folder / "keys",
+            ledger=ledger,
+            requirements=requirements,
+            num_steps=plan.budget.num_steps,
+        )
+
+
+def test_a_run_adds_what_its_plan_still_allows(folder: Path) -> None:
+    total = foresee(folder, SECOND, Requirements())
     assert total.before.epsilon == pytest.approx(10, rel=1e-3)
     assert 15 < total.after.epsilon < BOTH
-    again = foresee_total(
-        FIRST, range(2), RunSettings(), keys=folder / "keys", requirements=Requirements()
-    )
+    again = foresee(folder, FIRST, Requirements())
     assert (again.added.epsilon, again.before) == (0, again.after)
 
 
@@ -187,11 +200,7 @@ def test_a_folder_under_two_names_counts_once_and_a_missing_one_is_named_once(
 ) -> None:
     again, missing = folder / "keys" / ".." / "keys", folder / "mistyped"
     total, repeated, unknown = (
-        foresee_total(
-            *(FIRST, range(2), RunSettings()),
-            keys=folder / "keys",
-            requirements=Requirements(other_keys=other),
-        )
+        foresee(folder, FIRST, Requirements(other_keys=other))
         for other in ((), (again,), (missing,))
     )
     assert repeated == total
@@ -229,14 +238,10 @@ def test_a_delta_that_would_require_nothing_is_refused(texts: list[str]) -> None
 def test_ledgers_beside_the_keys_that_do_not_count_are_named(folder: Path) -> None:
     shutil.copytree(folder / "keys", folder / "old.keys")
 
-    def foresee(requirements: Requirements) -> ReleaseTotal:
-        keys = folder / "keys"
-        return foresee_total(SECOND, range(2), RunSettings(), keys=keys, requirements=requirements)
-
-    total = foresee(Requirements())
+    total = foresee(folder, SECOND, Requirements())
     assert total.uncounted == (folder / "old.keys",)
     assert "not counted are the ledgers in old.keys" in total.describe()
-    counted = foresee(Requirements(other_keys=(folder / "old.keys",)))
+    counted = foresee(folder, SECOND, Requirements(other_keys=(folder / "old.keys",)))
     assert counted.uncounted == ()
     assert counted.before.epsilon > total.before.epsilon
 
@@ -246,9 +251,7 @@ def test_a_plan_for_samples_ends_what_is_promised_for_the_agent(folder: Path) ->
         1, 1e-5, num_steps=5, clip=1, unit="sample", batch_size=5, sampling="every-step"
     )
     plan = make_plan(load_network("complete:2", mixing="gossip"), sampled, mechanism="ldp")
-    total = foresee_total(
-        plan, range(2), RunSettings(), keys=folder / "keys", requirements=Requirements()
-    )
+    total = foresee(folder, plan, Requirements())
     assert (total.drops_agent, total.after.unit) == (True, "sample")
     assert "nothing is promised for the agent's whole data any more" in total.describe()
     # The plan before protects an agent, and each sample as well.
@@ -274,7 +277,7 @@ def test_the_owner_not_the_plan_chooses_delta(tmp_path: Path) -> None:
         assert any(isinstance(result, RequirementError) for result in results), results
         assert all(isinstance(r, RequirementError | RefusalError) for r in results), results
     # An owner who accepts this δ gets what the plan promises.
-    Requirements(unit="agent", epsilon=1, delta=0.9).check(plan, 0, is_rehearsal=False)
+    Requirements(unit="agent", epsilon=1, delta=0.9).check(plan, 0)
 
 
 def test_epsilon_is_that_of_the_noise_at_the_owners_delta() -> None:
@@ -284,9 +287,9 @@ def test_epsilon_is_that_of_the_noise_at_the_owners_delta() -> None:
     mu = math.sqrt(float(plan.precision_caps[0]) * budget.num_steps) * budget.sensitivity
     ideal = gaussian.epsilon_from(mu, 1e-5)
     assert ideal > 1
-    Requirements(unit="agent", epsilon=1.01 * ideal).check(plan, 0, is_rehearsal=False)
+    Requirements(unit="agent", epsilon=1.01 * ideal).check(plan, 0)
     with pytest.raises(RequirementError, match=r"epsilon must be at most .* at δ = 1e-05"):
-        Requirements(unit="agent", epsilon=ideal).check(plan, 0, is_rehearsal=False)
+        Requirements(unit="agent", epsilon=ideal).check(plan, 0)
 
 
 @pytest.mark.parametrize(
@@ -307,10 +310,10 @@ def test_each_requirement_is_checked(texts: list[str], failure: str | None) -> N
     request = PlanningRequest(plan.budget, Horizon(), plan.threat)
     for source in (plan, request):
         if failure is None:
-            required.check(source, 1, is_rehearsal=False)
+            required.check(source, 1)
             continue
         with pytest.raises(RequirementError) as caught:
-            required.check(source, 1, is_rehearsal=False)
+            required.check(source, 1)
         assert failure in str(caught.value)
         assert "its owner's requirements do not allow this run" in name_kind(caught.value)
         assert not any(letter.isdigit() for letter in name_kind(caught.value))
@@ -319,15 +322,15 @@ def test_each_requirement_is_checked(texts: list[str], failure: str | None) -> N
 def test_a_plan_for_samples_does_not_protect_the_agent() -> None:
     plan = make_small(unit="sample", batch_size=5, sampling="every-step")
     with pytest.raises(RequirementError, match="unit must be agent, found sample"):
-        Requirements(unit="agent", epsilon=100).check(plan, 0, is_rehearsal=False)
-    Requirements(unit="sample", epsilon=1).check(plan, 0, is_rehearsal=False)
+        Requirements(unit="agent", epsilon=100).check(plan, 0)
+    Requirements(unit="sample", epsilon=1).check(plan, 0)
 
 
 def test_an_agent_is_judged_by_its_own_promise() -> None:
     plan, required = make_small(epsilon=(1, 3)), Requirements(unit="agent", epsilon=1)
-    required.check(plan, 0, is_rehearsal=False)
+    required.check(plan, 0)
     with pytest.raises(RequirementError, match="epsilon must be at most 1"):
-        required.check(plan, 1, is_rehearsal=False)
+        required.check(plan, 1)
 
 
 def test_a_new_plan_after_a_loss_still_meets_the_requirements() -> None:
@@ -337,13 +340,6 @@ def test_a_new_plan_after_a_loss_still_meets_the_requirements() -> None:
         later = replan(plan, survivors, steps_left=12)
         assert (later.precision_caps <= plan.precision_caps[list(survivors)]).all()
         assert later.threat.max_colluders == min(plan.threat.max_colluders, len(survivors) - 1)
-
-
-def test_a_rehearsal_meets_no_requirement() -> None:
-    plan = make_small()
-    Requirements(other_keys=(Path("old.keys"),)).check(plan, 0, is_rehearsal=True)
-    with pytest.raises(RequirementError, match="protects nothing"):
-        Requirements(steps=10).check(plan, 0, is_rehearsal=True)
 
 
 def test_a_refused_plan_leaves_no_trace_and_tells_others_nothing(tmp_path: Path) -> None:
@@ -378,11 +374,12 @@ def test_a_request_is_refused_before_an_agent_shows_its_links(tmp_path: Path) ->
             agent=place.agent,
             num_agents=place.num_agents,
             store=("127.0.0.1", 1),
+            keys=tmp_path / "keys",
             request=request,
             neighbours=(1 - place.agent,),
             requirements=Requirements(steps=2),
         )
-        return find_plan(config, place)[0]
+        return make_plan_together(config, place)[0]
 
     for result in run_in_threads(1, run):
         assert isinstance(result, RequirementError)

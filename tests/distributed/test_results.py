@@ -1,9 +1,10 @@
 """Journals of agents keep private numbers apart, and are merged to one result of the run."""
 
+import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from corn.covariance import ThreatModel
-from corn.distributed.journal import EvaluationData, Journal, ReleaseAccount, Reports
+from corn.distributed.journal import Journal
 from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.logs import writing_log
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -22,7 +24,7 @@ from corn.distributed.results import (
     merge_measurements,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState
+from corn.distributed.state import AgentState, PrivateState
 from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.errors import FileFormatError
 from corn.learn import Constant
@@ -52,36 +54,41 @@ def make_journal(
     agent: int,
     *,
     is_public: bool = True,
-    count_releases: Callable[[], int] = lambda: 0,
-    reports: Reports,
+    ledger: object = None,
+    on_state: Callable[[AgentState, PrivateState], None] | None = None,
 ) -> Journal:
     return Journal(
         PLAN,
         SETTINGS,
         agent=agent,
-        data=EvaluationData(
-            TASK, {"train": SAMPLES, "test": SAMPLES}, ("test",) if is_public else ()
-        ),
-        account=ReleaseAccount(PLAN.budget, float(PLAN.precision_caps[0])),
-        folders=make_folders(out, agent, is_rehearsal=False),
-        count_releases=count_releases,
+        problem=replace(PROBLEM, public_parts=("test",) if is_public else ()),
+        parts={"train": SAMPLES, "test": SAMPLES},
+        ledger=ledger or FakeLedger(),  # type: ignore[arg-type]
+        folders=make_folders(out, agent),
         read_memory=lambda: None,
         count_bytes=lambda: 0,
-        reports=reports,
+        on_state=on_state,
     )
+
+
+@dataclass
+class FakeLedger:
+    """A ledger as far as a journal reads it."""
+
+    remaining: int = 12
+    precision: float = float(PLAN.precision_caps[0])
 
 
 def write_files(out: Path, agent: int, last_step: int, *, is_public: bool = True) -> None:
     """Write an agent's files up to a step; its model and norms are its number."""
-    releases = 0
-    journal = make_journal(
-        out, agent, is_public=is_public, count_releases=lambda: releases, reports=Reports()
-    )
+    ledger = FakeLedger()
+    journal = make_journal(out, agent, is_public=is_public, ledger=ledger)
     model = torch.full((TASK.num_parameters,), float(agent))
     journal.record_start(0, model)
     norms = StepStatistics(*(torch.full((1, 1), float(agent)) for _ in range(3)))
-    for releases in range(1, last_step + 1):
-        journal.record_step(releases, model, norms)
+    for step in range(1, last_step + 1):
+        ledger.remaining -= 1
+        journal.record_step(step, model, norms)
 
 
 def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
@@ -133,9 +140,7 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
 
 def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
     states: list[AgentState] = []
-    journal = make_journal(
-        tmp_path, 0, reports=Reports(on_state=lambda state, _: states.append(state))
-    )
+    journal = make_journal(tmp_path, 0, on_state=lambda state, _: states.append(state))
     journal.observe(SimpleNamespace(seconds_waited=0.0, lost={}, cut_links={2: 3}))
     journal.record_start(0, torch.zeros(TASK.num_parameters))
     assert states[-1].neighbours == (1,)
@@ -207,17 +212,14 @@ def test_a_launch_without_some_agents_is_not_complete(
 
 
 def test_private_notes_go_to_the_owner_alone(tmp_path: Path) -> None:
-    told: list[tuple[str, str]] = []
-    reports = Reports(
-        on_note=lambda text: told.append(("all", text)),
-        on_private_note=lambda text: told.append(("owner", text)),
-    )
-    journal = make_journal(tmp_path, 1, reports=reports)
-    journal.note("went on without agent 2")
-    journal.note_privately("its data has 3 outliers")
-    journal.note_privately("its data has\n4 outliers")
+    logged: list[logging.LogRecord] = []
+    journal = make_journal(tmp_path, 1)
+    with writing_log("text", to_stderr=False, forward=logged.append):
+        journal.note("went on without agent 2")
+        journal.note_privately("its data has 3 outliers")
+        journal.note_privately("its data has\n4 outliers")
     assert journal.notes == ["went on without agent 2"]
-    assert [who for who, _ in told] == ["all", "owner", "owner"]
+    assert [getattr(record, "is_private", None) for record in logged] == [False, True, True]
     written = (tmp_path / "private/agent-1/notes.txt").read_text(encoding="utf-8")
     assert written == "its data has 3 outliers\nits data has 4 outliers\n"
     require_private(tmp_path / "private")

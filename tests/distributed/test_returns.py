@@ -36,7 +36,7 @@ from corn.transport import (
 from .threads import make_credentials, make_rendezvous
 
 N, LAST_STEP, SESSION = 4, 100, bytes.fromhex("ef" * 32)
-HELLO = Hello("ab" * 32, "model", "start", "roster", {}, "cd" * 32, remaining=LAST_STEP)
+HELLO = Hello("ab" * 32, {"the model": "linear"}, "cd" * 32, remaining=LAST_STEP)
 WELCOME = Welcome("ef" * 32, "cd" * 32, return_step=0, last_step=LAST_STEP, addresses={})
 
 

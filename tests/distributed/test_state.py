@@ -13,7 +13,6 @@ import pytest
 from corn.distributed.journal import ReleaseAccount
 from corn.distributed.state import (
     StateFile,
-    describe_state,
     has_ended,
     judge_condition,
     read_state,
@@ -27,22 +26,21 @@ from .monitored import make_state
 
 
 def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
-    folder = make_folders(tmp_path, 2, is_rehearsal=False).private
+    folder = make_folders(tmp_path, 2).private
     file = StateFile(folder)
-    for state in (make_state(), make_state(epsilon=None, test_loss=None, lost={})):
+    for state in (make_state(), make_state(test_loss=None, lost={})):
         file.write(state)
         assert read_state(folder / "state.json") == state
         assert read_states(tmp_path) == {2: (state, folder)}
     file.close()
 
 
-@pytest.mark.parametrize("is_rehearsal", [False, True])
-def test_a_state_has_times_and_is_not_shared(tmp_path: Path, is_rehearsal: bool) -> None:
-    folders = make_folders(tmp_path, 2, is_rehearsal=is_rehearsal)
-    StateFile(folders.private).write(make_state(epsilon=None))
+def test_a_state_has_times_and_is_not_shared(tmp_path: Path) -> None:
+    folders = make_folders(tmp_path, 2)
+    StateFile(folders.private).write(make_state())
     assert (folders.private / "state.json").stat().st_mode & 0o777 == 0o600
     ((state, found),) = read_states(tmp_path).values()
-    assert (state.epsilon, found) == (None, folders.private)
+    assert (state.epsilon, found) == (3.21, folders.private)
     assert not [path for path in folders.shared.rglob("*") if path.is_file()]
 
 
@@ -54,7 +52,7 @@ def _hold(folder: Path, connection: Connection) -> None:
 
 
 def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
-    folder = make_folders(tmp_path, 2, is_rehearsal=False).private
+    folder = make_folders(tmp_path, 2).private
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_hold, args=(folder, theirs))
@@ -75,16 +73,16 @@ def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
 
 
 def test_a_state_without_news_is_stale_and_one_that_ended_is_not() -> None:
-    old = time.time() - 100
-    silent = judge_condition(make_state(updated=old), is_gone=None)
-    assert silent == ("stale: no news for 100 s", True)
+    old = time.time() - 130
+    silent = judge_condition(make_state(updated=old), is_gone=False)
+    assert silent == ("stale: no news for 130 s", True)
     ended = judge_condition(make_state(updated=old, phase="complete"), is_gone=True)
     assert ended == ("complete", False)
     assert judge_condition(make_state(phase="failed"), is_gone=True) == ("failed", True)
 
 
 def test_a_user_who_cannot_read_the_private_folder_knows_times_only(tmp_path: Path) -> None:
-    assert has_ended(tmp_path / "private" / "agent-0") is None
+    assert has_ended(tmp_path / "private" / "agent-0") is False
 
 
 @pytest.mark.parametrize(
@@ -99,12 +97,11 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, content: str) -> None:
 
 
 def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
-    line = describe_state(make_state(epsilon=3.21001))
+    line = make_state(epsilon=3.21001).describe()
     for part in ("step 120 of 400", "at most 3.21001 of 10", "one sample", "clipped", "insider"):
         assert part in line
-    assert "no privacy (rehearsal)" in describe_state(make_state(epsilon=None))
     assert "simulated" not in line
-    assert "simulated ε spent at most" in describe_state(make_state(simulation="labels decide"))
+    assert "simulated ε spent at most" in make_state(simulation="labels decide").describe()
 
 
 @pytest.mark.parametrize("num_steps", [1, 7, 100, 4001])

@@ -17,9 +17,7 @@ import pytest
 
 from corn.distributed import Reports
 from corn.distributed.monitor import (
-    StatusBoard,
-    StatusPages,
-    draw_chart,
+    Status,
     monitor_agent,
     render_metrics,
     render_page,
@@ -37,9 +35,8 @@ SAMPLE = re.compile(
 
 
 @contextmanager
-def serve(board: StatusBoard, *, password: str | None = None) -> Iterator[int]:
-    pages = StatusPages(board, password=password)
-    with serving_status(("127.0.0.1", 0), pages) as (host, port):
+def serve(status: Status, *, password: str | None = None) -> Iterator[int]:
+    with serving_status(("127.0.0.1", 0), status, password=password) as (host, port):
         assert host == "127.0.0.1"
         yield port
 
@@ -66,15 +63,13 @@ def send(port: int, data: bytes) -> bytes:
         return answer
 
 
-def make_board() -> StatusBoard:
-    board = StatusBoard(2)
-    board.update(make_state(), LOCAL)
-    return board
+def make_status() -> Status:
+    return Status(2, (make_state(), LOCAL))
 
 
 def test_health_follows_the_agent() -> None:
-    board = StatusBoard(2)
-    for state, status, phase in [
+    status = Status(2)
+    for state, code, phase in [
         (None, 200, "starting"),
         (make_state(), 200, "training"),
         (make_state(updated=time.time() - 121), 503, "training"),
@@ -82,15 +77,15 @@ def test_health_follows_the_agent() -> None:
         (make_state(phase="complete", updated=time.time() - 1000), 200, "complete"),
     ]:
         if state is not None:
-            board.update(state, LOCAL)
-        with serve(board) as port:
+            status.newest = state, LOCAL
+        with serve(status) as port:
             found, body = get(port, "/healthz")
-        assert (found, json.loads(body)["phase"]) == (status, phase)
-        assert bool(json.loads(body)["problem"]) == (status == 503)
+        assert (found, json.loads(body)["phase"]) == (code, phase)
+        assert bool(json.loads(body)["problem"]) == (code == 503)
 
 
 def test_metrics_are_samples_with_names_types_and_labels() -> None:
-    lines = render_metrics(make_board().snapshot).splitlines()
+    lines = render_metrics(make_status()).splitlines()
     samples: dict[str, tuple[str, float]] = {}
     for line in lines:
         if not line.startswith("#"):
@@ -111,19 +106,19 @@ def test_metrics_are_samples_with_names_types_and_labels() -> None:
 
 
 def test_an_agent_that_has_not_begun_has_metrics_and_a_page() -> None:
-    snapshot = StatusBoard(7).snapshot
-    assert 'corn_info{agent="7",' in render_metrics(snapshot)
-    assert "corn_epsilon_spent" not in render_metrics(snapshot)
-    assert "has not begun to train" in render_page(snapshot)
+    status = Status(7)
+    assert 'corn_info{agent="7",' in render_metrics(status)
+    assert "corn_epsilon_spent" not in render_metrics(status)
+    assert "has not begun to train" in render_page(status)
 
 
 def test_private_numbers_are_shown_only_if_asked_for() -> None:
-    snapshot = make_board().snapshot
+    status = make_status()
     for render in (render_metrics, render_page):
-        assert not any(number in render(snapshot) for number in PRIVATE_NUMBERS)
-        assert "private" not in render(snapshot).lower()
-    assert all(number in render_metrics(snapshot, show_private=True) for number in PRIVATE_NUMBERS)
-    page = render_page(snapshot, show_private=True)
+        assert not any(number in render(status) for number in PRIVATE_NUMBERS)
+        assert "private" not in render(status).lower()
+    assert all(number in render_metrics(status, show_private=True) for number in PRIVATE_NUMBERS)
+    page = render_page(status, show_private=True)
     assert "0.8765" in page
     assert "12.5 s" in page
     assert "do not publish" in page
@@ -144,7 +139,7 @@ def encode(password: str) -> str:
 def test_private_numbers_need_the_password() -> None:
     """Every user of the machine, and every page in a browser, can connect to a local address."""
     wrong = ["", encode("se"), encode("secreT"), encode(""), "Basic", "Basic ####", "Bearer secret"]
-    with serve(make_board(), password="secret") as port:
+    with serve(make_status(), password="secret") as port:
         for path in ("/", "/metrics", "/?password=secret"):
             for authorization in wrong:
                 status, body = get(port, path, authorization=authorization)
@@ -161,38 +156,18 @@ def test_private_numbers_need_the_password() -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
-    page = render_page(make_board().snapshot)
+    page = render_page(make_status())
     assert "at most 3.21 of 10" in page
     assert "&lt;each&gt;" in page
     assert "1 (step 97)" in page
     assert not re.search(r"<script|https?://|url\(|@import", page)
 
 
-def test_the_page_of_a_rehearsal_says_that_nothing_is_protected() -> None:
-    board = StatusBoard(2)
-    board.update(make_state(epsilon=None), LOCAL)
-    assert "protects nothing" in render_page(board.snapshot)
-    assert "corn_epsilon" not in render_metrics(board.snapshot)
-
-
 def test_the_page_and_the_metrics_tell_why_epsilon_is_simulated() -> None:
-    board = StatusBoard(2)
-    board.update(make_state(simulation="labels decide"), LOCAL)
-    assert "This ε is simulated: labels decide." in render_page(board.snapshot)
-    assert 'simulation="labels decide"' in render_metrics(board.snapshot)
-    assert "simulated" not in render_page(make_board().snapshot)
-
-
-def test_the_chart_has_a_line_within_the_picture() -> None:
-    assert draw_chart([(0.0, 1.0)]) is None
-    chart = draw_chart([(float(k), pace) for k, pace in enumerate((0.0, 4313.0, 17.0))])
-    assert chart is not None
-    assert [label for _, label in chart.marks] == ["0", "2,000", "4,000", "6,000", "8,000"]
-    for point in chart.points.split():
-        x, y = map(float, point.split(","))
-        assert 0 <= x <= 680
-        assert 0 <= y <= 180
-    assert draw_chart([(0.0, 0.0), (5.0, 0.0)]) is not None
+    status = Status(2, (make_state(simulation="labels decide"), LOCAL))
+    assert "This ε is simulated: labels decide." in render_page(status)
+    assert 'simulation="labels decide"' in render_metrics(status)
+    assert "simulated" not in render_page(make_status())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +183,7 @@ def test_the_chart_has_a_line_within_the_picture() -> None:
     ],
 )
 def test_bad_requests_are_refused(request_bytes: bytes, status: int) -> None:
-    with serve(make_board()) as port:
+    with serve(make_status()) as port:
         answer = send(port, request_bytes)
         # Where the server closed before it had read everything, the answer may be lost.
         assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (status == 431 and not answer)
@@ -216,7 +191,7 @@ def test_bad_requests_are_refused(request_bytes: bytes, status: int) -> None:
 
 
 def test_answers_to_head_requests_have_no_body() -> None:
-    with serve(make_board()) as port:
+    with serve(make_status()) as port:
         answer = send(port, b"HEAD /metrics HTTP/1.0\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
@@ -226,7 +201,7 @@ def test_answers_to_head_requests_have_no_body() -> None:
 
 def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corn.distributed.monitor._SECONDS_PER_CONNECTION", 60.0)
-    with serve(make_board()) as port:
+    with serve(make_status()) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(90)]
         for connection in idle:
             with suppress(OSError):
@@ -243,7 +218,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(
 ) -> None:
     monkeypatch.setattr("corn.distributed.monitor._SECONDS_PER_CONNECTION", 0.5)
     with (
-        serve(make_board()) as port,
+        serve(make_status()) as port,
         socket.create_connection(("127.0.0.1", port), timeout=0.1) as connection,
     ):
         began = time.monotonic()
@@ -267,7 +242,7 @@ def test_a_flood_of_garbage_neither_ends_nor_stalls_it() -> None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
                 connection.sendall(os.urandom(3000))
 
-    with serve(make_board()) as port:
+    with serve(make_status()) as port:
         threads = [threading.Thread(target=flood, args=(port,)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -281,12 +256,12 @@ def test_a_flood_of_garbage_neither_ends_nor_stalls_it() -> None:
 
 
 def test_an_address_in_use_is_one_line() -> None:
-    with serve(make_board()) as port, pytest.raises(CornError, match="cannot be served: "):
-        serving_status(("127.0.0.1", port), StatusPages(make_board())).__enter__()
+    with serve(make_status()) as port, pytest.raises(CornError, match="cannot be served: "):
+        serving_status(("127.0.0.1", port), make_status()).__enter__()
     with pytest.raises(CornError, match="cannot be served: "):
-        serving_status(("127.0.0.1", 1 << 16), StatusPages(make_board())).__enter__()
+        serving_status(("127.0.0.1", 1 << 16), make_status()).__enter__()
     with pytest.raises(CornError, match="cannot be served: "):
-        serving_status(("a..b", 9100), StatusPages(make_board())).__enter__()
+        serving_status(("a..b", 9100), make_status()).__enter__()
 
 
 def test_the_password_is_in_a_private_file_and_in_no_log(
@@ -301,6 +276,7 @@ def test_the_password_is_in_a_private_file_and_in_no_log(
         agent=2,
         num_agents=3,
         store=("127.0.0.1", 1),
+        keys=tmp_path / "keys",
         monitoring=Monitoring(status=("127.0.0.1", 0), shows_private=True),
     )
     folder = tmp_path / "private" / "agent-2"

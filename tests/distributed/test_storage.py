@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from corn.covariance import Horizon
-from corn.distributed.settings import RunSettings
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
     Folders,
-    find_checkpoints,
     forget_after,
     list_checkpoints,
     make_folders,
@@ -29,28 +27,22 @@ OTHER = small_plan("ring:3", 13)
 
 def test_existing_folders_are_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "private/agent-1").mkdir(mode=0o755, parents=True)
-    folders = make_folders(tmp_path, 1, is_rehearsal=False)
+    folders = make_folders(tmp_path, 1)
     assert folders == Folders(tmp_path / "shared/agent-1", tmp_path / "private/agent-1")
     assert folders.shared.is_dir()
     require_private(tmp_path / "private")
 
 
-def test_a_rehearsal_shares_nothing(tmp_path: Path) -> None:
-    folders = make_folders(tmp_path, 1, is_rehearsal=True)
-    assert folders.shared == tmp_path / "private/rehearsal/agent-1"
-    assert [path.name for path in tmp_path.iterdir()] == ["private"]
-
-
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "private").write_text("in the way", encoding="utf-8")
     with pytest.raises(CornError, match=r"private: cannot be made: File exists"):
-        make_folders(tmp_path, 1, is_rehearsal=False)
+        make_folders(tmp_path, 1)
 
 
-def save(folder: Path, step: int, *, is_rehearsal: bool = False) -> None:
+def save(folder: Path, step: int) -> None:
     parameters = torch.arange(5, dtype=torch.float32) + step
     checkpoint = AgentCheckpoint(parameters, num_releases=step + 7)
-    CheckpointFolder(folder, PLAN, 2, is_rehearsal=is_rehearsal).save(step, checkpoint)
+    CheckpointFolder(folder, PLAN, 2).save(step, checkpoint)
 
 
 def load(folder: Path, step: int, *, agent: int = 2, plan: Plan = PLAN) -> AgentCheckpoint:
@@ -118,33 +110,21 @@ def test_a_checkpoint_of_another_agent_or_plan_is_refused(tmp_path: Path) -> Non
         load(tmp_path, 11)
 
 
-def test_a_run_in_earnest_never_resumes_from_a_rehearsal(tmp_path: Path) -> None:
-    save(tmp_path, 10, is_rehearsal=True)
-    with pytest.raises(FileFormatError, match="of a rehearsal, which protects nothing"):
-        load(tmp_path, 10)
-    again = CheckpointFolder(tmp_path, PLAN, 2, is_rehearsal=True).load(10)
-    assert len(again.parameters) == 5
-
-
 def test_a_run_resumes_only_with_its_own_model_and_ledger(tmp_path: Path) -> None:
     save(tmp_path, 10)  # five parameters, after 17 releases
-    checkpoints, settings = CheckpointFolder(tmp_path, PLAN, 2), RunSettings(resume=True)
-    found = find_checkpoints(checkpoints, settings, num_parameters=5, num_releases=17)
-    assert found == {10}
+    checkpoints = CheckpointFolder(tmp_path, PLAN, 2)
+    assert checkpoints.find(num_parameters=5, num_releases=17, resume=True) == {10}
     for parameters, releases in ((6, 17), (5, 16)):
         # An agent that rejoins a run needs no checkpoint, but those it has must fit its ledger.
-        for own, rejoins in ((settings, False), (RunSettings(), True)):
+        for rejoins in (False, True):
             with pytest.raises(FileFormatError, match=r"checkpoint-10\.corn"):
-                find_checkpoints(
-                    checkpoints,
-                    own,
+                checkpoints.find(
                     num_parameters=parameters,
                     num_releases=releases,
+                    resume=not rejoins,
                     rejoins=rejoins,
                 )
-    assert not find_checkpoints(
-        checkpoints, RunSettings(), num_parameters=5, num_releases=17, rejoins=True
-    )
+    assert not checkpoints.find(num_parameters=5, num_releases=17, resume=False, rejoins=True)
 
 
 def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(

@@ -34,6 +34,7 @@ from corn.topology import load_network
 from corn.transport import Channel
 
 from .harness import WORKLOAD, finished, run_processes, small_plan
+from .rehearsal import rehearsing
 from .test_agent import samples_of, train
 from .test_simulation_match import compare
 from .threads import run_in_threads
@@ -106,12 +107,12 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
         for peer, traffic in own.traffic.items():
             is_link = peer == tree.parents[agent] or agent == tree.parents[peer]
             # One more in the end, to learn that everybody has the last sum. Over the other links
-            # agents compare their last models.
-            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 1)
+            # agents compare their models after 15 steps and in the end.
+            assert traffic.messages_sent == traffic.messages_received == (21 if is_link else 2)
             num_messages += traffic.messages_sent
             num_bytes += traffic.bytes_sent
-    num_aside = 2 * (plan.network.graph.number_of_edges() - 5)
-    assert num_messages == 21 * tree.num_messages + num_aside == 21 * 2 * 5 + 2 * 2
+    num_aside = 4 * (plan.network.graph.number_of_edges() - 5)
+    assert num_messages == 21 * tree.num_messages + num_aside == 21 * 2 * 5 + 4 * 2
     assert plan.mask_bits == 16
     payload = 20 * tree.num_messages * 2 * size
     # Links that are not of the tree carry heartbeats alone, of a few bytes.
@@ -121,10 +122,12 @@ def test_all_agents_hold_the_same_bits_and_send_two_messages_per_link(tmp_path: 
 def test_sums_in_pieces_have_the_bits_of_whole_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(PLAN, tmp_path / "whole", rehearsal_seed=3)
-    for module in (messages, summing):
-        monkeypatch.setattr(module, "PIECE_BYTES", 10)  # the last of three has two integers
-    for own in run(PLAN, tmp_path / "pieces", rehearsal_seed=3):
+    with rehearsing(3):
+        whole = run(PLAN, tmp_path / "whole")
+        for module in (messages, summing):
+            monkeypatch.setattr(module, "PIECE_BYTES", 10)  # the last of three has two integers
+        pieces = run(PLAN, tmp_path / "pieces")
+    for own in pieces:
         assert torch.equal(own.parameters, whole[0].parameters)
         for traffic in own.traffic.values():
             assert traffic.messages_sent == traffic.messages_received == 12 * 3 + 1
@@ -263,8 +266,8 @@ def test_an_agent_that_applies_a_void_sum_loses_its_links(
             assert set(results[own].lost) == {agent}
             told = any(note.startswith("the sum of step 4 is void") for note in results[own].notes)
             assert told
-    # Its parent notices a step after itself that its child has another model.
-    assert results[agent].num_steps == (7 if agent == 3 else 6)
+    # Each step shows the difference over one of its links.
+    assert results[agent].num_steps == (6 if agent == 4 else 7)
     assert results[agent].stop.reason is StopReason.LOSS
 
 
@@ -311,13 +314,13 @@ def test_a_run_that_resumes_ends_with_the_same_bits_momentum_included(tmp_path: 
     budget = PrivacyBudget(10, 1e-5, num_steps=12, clip=0.1)
     network = load_network("path:3", mixing="sum")
     plan = make_plan(network, budget, objective=Horizon(3, momentum=0.7))
-    options = {"rehearsal_seed": 3, "checkpoint_every": 6}
-    whole = run(plan, tmp_path / "whole", **options)
-    for own in run(plan, tmp_path / "parts", num_steps=6, **options):
-        assert own.num_steps == 6
-    for own in run(plan, tmp_path / "parts", resume=True, **options):
-        assert (own.first_step, own.num_steps) == (6, 12)
-        assert torch.equal(own.parameters, whole[0].parameters)
+    with rehearsing(3):
+        whole = run(plan, tmp_path / "whole", checkpoint_every=6)
+        for own in run(plan, tmp_path / "parts", num_steps=6, checkpoint_every=6):
+            assert own.num_steps == 6
+        for own in run(plan, tmp_path / "parts", resume=True, checkpoint_every=6):
+            assert (own.first_step, own.num_steps) == (6, 12)
+            assert torch.equal(own.parameters, whole[0].parameters)
 
 
 def test_all_agents_stop_at_the_same_step_on_request(tmp_path: Path) -> None:

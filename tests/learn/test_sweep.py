@@ -230,14 +230,6 @@ def test_poisson_sampled_runs_are_accounted() -> None:
     assert float(result.last_rows[0]["train_loss"]) < 0.6
 
 
-def test_rows_are_selected_by_method_and_step_size() -> None:
-    result = sweep("corn", "none", evaluate_at=[0])
-    (step_size,) = {str(row["step_size"]) for row in result.rows}
-    assert {row["mechanism"] for row in result.select("none")} == {"none"}
-    assert result.select("none", step_size) == result.select("none")
-    assert result.select("none", "another") == []
-
-
 def test_steps_to_measure_at_must_be_in_the_run() -> None:
     with pytest.raises(InvalidArgumentError, match="evaluate_at must be steps from 0 to 40"):
         sweep("none", evaluate_at=[41])

@@ -39,7 +39,7 @@ from torch.utils.data import TensorDataset
 from corn.covariance import Horizon
 from corn.distributed import Reports, RunSettings, messages, rounds, run_agent, summing
 from corn.distributed.exchange import Exchange
-from corn.distributed.keyring import find_credentials, make_keys
+from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
@@ -426,7 +426,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
     settings = RunSettings(Constant(0.2), evaluate_at=(0,), timeout=2 * TIMEOUT, batch_size=16)
-    store = host_store(("127.0.0.1", 0), find_credentials(settings, folder / "keys", 0, n))
+    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = DisturbedTask(
         "breast-cancer", partition="iid", faults=tuple(faults), record=str(folder)
     )

@@ -24,12 +24,13 @@ from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
 from corn.distributed.exchange import Exchange, Outcome, Received
-from corn.distributed.keyring import make_rehearsal_credentials
 from corn.distributed.rendezvous import host_store, join_store
 from corn.errors import CornError
 from corn.learn import Constant
 from corn.plan import Plan
 from corn.transport import Link, LinkError, Listener
+from tests.distributed.rehearsal import rehearsing
+from tests.distributed.threads import make_credentials
 
 KINDS = ("flip", "cut", "replay", "swap", "delay", "flood", "insert", "truncate")
 SECONDS_OF_DELAY = 0.3
@@ -224,7 +225,9 @@ def run_network(
         return proxies[-1].address
 
     with ExitStack() as stack:
-        credentials = [make_rehearsal_credentials(7, agent, n) for agent in range(n)]
+        # All attacks meet the same noise, so that their models can be compared.
+        stack.enter_context(rehearsing(7))
+        credentials = [make_credentials(agent, n) for agent in range(n)]
         store = host_store(("127.0.0.1", 0), credentials[0])
         stack.callback(store.close)
         where = place(-1, ("127.0.0.1", store.port))
@@ -265,9 +268,7 @@ def train(plan: Plan, rendezvous: Rendezvous, out: Path, timeout: float) -> Agen
         loss=nn.functional.cross_entropy,
         dataset=samples_of(rendezvous.agent),
         out=out,
-        settings=RunSettings(
-            Constant(0.5), timeout=timeout, evaluate_at=(0,), batch_size=5, rehearsal_seed=7
-        ),
+        settings=RunSettings(Constant(0.5), timeout=timeout, evaluate_at=(0,), batch_size=5),
     )
 
 

@@ -333,7 +333,9 @@ class _Batches:
     """
 
     def __init__(self, num_samples: int, rows: list[IntArray], weights: list[FloatArray]) -> None:
-        self.num_samples, self.rows, self.weights = num_samples, rows, weights
+        self.num_samples = num_samples
+        self.rows = rows
+        self.weights = weights
 
     @classmethod
     def draw(
@@ -528,7 +530,9 @@ class _Messages:
     """Releases of known gradients with the attacker's own keys; see ``DrawReleases``."""
 
     def __init__(self, plan: Plan, victim: int, program: Program) -> None:
-        self._plan, self._victim, self._program = plan, victim, program
+        self._plan = plan
+        self._victim = victim
+        self._program = program
 
     def __call__(self, gradient: Array, num: int, seed: int) -> Array:
         at = [ReleaseNumber(0, 0)]

@@ -36,7 +36,7 @@ from corn.checks import FloatArray
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
-from corn.noise.masks import MaskWords
+from corn.noise.masks import MaskWords, Offset
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
@@ -117,8 +117,11 @@ class MaskedMessages:
         words: MaskWords | None = None,
         gradients: FloatArray | None = None,
     ) -> None:
-        self._plan, self._record, self._program = plan, record, program
-        self._recorded, self.gradients = words, gradients
+        self._plan = plan
+        self._record = record
+        self._program = program
+        self._recorded = words
+        self.gradients = gradients
 
     @cached_property
     def words(self) -> MaskWords:
@@ -139,7 +142,7 @@ class MaskedMessages:
         return 8 * self.words.dtype.itemsize
 
     @property
-    def offsets(self) -> FloatArray:
+    def offsets(self) -> Offset:
         """The public offsets of the grid, shape (releases, size)."""
         return self._record.offsets
 

@@ -257,7 +257,9 @@ class _Eavesdropper:
         query: ClippedQuery,
         view: View,
     ) -> None:
-        self._task, self._canaries, self._query = problem.task, canaries, query
+        self._task = problem.task
+        self._canaries = canaries
+        self._query = query
         self._data, _ = problem.place(settings)
         self._honest = view.honest(plan.num_agents)
         # The agents of whose releases only a sum is seen, for each sum.
@@ -281,7 +283,8 @@ class _Eavesdropper:
         self._rates = np.array([q.sampling_rate or min(1.0, size / m) for q, m in pairs]) / size
         self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
         self._precision = torch.from_numpy(self._weigh(plan, view))
-        self.scores, self._step = np.zeros(len(canaries.included)), 0
+        self.scores = np.zeros(len(canaries.included))
+        self._step = 0
 
     def _weigh(self, plan: Plan, view: View) -> FloatArray:
         """Return the precision of what the attacker does not know: noise, and others' coins."""

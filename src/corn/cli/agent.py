@@ -10,16 +10,16 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
-from corn.cli.config_file import ConfigOption, is_given, merge_requirements
+from corn.cli.config_file import ConfigOption, merge_requirements
 from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
-from corn.distributed.logs import LogFormat, LogLevel, LogSettings, log_event
+from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.noise import load_roster
 from corn.plan import Plan, fingerprint, load_plan
-from corn.privacy.rounding import round_up
+from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 
 _MONITORING = "Monitoring"
@@ -33,14 +33,6 @@ class MonitoringOptions:
         LogFormat,
         typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
     ] = "text"
-    log_level: Annotated[
-        LogLevel,
-        typer.Option(
-            help="Least important level to log: info has a line per checkpoint, warning has "
-            "losses and other notes only.",
-            rich_help_panel=_MONITORING,
-        ),
-    ] = "info"
     status: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +55,7 @@ class MonitoringOptions:
     def make(self) -> distributed.Monitoring:
         """Return the settings."""
         return distributed.Monitoring(
-            log=LogSettings(self.log_format, self.log_level),
+            log_format=self.log_format,
             status=None if self.status is None else distributed.parse_address(self.status),
             shows_private=self.status_private,
         )
@@ -149,50 +141,40 @@ class RunOptions:
         return distributed.Requirements.parse(self.require or (), other_keys=self.other_keys or ())
 
     def make_settings(
-        self,
-        learning: LearningOptions,
-        *,
-        batch_size: int | None,
-        rehearsal_seed: int | None = None,
+        self, learning: LearningOptions, budget: PrivacyBudget
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
         return distributed.RunSettings(
             learning.make_schedule(self.step_size),
-            batch_size=batch_size,
+            batch_size=budget.batch_size or learning.batch_size,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
-            rehearsal_seed=rehearsal_seed,
         )
 
 
-def read_source(
-    path: Path, context: typer.Context, option: str
-) -> Plan | distributed.PlanningRequest:
-    """Return the plan of a file, or the request for one, which ``option`` belongs to.
+def read_source(path: Path, option: str, given: object) -> Plan | distributed.PlanningRequest:
+    """Return the plan of a file, or the request for one, which needs ``option``.
 
     Raises:
         BadParameter: the option is missing for a request, or given with a plan.
         FileFormatError: the file is neither.
     """
-    is_request = is_given(context, option)
+    source: Plan | distributed.PlanningRequest
     try:
-        return distributed.read_request(path) if is_request else load_plan(path)
-    except FileFormatError:
-        other = load_plan if is_request else distributed.read_request
+        source = load_plan(path)
+    except FileFormatError as error:
         try:
-            other(path)
+            source = distributed.read_request(path)
         except FileFormatError:
-            pass
-        else:
-            raise typer.BadParameter(
-                f"{path} is a plan, which decides this: omit the option"
-                if is_request
-                else f"{path} is a request for a plan, which needs this option",
-                param_hint=f"--{option}",
-            ) from None
-        raise
+            raise error from None
+    if isinstance(source, Plan) == (given is not None):
+        kind = "a plan, which decides this: omit the option"
+        if given is None:
+            kind = "a request for a plan, which needs this option"
+        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{option}")
+    return source
 
 
 def agent(
@@ -265,13 +247,11 @@ def agent(
     # shape.
     learning.require_public_classes()
     learning.require_stated_partition()
-    source = read_source(plan, context, "neighbours")
+    source = read_source(plan, "neighbours", neighbours)
     refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning),
-        settings=run.make_settings(
-            learning, batch_size=source.budget.batch_size or learning.batch_size
-        ),
+        settings=run.make_settings(learning, source.budget),
         out=out,
         plan=plan if isinstance(source, Plan) else None,
         request=None if isinstance(source, Plan) else source,
@@ -291,16 +271,11 @@ def agent(
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
-    reports = distributed.Reports(
-        # Here, in the main thread: Python allows signal handlers nowhere else.
-        interruption=distributed.listen_for_signals(),
-        # Private: the total shows what else the data was used for.
-        on_total=lambda total: log_event(number, "total", total.describe(), is_private=True),
-    )
+    # Here, in the main thread: Python allows signal handlers nowhere else.
+    reports = distributed.Reports(distributed.listen_for_signals())
     with distributed.monitor_agent(config, reports, to_stderr=True) as monitored:
         # The plan as it was run: its file may have been replaced meanwhile.
         agreed, result = distributed.run_workload(config, monitored)
-        log_event(number, "result", _describe(result, agreed))
     if json:
         # NaN, which is not equal to itself, marks what was not measured or is private.
         measured = {name: value for name, value in result.measured.items() if value == value}
@@ -313,21 +288,6 @@ def agent(
         print_json({**facts, **result.to_json(), "measured": measured})
     # Last, so that the result is printed before the exit code says that the run was cut short.
     distributed.require_done([result], result.num_steps)
-
-
-def _describe(result: distributed.AgentResult, plan: Plan) -> str:
-    """Return in one line how the run ended, and what was promised against whom."""
-    # The log may be forwarded, so a loss on private samples must not be in this line.
-    measured, why = result.measured, distributed.describe_stop(result.stop)
-    loss = measured["test_loss"]
-    score = f"test loss {loss:.4g}, " if loss == loss else ""
-    lost = "".join(f", without agent {who} from step {s} on" for who, s in result.lost.items())
-    return (
-        f"{result.status} after {result.num_steps} steps{f' ({why})' if why else ''}{lost}, "
-        f"{score}{'simulated ' if result.simulation else ''}ε spent "
-        f"{round_up(float(measured['epsilon']))} of {plan.budget.describe()}, against "
-        f"{plan.threat.describe()}{f'; {result.simulation}' if result.simulation else ''}"
-    )
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

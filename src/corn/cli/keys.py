@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,9 +26,8 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import LedgerRecord, describe_total, find_agents
-from corn.privacy.composition import Expense, TotalLoss
-from corn.privacy.rounding import round_up, write_exactly
+from corn.noise.ledger import describe_total, find_agents
+from corn.privacy.rounding import round_up, round_up_range, write_exactly
 
 EXAMPLE = "corn keys make keys --agent 3"
 # The options of each action; any other would be ignored, and is refused.
@@ -195,143 +195,104 @@ def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool
             f"--agent must be one of {', '.join(map(str, agents))} for these keys, found {agent}"
         )
     shown = agents if agent is None else [agent]
-    losses = [
-        compose_history(read_history(keys, number), delta)
+    found = [
+        _history_facts(compose_history(read_history(keys, number), delta))
         for number in progress(shown, "adding up releases")
     ]
     if json:
-        print_json({"delta": delta, "agents": [_history_facts(loss) for loss in losses]})
+        print_json({"delta": delta, "agents": found})
     else:
-        _print_ledgers(losses, delta)
+        _print_ledgers(found, write_exactly(delta))
     # After the tables, so that what is known is shown in full and the last lines say what is not.
-    problems = [problem for loss in losses for problem in loss.history.problems]
+    problems = [problem for own in found for problem in own["problems"]]
     for problem in problems:
         print_error(problem)
     if problems:
         raise typer.Exit(1)
 
 
-def _history_facts(loss: HistoryLoss) -> dict[str, object]:
+def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
+    plans = []
+    for record, alone in zip(loss.history.records, loss.alone, strict=True):
+        expense = record.content.expense
+        budget, colluders = expense.terms.budget, expense.terms.max_colluders
+        plans.append(
+            {
+                "plan": record.content.plan,
+                "ledger": record.path,
+                "unit": budget.unit,
+                "protects": f"{expense.query.protects} ({expense.query.recipe})",
+                "max_colluders": colluders,
+                "adversary": ThreatModel(colluders).describe(),
+                "releases": expense.num_releases,
+                "planned_steps": budget.num_steps,
+                "precision": expense.precision,
+                "epsilon": alone.epsilon,
+                "promised_epsilon": budget.epsilon,
+                "promised_delta": budget.delta,
+                "is_running": record.is_running,
+                "is_count_known": record.content.is_known,
+            }
+        )
+    totals = {"total": loss.total, "agent_total": loss.agent_total}
     return {
         "agent": loss.history.agent,
-        "plans": [
-            _plan_facts(record, alone)
-            for record, alone in zip(loss.history.records, loss.alone, strict=True)
-        ],
-        "total": _total_facts(loss.total),
-        "agent_total": _total_facts(loss.agent_total),
+        "plans": plans,
+        **{
+            name: asdict(total) | {"relation": total.relation, "statement": describe_total(total)}
+            for name, total in totals.items()
+        },
         "is_lower_bound": loss.is_lower_bound,
         "problems": loss.history.problems,
     }
 
 
-def _plan_facts(record: LedgerRecord, alone: TotalLoss) -> dict[str, object]:
-    expense = record.content.expense
-    budget = expense.terms.budget
-    return {
-        "plan": record.content.plan,
-        "ledger": record.path,
-        "unit": budget.unit,
-        "protects": _describe_query(expense),
-        "max_colluders": expense.terms.max_colluders,
-        "adversary": _describe_adversary(expense.terms.max_colluders),
-        "releases": expense.num_releases,
-        "planned_steps": budget.num_steps,
-        "precision": expense.precision,
-        "epsilon": alone.epsilon,
-        "promised_epsilon": budget.epsilon,
-        "promised_delta": budget.delta,
-        "is_running": record.is_running,
-        "is_count_known": record.content.is_known,
-    }
-
-
-def _total_facts(total: TotalLoss) -> dict[str, object]:
-    return {
-        "epsilon": total.epsilon,
-        "delta": total.delta,
-        "unit": total.unit,
-        "adjacency": total.adjacency,
-        "relation": total.relation,
-        "max_colluders": total.max_colluders,
-        "statement": describe_total(total),
-    }
-
-
-def _print_ledgers(losses: list[HistoryLoss], delta: float) -> None:
-    plans = [
-        (loss.history.agent, record, alone)
-        for loss in losses
-        for record, alone in zip(loss.history.records, loss.alone, strict=True)
-    ]
+def _print_ledgers(agents: list[dict[str, Any]], delta: str) -> None:
+    """Print what is known of all agents, from the facts of each."""
+    plans = [(own["agent"], plan) for own in agents for plan in own["plans"]]
     print_table(
-        f"releases under each plan, and their ε by themselves at δ = {write_exactly(delta)}",
+        f"releases under each plan, and their ε by themselves at δ = {delta}",
         ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", ""],
         [
             [
                 str(agent),
-                record.content.plan[:16],
-                alone.unit,
-                str(record.content.expense.terms.max_colluders),
-                _describe_count(record.content.expense),
-                round_up(alone.epsilon),
-                round_up(record.content.expense.terms.budget.promise.epsilon),
-                _describe_state(record),
+                plan["plan"][:16],
+                plan["unit"],
+                str(plan["max_colluders"]),
+                f"{plan['releases']} of {plan['planned_steps']}",
+                round_up(plan["epsilon"]),
+                round_up_range(plan["promised_epsilon"]),
+                "running" * plan["is_running"]
+                if plan["is_count_known"]
+                else "damaged, counted in full",
             ]
-            for agent, record, alone in plans
+            for agent, plan in plans
         ],
     )
     meanings = {
-        record.content.plan[:16]: f"{_describe_query(record.content.expense)}, against "
-        f"{_describe_adversary(record.content.expense.terms.max_colluders)}"
-        for _, record, _ in plans
+        plan["plan"][:16]: f"{plan['protects']}, against {plan['adversary']}" for _, plan in plans
     }
     if meanings:
         print_facts("what each plan protects", meanings.items())
-    # A total for whole data sets says it already.
-    is_same = all(loss.total.unit == "agent" for loss in losses)
-    whole = "" if is_same else "ε of the agent's whole data"
     print_table(
-        f"total ε of all plans at δ = {write_exactly(delta)}",
-        ["agent", "total ε", "unit", "insiders", whole],
+        f"total ε of all plans at δ = {delta}",
+        ["agent", "total ε", "unit", "insiders", "ε of the agent's whole data"],
         [
             [
-                str(loss.history.agent),
+                str(own["agent"]),
                 # A lost ledger hides releases, so the sum of the others is no upper bound.
-                ("at least " if loss.is_lower_bound else "") + round_up(loss.total.epsilon),
-                loss.total.unit,
-                "" if loss.total.max_colluders is None else str(loss.total.max_colluders),
-                _describe_agent_total(loss) if whole else "",
+                "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
+                own["total"]["unit"],
+                str(own["total"]["max_colluders"] or 0) if own["plans"] else "",
+                round_up(own["agent_total"]["epsilon"]),
             ]
-            for loss in losses
+            for own in agents
         ],
     )
-    worst = max((loss.total for loss in losses), key=lambda total: total.epsilon)
-    print_note(f"the largest total is {describe_total(worst)}")
-    if any(math.isinf(loss.agent_total.epsilon) for loss in losses):
+    worst = max((own["total"] for own in agents), key=lambda total: total["epsilon"])
+    print_note(f"the largest total is {worst['statement']}")
+    if any(math.isinf(own["agent_total"]["epsilon"]) for own in agents):
         print_note(
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )
     print_note("releases of the same data under keys in other folders are not counted")
-
-
-def _describe_agent_total(loss: HistoryLoss) -> str:
-    return "none" if math.isinf(loss.agent_total.epsilon) else round_up(loss.agent_total.epsilon)
-
-
-def _describe_count(expense: Expense) -> str:
-    return f"{expense.num_releases} of {expense.terms.budget.num_steps}"
-
-
-def _describe_query(expense: Expense) -> str:
-    return f"{expense.query.protects} ({expense.query.recipe})"
-
-
-def _describe_adversary(max_colluders: int) -> str:
-    return ThreatModel(max_colluders).describe()
-
-
-def _describe_state(record: LedgerRecord) -> str:
-    if not record.content.is_known:
-        return "damaged, counted in full"
-    return "running" if record.is_running else ""

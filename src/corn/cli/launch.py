@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from corn import distributed, learn
 from corn.cli.agent import AGENTS, MonitoringOptions, RunOptions, read_source
 from corn.cli.config_file import ConfigOption
-from corn.cli.learning import LearningOptions, draw_run, refuse_options_of_plan, write_run
-from corn.cli.options import (
-    JsonOption,
-    PlotOption,
-)
+from corn.cli.learning import LearningOptions, refuse_options_of_plan, write_run
+from corn.cli.options import JsonOption
 from corn.cli.output import (
     collect_sampling,
     describe_average,
@@ -30,13 +27,13 @@ from corn.cli.output import (
 from corn.cli.plan import describe_mixing
 from corn.cli.records import read_configuration
 from corn.plan import Plan, fingerprint
-from corn.privacy.rounding import round_up, round_up_range
+from corn.privacy.rounding import round_up_range
 from corn.topology import load_network
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status", "store")
+_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status")
 # Under exact sums all agents have one model, which is the average.
 _SAME_UNDER_SUMS = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
 _WARNING = (
@@ -65,31 +62,6 @@ def launch(
             rich_help_panel=AGENTS,
         ),
     ] = None,
-    agents_per_host: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of agents per host, on several hosts.", rich_help_panel=AGENTS
-        ),
-    ] = None,
-    host: Annotated[
-        int, typer.Option(min=0, help="This host's number, from 0.", rich_help_panel=AGENTS)
-    ] = 0,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of the rendezvous, on several hosts; host 0 opens it.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None,
-    rehearse: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SEED",
-            help="Draw the noise of corn train --rehearse with this public seed, for comparison. "
-            "Protects nothing.",
-            rich_help_panel=AGENTS,
-        ),
-    ] = None,
     graph: Annotated[
         str | None,
         typer.Option(
@@ -109,47 +81,28 @@ def launch(
             "noise protects them: only for a user who owns the data of all agents.",
         ),
     ] = False,
-    plot: PlotOption = None,
     monitoring: MonitoringOptions,
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    if show_private and agents_per_host is not None:
-        raise typer.BadParameter(
-            "--show-private needs one machine with the data of all agents; on several hosts the "
-            "numbers of each agent are in its folder in private"
-        )
     learning.require_public_classes()
-    if agents_per_host is not None:
-        learning.require_stated_partition()
-    source = read_source(plan, context, "graph")
+    source = read_source(plan, "graph", graph)
     refuse_options_of_plan(context, source.budget)
     network = None
     if graph is not None and not isinstance(source, Plan):
         network = load_network(
             graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
         )
-    settings = run.make_settings(
-        learning,
-        batch_size=source.budget.batch_size or learning.batch_size,
-        rehearsal_seed=rehearse,
-    )
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
         run.make_workload(learning),
         out=out,
-        settings=settings,
-        network=network,
+        settings=run.make_settings(learning, source.budget),
         keys=keys or plan.with_suffix(".keys"),
-        placement=distributed.Placement(
-            agents_per_host, host, None if store is None else distributed.parse_address(store)
-        ),
+        network=network,
         requirements=run.make_requirements(),
-        # On stderr, as stdout may be published.
-        on_total=lambda total: print_note(f"private, do not publish: {total.describe()}"),
-        show_table=not json,
         show_private=show_private,
         monitoring=monitoring.make(),
     )
@@ -159,21 +112,24 @@ def launch(
             "agents that do not trust each other make their own with corn keys make"
         )
     facts = _facts(read_configuration(context), launched)
+    rows, folders = launched.measured.rows, launched.folders
+    write_run(rows, facts, folders.shared, columns=learn.SHARED_COLUMNS)
     private = _private_facts(launched) if show_private else {}
-    _write(launched, facts, private)
-    if plot:
-        _draw(launched, plot)
+    # A file apart with mode 0600, never a part of the shared one.
+    if private:
+        write_run(rows, private, folders.private, is_private=True)
     if json:
-        print_json(facts | ({"private": private} if show_private else {}))
+        print_json(facts | ({"private": private} if private else {}))
     else:
-        _print(launched)
-    if show_private:
-        _print_private(launched, show_facts=not json)
+        _print(launched, facts, private)
+    if private:
+        print_note(_WARNING)
+    # On stderr, as stdout may be published.
     for note in launched.private_notes:
         print_note(f"private, do not publish: {note}")
-    print_note(_describe_sharing(launched))
+    print_note(f"publish {folders.shared}, but never {folders.private} or {launched.keys}")
     if not json:
-        _print_outcome(launched)
+        print_line(_describe_outcome(launched, facts))
     distributed.require_done(
         launched.finished.values(),
         launched.measured.num_steps,
@@ -181,28 +137,11 @@ def launch(
     )
 
 
-def _write(
-    launched: distributed.LaunchResult, facts: dict[str, object], private: dict[str, object]
-) -> None:
-    """Write metrics.csv and run.json, shared and private ones apart."""
-    rows = launched.measured.rows
-    write_run(
-        rows,
-        facts,
-        launched.folders.shared,
-        columns=learn.SHARED_COLUMNS,
-        is_private=launched.is_rehearsal,
-    )
-    # A file apart with mode 0600, never a part of the shared one.
-    if private:
-        write_run(rows, private, launched.folders.private, is_private=True)
-
-
 def _facts(
     configuration: dict[str, object], launched: distributed.LaunchResult
 ) -> dict[str, object]:
     """Return the content of run.json: nothing computed from private data without noise."""
-    result, plan = launched.measured, launched.plan
+    result, plan, simulation = launched.measured, launched.plan, launched.problem.simulation
     return {
         # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
@@ -214,8 +153,8 @@ def _facts(
         "plan": fingerprint(plan).hex(),
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
-        "promise": _promise(launched),
-        "simulation": launched.problem.simulation,
+        "promise": f"{'simulated: ' if simulation else ''}{plan.budget.describe()}",
+        "simulation": simulation,
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
         "central_ratio": plan.central_ratio,
@@ -255,117 +194,65 @@ def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
     }
 
 
-def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dict[str, object]:
+def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dict[str, Any]:
     """Return the columns of the last measurement that have a value."""
     last = launched.measured.rows[-1]
     # NaN, which is not equal to itself, marks what was not measured.
     return {name: last[name] for name in columns if last[name] == last[name]}
 
 
-def _draw(launched: distributed.LaunchResult, path: Path) -> None:
-    """Draw the columns that may be published."""
-    (trial,) = launched.measured.trials
-    simulated = "simulated " if launched.is_simulated else ""
-    rows = launched.measured.rows
-    measured = [
-        name for name in learn.SHARED_COLUMNS if any(row[name] == row[name] for row in rows)
-    ]
-    draw_run(
-        [{name: row[name] for name in measured} for row in rows],
-        {trial.mechanism.name: trial.schedule.describe()},
-        title=f"{launched.problem.task.describe()}: {simulated}{launched.plan.describe()}",
-        path=path,
-    )
-
-
-def _promise(launched: distributed.LaunchResult) -> str:
-    if launched.is_rehearsal:
-        return "rehearsal: protects nothing"
-    simulated = "simulated: " if launched.is_simulated else ""
-    return f"{simulated}{launched.plan.budget.describe()}"
-
-
-def _describe_spent(launched: distributed.LaunchResult) -> str:
-    last = launched.measured.rows[-1]
-    if launched.plan.budget.is_uniform:
-        return f"{round_up(float(last['epsilon']))} ({last['unit']}), of the agent that spent most"
-    spent = round_up_range([last["epsilon_least"], last["epsilon"]])
-    return f"{spent} ({last['unit']}), each agent by its own promise"
-
-
-def _print(launched: distributed.LaunchResult) -> None:
-    result, plan, last = launched.measured, launched.plan, launched.measured.rows[-1]
-    is_sum = plan.network.mixing == "sum"
-    measured = {
-        "test loss" if is_sum else "test loss, agents' own models": "test_loss",
-        "test loss, average model": "test_loss_of_average",
-        "test accuracy" if is_sum else "test accuracy, agents' own": "test_accuracy",
-        "test accuracy, average model": "test_accuracy_of_average",
-        "disagreement": "consensus_distance",
+def _print(
+    launched: distributed.LaunchResult, facts: dict[str, Any], private: dict[str, Any]
+) -> None:
+    plan, last = launched.plan, launched.measured.rows[-1]
+    hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
+    scores = {
+        name.replace("_", " "): f"{value:.4g}"
+        for name, value in facts["measured"].items()
+        if name.startswith(("test_", "consensus")) and name not in hidden
     }
+    spent = round_up_range([last["epsilon_least"], last["epsilon"]])
     print_facts(
-        f"{launched.problem.task.describe()}, {plan.num_agents} agents on {plan.network.source}",
+        f"{facts['task']}, {plan.num_agents} agents on {plan.network.source}",
         [
-            ("promise", _promise(launched)),
+            ("promise", facts["promise"]),
             *strictest_facts(plan.budget, plan.num_agents),
-            ("against", plan.threat.describe()),
+            ("against", facts["adversary"]),
             (
                 "noise in the average",
                 describe_average(plan.central_ratio, plan.weighted_central_ratio, plan.budget),
             ),
-            ("steps", f"{result.num_steps} ({launched.status})"),
-            *(
-                (what, f"{last[name]:.4g}")
-                for what, name in measured.items()
-                if last[name] == last[name] and not (is_sum and name in _SAME_UNDER_SUMS)
-            ),
+            ("steps", f"{facts['num_steps']} ({launched.status})"),
+            *scores.items(),
             ("mixing", describe_mixing(plan)),
             (
-                "simulated ε spent" if launched.is_simulated else "ε spent",
-                _describe_spent(launched),
+                f"{'simulated ' if facts['simulation'] else ''}ε spent",
+                f"{spent} ({last['unit']}), the range over agents",
             ),
-            ("agents lost", ", ".join(map(str, launched.lost)) or "none"),
+            ("agents lost", ", ".join(facts["lost"]) or "none"),
         ],
     )
-    for note in result.notes:
+    for note in facts["notes"]:
         print_note(note)
-    if launched.problem.simulation not in ("", *result.notes):
-        print_note(f"simulated ε: {launched.problem.simulation}")
+    if facts["simulation"] not in ("", *facts["notes"]):
+        print_note(f"simulated ε: {facts['simulation']}")
+    if private:
+        measured = {
+            name.replace("_", " "): f"{value:.4g}" for name, value in private["measured"].items()
+        }
+        samples = ", ".join(map(str, private["agent_samples"]))
+        print_facts("private: do not publish", [*measured.items(), ("agent samples", samples)])
 
 
-def _print_outcome(launched: distributed.LaunchResult) -> None:
-    """Print the last line: what was reached, and at which privacy."""
+def _describe_outcome(launched: distributed.LaunchResult, facts: dict[str, Any]) -> str | None:
+    """Return the last line: what was reached, and at which privacy."""
     plan, last = launched.plan, launched.measured.rows[-1]
-    spent = last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]]
-    print_line(
-        describe_outcome(
-            _measured(launched, learn.SHARED_COLUMNS),
-            spent,
-            plan.budget,
-            threat=plan.threat,
-            central_ratio=plan.central_ratio,
-            weighted_ratio=plan.weighted_central_ratio,
-            is_simulated=launched.is_simulated,
-        )
+    return describe_outcome(
+        facts["measured"],
+        last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]],
+        plan.budget,
+        threat=plan.threat,
+        central_ratio=plan.central_ratio,
+        weighted_ratio=plan.weighted_central_ratio,
+        is_simulated=bool(facts["simulation"]),
     )
-
-
-def _print_private(launched: distributed.LaunchResult, *, show_facts: bool) -> None:
-    """Print the private numbers, with a warning."""
-    if show_facts:
-        measured = _measured(launched, learn.PRIVATE_COLUMNS)
-        print_facts(
-            "private: do not publish",
-            [
-                *((name.replace("_", " "), f"{value:.4g}") for name, value in measured.items()),
-                ("agent samples", ", ".join(map(str, launched.problem.data.sizes))),
-            ],
-        )
-    print_note(_WARNING)
-
-
-def _describe_sharing(launched: distributed.LaunchResult) -> str:
-    if launched.is_rehearsal:
-        return f"a rehearsal protects nothing: publish nothing of {launched.folders.private}"
-    shared, private = launched.folders.shared, launched.folders.private
-    return f"publish {shared}, but never {private} or {launched.keys}"

@@ -119,11 +119,6 @@ class LearningOptions:
         """Whether the task is the paper's quadratic, which has its own step sizes."""
         return self.task == "quadratic"
 
-    @property
-    def source_name(self) -> str:
-        """The task's name, or the name of the data."""
-        return self.task or (self.data.name if self.data else "")
-
     def make_schedule(self, step_size: float) -> Schedule:
         """Return the schedule that begins with a step size: constant, or the paper's."""
         return learn.make_schedule(step_size, usual_schedule(self.task or ""))

@@ -136,7 +136,7 @@ def train(
         bool,
         typer.Option(
             "--rehearse",
-            help="Draw the same noise, bit for bit, as corn launch --rehearse SEED. Slower.",
+            help="Draw the noise from keyed streams, as agents do, but with public keys. Slower.",
         ),
     ] = False,
     out: Annotated[
@@ -191,8 +191,6 @@ def train(
     settings = learn.SweepSettings(
         num_steps=promise.num_steps,
         batch_size=promise.batch_size or learning.batch_size,
-        # Seeds count from 0 everywhere, so that corn launch --rehearse SEED repeats one of these
-        # runs.
         seeds=tuple(range(runs)),
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum if factory is None else 0.0,

@@ -144,7 +144,7 @@ def _show_connections(plan: Plan, agent: int | None, *, as_json: bool) -> None:
             for row in own
         ],
     )
-    print_note("every agent also connects to the store (--store), which agent 0 or host 0 opens")
+    print_note("every agent also connects to the store (--store), which agent 0 opens")
 
 
 def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:

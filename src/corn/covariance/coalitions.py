@@ -289,7 +289,8 @@ class CoalitionUpdates:
     """An approximate inverse of R with its residual, and the bounds that follow from it."""
 
     def __init__(self, decomposition: Decomposition, scale: FloatArray, Y: FloatArray) -> None:
-        self._scale, self._Y = scale, Y
+        self._scale = scale
+        self._Y = Y
         self._t = decomposition.private_variance / scale**2
         self._B, self._streams = scale_streams(decomposition, scale)
         # By how much S Y misses the identity, entry by entry, with the rounding of computing it.

@@ -78,7 +78,9 @@ class PairUpdates:
         # Pairs by agent, in compressed rows: those of agent c are at starts[c] … starts[c + 1].
         order = np.argsort(ends, kind="stable")
         starts = np.searchsorted(ends[order], np.arange(num_agents + 1))
-        self._numbers, self._sides, self._starts = numbers[order], sides[order], starts
+        self._numbers = numbers[order]
+        self._sides = sides[order]
+        self._starts = starts
 
     def covariance(self, theta: FloatArray, factors: FloatArray) -> FloatArray:
         """Return R, shape (n, n)."""
@@ -245,7 +247,8 @@ class _Sums:
         top = max(self.top, float(exponents.max()))
         # As in a streamed softmax, earlier sums are scaled down to the new unit.
         if (shrink := math.exp(self.top - top)) < 1:
-            self.mass, self.mean = shrink * self.mass, shrink * self.mean
+            self.mass = shrink * self.mass
+            self.mean = shrink * self.mean
             for earlier in (self.inner, self.diagonal, self.private, self.blocks, self.known):
                 earlier *= shrink
         self.top = top

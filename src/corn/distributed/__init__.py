@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from corn.distributed.keyring import load_credentials as load_credentials
     from corn.distributed.keyring import make_keys as make_keys
     from corn.distributed.launcher import LaunchResult as LaunchResult
-    from corn.distributed.launcher import Placement as Placement
     from corn.distributed.launcher import launch as launch
     from corn.distributed.monitor import monitor_agent as monitor_agent
     from corn.distributed.planning import PlanningRequest as PlanningRequest
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from corn.distributed.results import AgentResult as AgentResult
     from corn.distributed.results import RunStatus as RunStatus
     from corn.distributed.results import StopReason as StopReason
-    from corn.distributed.results import describe_stop as describe_stop
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import Monitoring as Monitoring
@@ -55,15 +53,13 @@ _MODULES = {
     "RequirementError": "requirements",
     "ReleaseTotal": "requirements",
     "Monitoring": "settings",
-    "Placement": "launcher",
     "PlanningRequest": "planning",
     "Rendezvous": "rendezvous",
     "Reports": "journal",
     "RunSettings": "settings",
     "RunStatus": "results",
     "StopReason": "results",
-    "describe_stop": "results",
-    "join": "joining",
+    "join": "rendezvous",
     "launch": "launcher",
     "listen_for_signals": "processes",
     "load_credentials": "keyring",

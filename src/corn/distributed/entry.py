@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,13 +15,12 @@ from corn.distributed.exchange import Exchange
 from corn.distributed.handshake import (
     Agreement,
     Hello,
-    confirm,
     naming_absent_agents,
     require_budget,
     shake_hands,
 )
-from corn.distributed.journal import EvaluationData
-from corn.distributed.keyring import Keyring, share_group_seeds
+from corn.distributed.keyring import make_source, share_group_seeds
+from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
 from corn.distributed.recovery import ActivePlan
@@ -33,15 +34,17 @@ from corn.distributed.rejoin import (
     save_addresses,
 )
 from corn.distributed.rendezvous import Meeting, Rendezvous
-from corn.distributed.requirements import ReleaseTotal
+from corn.distributed.requirements import ReleaseTotal, Requirements, compose_total
 from corn.distributed.settings import RunSettings, require_pair_seeds
 from corn.distributed.storage import Folders
 from corn.distributed.summing import integer_type
 from corn.errors import InvalidArgumentError
 from corn.learn.perturbation import NoiseShare
 from corn.learn.step import AgentStepper
+from corn.noise import ReleaseLedger, Secret
 from corn.plan import Plan
 from corn.transport import (
+    Credentials,
     Link,
     LinkOpener,
     Purpose,
@@ -50,40 +53,26 @@ from corn.transport import (
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """An agent's task: its steps, the data to measure on, and the initial model."""
-
-    stepper: AgentStepper
-    data: EvaluationData
-    start: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class AgreedRun:
     """Everything that one agent's training needs, complete once all agents agreed.
 
-    Attributes:
-        plan: of all agents.
-        settings: of the run.
-        agent: this agent's number.
-        hello: the terms that it published.
-        keyring: its keys and ledger.
-        work: its task.
-        folders: for its files.
-        agreement: of all agents.
-        total: the releases of its data under all plans.
-        admission: the model and the state of a sponsor, for an agent that returns.
+    ``total`` is that of all releases of its data, ``group_seeds`` are those of groups of three and
+    more, and ``admission`` is the model and the state of a sponsor, for an agent that returns.
     """
 
     plan: Plan
     settings: RunSettings
     agent: int
     hello: Hello
-    keyring: Keyring
-    work: Work
+    credentials: Credentials
+    ledger: ReleaseLedger
+    stepper: AgentStepper
+    start: Tensor
     folders: Folders | None
+    requirements: Requirements
     agreement: Agreement | None = None
     total: ReleaseTotal | None = None
+    group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
     admission: Admission | None = None
 
     @property
@@ -98,7 +87,7 @@ class AgreedRun:
         """The most bytes of a message."""
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
-        size = 8 * len(self.work.start) if is_sum else self.work.start.nbytes
+        size = 8 * len(self.start) if is_sum else self.start.nbytes
         num_links = self.plan.network.graph.number_of_edges()
         return message_limit(self.plan.num_agents, num_links, size)
 
@@ -114,31 +103,36 @@ class AgreedRun:
 
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
-        source = self.keyring.make_source(plan, self.agent, members)
-        # The run's nonce has a new part from every agent: under it no noise was ever drawn before.
-        nonce = self.agreed.nonce
-        # A rehearsal draws a simulation's noise, whose nonce follows from the seed.
-        if self.settings.is_rehearsal:
-            nonce = self.keyring.ledger.nonce
         noise = NoiseShare(
             plan,
             members.index(self.agent),
-            source,
-            nonce=nonce,
-            num_parameters=len(self.work.start),
+            make_source(self.credentials, plan, members, self.group_seeds),
+            # It has a new part from every agent: under it no noise was ever drawn before.
+            nonce=self.agreed.nonce,
+            num_parameters=len(self.start),
         )
         return ActivePlan(plan, members, noise)
+
+    def check_total(self, keys: Path, num_steps: int) -> ReleaseTotal:
+        """Check the owner's limit on all plans together, for a run of so many steps."""
+        # With the ledger open, so that no second run can add to the total meanwhile, and before
+        # anything is released.
+        total = compose_total(
+            self.plan,
+            self.agent,
+            keys=keys,
+            ledger=self.ledger,
+            requirements=self.requirements,
+            num_steps=num_steps,
+        )
+        # Private: the total shows what else the data was used for.
+        log_event(self.agent, "total", total.describe(), is_private=True)
+        return total
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An agent's connections when it begins to take part.
-
-    Attributes:
-        exchange: with its neighbours.
-        membership: what is known of losses.
-        returns: the agents that ask it to let them in.
-    """
+    """An agent's connections when it begins to take part, and what it knows of losses."""
 
     exchange: Exchange
     membership: Membership
@@ -150,35 +144,28 @@ class Entry:
         self.returns.stop()
 
 
-def begin_run(
-    run: AgreedRun,
-    rendezvous: Rendezvous,
-    check_total: Callable[[int], ReleaseTotal | None],
-) -> tuple[AgreedRun, Entry]:
+def begin_run(run: AgreedRun, rendezvous: Rendezvous) -> tuple[AgreedRun, Entry]:
     """Agree with all agents, and connect to the neighbours."""
-    plan, settings = run.plan, run.settings
+    plan = run.plan
     # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
     # come before, so a refusal costs no budget.
     agreement = shake_hands(rendezvous, run.hello)
     require_budget(agreement)
     # The owner's limit is checked for the steps of this run only, which are known after the
     # agreement.
-    left = settings.steps_of(plan) - agreement.first_step
-    total = check_total(min(left, agreement.max_steps))
-    group_seeds = share_group_seeds(rendezvous, plan, run.keyring, run_nonce=agreement.nonce)
-    run = replace(
-        run,
-        agreement=agreement,
-        keyring=replace(run.keyring, group_seeds=group_seeds),
-        total=total,
-    )
+    left = run.settings.steps_of(plan) - agreement.first_step
+    total = run.check_total(rendezvous.key_folder, min(left, agreement.max_steps))
+    seeds = share_group_seeds(rendezvous, plan, run_nonce=agreement.nonce)
+    run = replace(run, agreement=agreement, total=total, group_seeds=seeds)
+    # A store that answered agents differently would lead them to different agreements.
+    digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
     senders, receivers = find_neighbours(plan, run.agent)
     with ExitStack() as stack:
         # Open before any neighbour connects.
         opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
         stack.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
-        confirm(rendezvous, agreement, "linking")
+        rendezvous.agree("linking", digest)
         # From here on a failure names the agents that never became ready, not a neighbour that
         # itself waited for them in vain.
         stack.enter_context(naming_absent_agents(rendezvous, "ready"))
@@ -194,25 +181,21 @@ def begin_run(
         # managers add --rejoin where the file is, and after a failed start there is no run.
         if run.folders is not None:
             save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
-        confirm(rendezvous, agreement, "ready")
+        rendezvous.agree("ready", digest)
         stack.pop_all()  # all agents are there: links stay open
     membership = make_membership(run, rendezvous)
     return run, Entry(exchange, membership, make_returns(run, rendezvous, opener))
 
 
-def return_to_run(
-    run: AgreedRun,
-    rendezvous: Rendezvous,
-    check_total: Callable[[int], ReleaseTotal | None],
-) -> tuple[AgreedRun, Entry]:
+def return_to_run(run: AgreedRun, rendezvous: Rendezvous) -> tuple[AgreedRun, Entry]:
     """Return to a run under way, with the help of a neighbour."""
-    plan, ledger = run.plan, run.keyring.ledger
+    plan, ledger = run.plan, run.ledger
     if plan.network.mixing == "gossip":
         raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
     require_pair_seeds(plan, "--rejoin")
     # The step of the return is not known yet, so the check assumes all releases that the ledger
     # allows.
-    total = check_total(ledger.remaining)
+    total = run.check_total(rendezvous.key_folder, ledger.remaining)
     rendezvous.announce_address()
     addresses = rendezvous.read_addresses()
     if run.folders is not None:
@@ -224,7 +207,7 @@ def return_to_run(
         Request(run.hello, ledger.first_free_step),
         senders | receivers,
         addresses,
-        start=run.work.start,
+        start=run.start,
         max_bytes=run.max_message_bytes,
     )
     welcome, step = admission.welcome, admission.welcome.return_step
@@ -291,7 +274,7 @@ def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
     return Exchange(
         links,
         num_agents=run.plan.num_agents,
-        dtype=message_type(run.plan, run.work.start),
+        dtype=message_type(run.plan, run.start),
         timeout=run.settings.timeout,
         senders=senders if is_directed else None,
         receivers=receivers if is_directed else None,

@@ -6,16 +6,20 @@ with the numbers of those that differ. Nothing secret is published.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from corn.distributed.membership import name_agents
-from corn.distributed.rendezvous import AbsentError, RefusalError, Rendezvous, naming_agent
-from corn.distributed.settings import RunSettings
+from corn.distributed.rendezvous import (
+    AbsentError,
+    HandshakeError,
+    RefusalError,
+    Rendezvous,
+    compare,
+    naming_agent,
+)
 from corn.errors import (
     CornError,
     InfeasibleError,
@@ -32,20 +36,7 @@ from corn.transport import LinkError
 # Agents that wait for the same missing one time out at nearly the same moment.
 _SECONDS_FOR_TROUBLE = 3.0
 # Texts of other agents are cut, so that one of them cannot fill the log or the console.
-_MAX_QUOTED, _MAX_REASON, _MAX_NAMED = 60, 300, 5
-
-
-class HandshakeError(PublicError):
-    """Agents do not agree on the run.
-
-    Attributes:
-        topic: what they do not agree on.
-        agents: those that differ from the rest.
-    """
-
-    def __init__(self, message: str, *, topic: str, agents: tuple[int, ...]) -> None:
-        self.topic, self.agents = topic, agents
-        super().__init__(message)
+_MAX_QUOTED, _MAX_REASON = 100, 300
 
 
 class NoReleasesLeftError(PublicError, BudgetSpentError):
@@ -58,27 +49,19 @@ class Hello:
 
     Attributes:
         plan: the plan's fingerprint, in hexadecimal.
-        model: a hash of names, shapes and type of the parameters, of the loss and of constants.
-        start: a hash of the initial parameters.
-        roster: a hash of the public keys.
-        settings: other settings that must be the same, by name.
+        terms: everything else that must be the same at all agents, by name.
         nonce: this agent's contribution to the nonce of the run, in hexadecimal.
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
         reserved: releases that its ledger counts though a run that crashed may not have made them.
-        columns: names of the columns of its file, which are public.
     """
 
     plan: str
-    model: str
-    start: str
-    roster: str
-    settings: Mapping[str, str]
+    terms: Mapping[str, str]
     nonce: str
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
     reserved: int = 0
-    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Hellos of other agents come from the store, and may hold anything.
@@ -95,7 +78,8 @@ class Agreement:
     """The outcome of the handshake.
 
     Attributes:
-        nonce: of the run.
+        nonce: of the run; a hash of all contributions, so equal nonces mean that all agents read
+            the same ones.
         first_step: where the run starts.
         max_steps: the number of steps that all ledgers allow.
         scarce: the agent whose ledger allows the fewest steps; None if that is not known.
@@ -107,16 +91,6 @@ class Agreement:
     max_steps: int
     scarce: int | None
     reserved: int = 0
-
-
-def check_plan(plan: Plan, settings: RunSettings, rendezvous: Rendezvous) -> AgentGuarantee:
-    """Return this agent's guarantee; raise unless the plan keeps its promise and fits the run."""
-    if rendezvous.num_agents != plan.num_agents:
-        raise InvalidArgumentError(
-            f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in this run"
-        )
-    settings.check_plan(plan)
-    return check_guarantee(plan, rendezvous.agent)
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
@@ -139,8 +113,10 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             _raise_refusal_instead(rendezvous, error)
         # Whoever follows another's refusal has no reason of its own.
-        reason = None if isinstance(error, RefusalError) else _describe(error)
-        _refuse(rendezvous, reason)
+        if isinstance(error, RefusalError):
+            rendezvous.leave()
+        else:
+            _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
         raise
     # An unexpected error may quote data, so others get its type alone.
     except (Exception, KeyboardInterrupt) as error:
@@ -166,14 +142,9 @@ def name_kind(error: BaseException) -> str:
     return f"{word}; only its owner sees the details"
 
 
-def _describe(error: CornError) -> str:
-    return str(error) if is_public(error) else name_kind(error)
-
-
-def _refuse(rendezvous: Rendezvous, reason: str | None) -> None:
+def _refuse(rendezvous: Rendezvous, reason: str) -> None:
     with suppress(CornError):  # the store may be gone, which is not the reason
-        if reason is not None:
-            rendezvous.refuse(reason)
+        rendezvous.refuse(reason)
         rendezvous.leave()
 
 
@@ -210,14 +181,14 @@ def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
-    texts = _publish_and_gather(rendezvous, "hello", json.dumps(asdict(hello)).encode())
+    texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
     hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
     compare_hellos(hellos)
     # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
     # every other agent repeats its own.
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
-    # The number breaks ties, so that all agents name the same one: the agreement is compared bit by
-    # bit.
+    # The number breaks ties, so that all agents name the same one: they compare the agreement bit
+    # by bit.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     return Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
@@ -238,53 +209,13 @@ def require_budget(agreement: Agreement) -> None:
         )
 
 
-def confirm(rendezvous: Rendezvous, agreement: Agreement, topic: str) -> None:
-    """Wait until all agents have come here with the same agreement."""
-    # It contains the nonce of the run, a hash of all contributions: equal digests mean that all
-    # agents read the same ones.
-    digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    # A store that answered agents differently would lead them to different agreements.
-    found = _publish_and_gather(rendezvous, topic, digest.encode())
-    rendezvous.raise_refusal()  # of an agent that confirmed and failed afterwards
-    _compare("the agreement", {agent: repr(own) for agent, own in found.items()})
-
-
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
     """Raise ``HandshakeError`` for the first topic on which agents differ."""
     # All agents compare in the same order, and so raise the same error.
-    _compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
-    # Before the model, whose shape follows from the columns: the reason is more helpful.
-    _compare_columns({who: own.columns for who, own in hellos.items()})
-    topics = {
-        "the data": {who: own.settings.get("partition of data", "") for who, own in hellos.items()},
-        "the model": {who: own.model for who, own in hellos.items()},
-        "the initial parameters": {who: own.start for who, own in hellos.items()},
-        "the roster of public keys": {who: own.roster for who, own in hellos.items()},
-    }
-    for name in sorted({name for own in hellos.values() for name in own.settings}):
-        values = {who: own.settings.get(name, "") for who, own in hellos.items()}
-        topics[make_printable(name, limit=_MAX_QUOTED)] = values
-    for topic, values in topics.items():
-        _compare(topic, values)
-
-
-def _publish_and_gather(rendezvous: Rendezvous, topic: str, own: bytes) -> dict[int, bytes]:
-    """Return all agents' messages, this agent's own exactly as it published it."""
-    agent = rendezvous.agent
-    rendezvous.publish(topic, own)
-    found = rendezvous.gather(topic)
-    # The store's host could replay the messages of an earlier run. All noise would then repeat, and
-    # differences of messages would show gradients. The nonce in the own message is new, so an agent
-    # continues only if it reads its own message back.
-    if found[agent] != own:
-        raise HandshakeError(
-            f"the store has another message ({topic}) of agent {agent} than this agent published: "
-            "a second process runs under its number, or the store cannot be trusted; start all "
-            "agents anew with a new store",
-            topic=topic,
-            agents=(agent,),
-        )
-    return found
+    compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
+    for name in dict.fromkeys(name for who in sorted(hellos) for name in hellos[who].terms):
+        values = {who: own.terms.get(name, "") for who, own in hellos.items()}
+        compare(make_printable(name, limit=_MAX_QUOTED), values)
 
 
 def _choose_start(hellos: Mapping[int, Hello]) -> int:
@@ -303,55 +234,6 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
             agents=behind,
         )
     return max(common)
-
-
-def _compare(topic: str, values: Mapping[int, str]) -> None:
-    """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
-    # Insertion order decides ties in most_common, so the order of agents must be the same
-    # everywhere.
-    counts = Counter(values[who] for who in sorted(values))
-    usual, _ = counts.most_common(1)[0]
-    others = tuple(who for who in sorted(values) if values[who] != usual)
-    if others:
-        # Values come from other agents: they are quoted printably and briefly.
-        shown = others[:_MAX_NAMED]
-        limit = _MAX_REASON // (1 + len(shown))
-        short = {who: make_printable(values[who], limit=limit) for who in shown}
-        found = "; ".join(f"agent {who} has {value}" for who, value in short.items())
-        rest = make_printable(usual, limit=limit)
-        raise HandshakeError(
-            f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
-        )
-
-
-def _compare_columns(columns: Mapping[int, tuple[str, ...]]) -> None:
-    """Raise for the first agent that lacks columns of most agents, or has others."""
-    if not all(columns.values()):
-        return  # not all have files with names; descriptions of the data then say more
-    # Whole lists would be cut where they are long, often before the column that differs.
-    usual, _ = Counter(columns[who] for who in sorted(columns)).most_common(1)[0]
-    others = tuple(who for who in sorted(columns) if set(columns[who]) != set(usual))
-    if others:
-        found = set(columns[others[0]])
-        lacking = _name_columns("lacks", [name for name in usual if name not in found])
-        added = _name_columns("also has", sorted(found - set(usual)))
-        difference = " and ".join(filter(None, (lacking, added)))
-        more = f"; others that differ: {name_agents(others[1:])}" if others[1:] else ""
-        raise HandshakeError(
-            f"agents differ in the columns of their data: agent {others[0]} {difference}{more}; "
-            "--features selects those that all have",
-            topic="columns",
-            agents=others,
-        )
-
-
-def _name_columns(verb: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    # Names come from other agents: they are quoted printably and briefly.
-    shown = ", ".join(repr(make_printable(name, limit=_MAX_QUOTED)) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"{verb} {shown}{more}"
 
 
 def _parse_hello(text: bytes, sender: int) -> Hello:

@@ -1,4 +1,4 @@
-"""Journal of an agent's run: measurements, notes, checkpoints, and the ε spent.
+"""Journal of an agent's run: measurements, notes, checkpoints, its state, and the ε spent.
 
 Measurements have the columns of a simulation. Models are public, as every message is, and so is
 everything computed from them and public data. The promise does not cover measurements on the
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from torch import Tensor
 
-from corn.distributed.keyring import Ledger
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
-from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState, LocalState, ObservedRounds, StateReporter
+from corn.distributed.state import TRAINING, AgentState, PrivateState, StateFile
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
@@ -43,59 +43,36 @@ from corn.learn.metrics import (
     measure,
     write_table,
 )
+from corn.learn.problem import TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
-from corn.learn.tasks import Task
-from corn.plan import Plan
+from corn.noise import ReleaseLedger
+from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
+from corn.version import __version__
 
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
+_SECONDS_OF_PACE = 60.0
+# The launcher needs a few states per second; a file of which each costs a write needs fewer.
+_SECONDS_BETWEEN_STATES = 0.1
+_SECONDS_BETWEEN_FILES = 1.0
 
 
 @dataclass(frozen=True)
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    Private notes depend on the agent's data, and so does ``LocalState``. The total of all
-    releases is for the agent's owner alone; the open ledger, to read, comes before the first
-    release. States come at most ten times a second. Messages come with
-    the nonce of the run, for audits; they cost a call per mixing round.
+    States come at most ten times a second; ``PrivateState`` is for the agent's owner. The open
+    ledger, to read, comes before the first release. Messages come with the nonce of the run, for
+    audits; they cost a call per mixing round. Notes are events of the log.
     """
 
-    on_note: Callable[[str], None] | None = None
     interruption: Interruption | None = None
-    on_private_note: Callable[[str], None] | None = None
-    on_total: Callable[[ReleaseTotal], None] | None = None
-    on_state: Callable[[AgentState, LocalState], None] | None = None
+    on_state: Callable[[AgentState, PrivateState], None] | None = None
     on_message: Callable[[bytes, Header, Tensor], None] | None = None
-    on_ledger: Callable[[Ledger], None] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationData:
-    """Samples to measure on.
-
-    Attributes:
-        task: model and loss.
-        parts: samples by ``train`` (the agent's own), ``validation`` and ``test``.
-        public_parts: those of ``validation`` and ``test`` that are public; see ``TrainingProblem``.
-        private_notes: facts about the agent's data, for its owner.
-        simulation: why ε is simulated; see ``TrainingProblem``.
-    """
-
-    task: Task
-    parts: Mapping[str, Samples]
-    public_parts: tuple[str, ...] = ()
-    private_notes: tuple[str, ...] = ()
-    simulation: str = ""
-
-    def select_shared(self, row: Row) -> Row:
-        """Return the part of a measurement that others may see."""
-        # This is an allow list by column; scores on private samples are removed in addition.
-        hidden = tuple(f"{part}_" for part in PARTS[1:] if part not in self.public_parts)
-        return {name: math.nan if name.startswith(hidden) else row[name] for name in SHARED_COLUMNS}
+    on_ledger: Callable[[ReleaseLedger], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,20 +113,48 @@ class ReleaseAccount:
 
 
 @final
-class Journal:
-    """Writer of everything that an agent keeps of its run.
+class Pace:
+    """The number of steps per minute, over the last minute."""
 
-    Args:
-        plan: what is run.
-        settings: how.
-        agent: this agent's number.
-        data: what to measure on.
-        account: what releases cost.
-        folders: this agent's; None writes nothing.
-        count_releases: returns how many releases the ledger has counted.
-        read_memory: returns the average of the agent's releases, if it has momentum.
-        count_bytes: returns how many bytes were sent so far.
-        reports: callbacks.
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def measure(self, step: int, now: float) -> float:
+        """Return the steps per minute up to now, and remember this step.
+
+        >>> pace = Pace()
+        >>> pace.measure(0, now=10.0), pace.measure(20, now=40.0)
+        (0.0, 40.0)
+        """
+        self._seen.append((now, step))
+        # The second point decides: the first may be older than a minute, so that slow runs still
+        # have a pace.
+        while len(self._seen) > 2 and self._seen[1][0] < now - _SECONDS_OF_PACE:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        return 60 * (step - first) / (now - began) if now > began else 0.0
+
+
+class ObservedRounds(Protocol):
+    """The part of ``TrainingRounds`` that is reported."""
+
+    seconds_waited: float
+
+    @property
+    def lost(self) -> Mapping[int, int]:
+        """The lost agents, and the step at which each loss was first noticed."""
+
+    @property
+    def cut_links(self) -> Mapping[int, int]:
+        """Neighbours that still take part though the link to them broke, and since when."""
+
+
+@final
+class Journal:
+    """Writer of everything that an agent keeps of its run, and reporter of its state.
+
+    ``parts`` are the samples to measure on. Without ``folders`` nothing is written. ``read_memory``
+    returns the average of the agent's releases, if it has momentum.
     """
 
     def __init__(
@@ -158,57 +163,75 @@ class Journal:
         settings: RunSettings,
         *,
         agent: int,
-        data: EvaluationData,
-        account: ReleaseAccount,
+        problem: TrainingProblem,
+        parts: Mapping[str, Samples],
+        ledger: ReleaseLedger,
         folders: Folders | None,
-        count_releases: Callable[[], int],
         read_memory: Callable[[], Tensor | None],
         count_bytes: Callable[[], int],
-        reports: Reports,
+        on_state: Callable[[AgentState, PrivateState], None] | None = None,
     ) -> None:
-        self._plan, self._agent = plan, agent
-        self._settings, self._data, self._account = settings, data, account
+        budget = plan.budget.of_agent(agent)
+        self._plan = plan
+        self._settings = settings
+        self._agent = agent
+        self._problem = problem
+        self._parts = parts
+        self._ledger = ledger
+        self._folders = folders
+        self._read_memory = read_memory
+        self._count_bytes = count_bytes
+        self._on_state = on_state
+        self._account = ReleaseAccount(budget, ledger.precision)
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
-        self._central_ratio = plan.central_ratio
         self._steps = settings.evaluation_steps(plan)
-        self._folders, self._reports = folders, reports
-        self._count_releases = count_releases
-        self._read_memory = read_memory
-        self._checkpoints = None
-        if folders is not None:
-            self._checkpoints = CheckpointFolder(
-                folders.private, plan, agent, is_rehearsal=settings.is_rehearsal
-            )
         # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
-        self._reporter = StateReporter(
-            plan,
-            settings,
-            agent=agent,
-            budget=account.budget,
-            bound_epsilon=account.bound_epsilon,
-            simulation=data.simulation,
-            folders=folders,
-            count_releases=count_releases,
-            count_bytes=count_bytes,
-            on_state=reports.on_state,
-        )
         self._saves = True
+        self._pace = Pace()
+        self._last_state = self._last_file = -math.inf
+        self._rounds: ObservedRounds | None = None
+        self._file = None if folders is None else StateFile(folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
+        graph = plan.network.graph
+        senders = graph.predecessors(agent) if graph.is_directed() else ()
+        # Made once: the fingerprint of a large plan takes a while.
+        self._first = AgentState(
+            agent=agent,
+            num_agents=plan.num_agents,
+            phase=TRAINING,
+            step=0,
+            num_steps=settings.steps_of(plan),
+            epsilon=0.0,
+            promised_epsilon=budget.promise.epsilon,
+            delta=budget.promise.delta,
+            unit=budget.unit,
+            protects=f"{budget.promise.query.protects}; {budget.promise.query.recipe}",
+            adversary=plan.threat.describe(),
+            simulation=problem.simulation,
+            releases_left=budget.num_steps,
+            neighbours=tuple({*graph.neighbors(agent), *senders}),
+            lost={},
+            bytes_sent=0,
+            steps_per_minute=0.0,
+            test_loss=None,
+            plan=fingerprint(plan).hex(),
+            corn_version=__version__,
+            timeout=settings.timeout,
+            updated=0.0,
+        )
 
     def observe(self, rounds: ObservedRounds) -> None:
         """Read losses and waits from the rounds of training from now on."""
-        self._reporter.rounds = rounds
+        self._rounds = rounds
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
         self.notes.append(text)
         log_event(self._agent, "note", text, level=logging.WARNING)
-        if self._reports.on_note:
-            self._reports.on_note(text)
 
     def note_privately(self, text: str) -> None:
         """Record an event that depends on the agent's data, for its owner alone."""
@@ -217,8 +240,6 @@ class Journal:
         if self._folders is not None:
             with _naming_unwritable(self._folders.private):
                 append_private_note(self._folders.private, text)
-        if self._reports.on_private_note:
-            self._reports.on_private_note(text)
 
     def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
         """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
@@ -228,20 +249,30 @@ class Journal:
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)
-        self._reporter.report_start(step, self._find_row())
+        state = self._report(step, TRAINING, None)
+        simulated = "simulated: " if state.simulation else ""
+        text = (
+            f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
+            f"{self._account.budget.describe()}, against {state.adversary}"
+            f"{f'; {state.simulation}' if state.simulation else ''}"
+        )
+        log_event(state.agent, "start", text, fields=asdict(state))
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
         if step in self._steps:
             self._measure(step, parameters, statistics)
-        is_checkpoint = step % self._settings.checkpoint_every == 0
-        if is_checkpoint:
+        if step % self._settings.checkpoint_every == 0:
             self._save(step, parameters)
-        self._reporter.report_step(step, self._find_row, statistics, is_checkpoint=is_checkpoint)
+            self._last_state = time.monotonic()
+            state = self._report(step, TRAINING, statistics)
+            log_event(state.agent, "checkpoint", state.describe(), fields=asdict(state))
+        else:
+            self._report_if_due(step, statistics)
 
     def record_mixing(self, step: int) -> None:
         """Report that a cool-down goes on; without news the agent would look stalled."""
-        self._reporter.report_step(step, self._find_row, None, is_checkpoint=False)
+        self._report_if_due(step, None)
 
     def stop_saving(self) -> None:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
@@ -258,51 +289,99 @@ class Journal:
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
-        self._reporter.report_end(step, status.value, self._find_row(), statistics)
+        state = self._report(step, status.value, statistics)
+        log_event(state.agent, "end", f"{status}: {state.describe()}", fields=asdict(state))
+        if self._file is not None:
+            self._file.close()
 
     @property
     def measured(self) -> Row:
         """The part of the last measurement that others may see."""
-        return self._data.select_shared(self.rows[-1])
+        return self._select_shared(self.rows[-1])
 
-    def _find_row(self) -> Row:
-        """Return the last measurement, without scores on private samples but training data."""
-        if not self.rows:
-            return dict.fromkeys(COLUMNS, math.nan)
-        last = self.rows[-1]
-        return last | self._data.select_shared(last)
+    @property
+    def _num_releases(self) -> int:
+        return self._plan.budget.num_steps - self._ledger.remaining
+
+    def _select_shared(self, row: Row) -> Row:
+        # This is an allow list by column; scores on private samples are removed in addition.
+        public = self._problem.public_parts
+        hidden = tuple(f"{part}_" for part in PARTS[1:] if part not in public)
+        return {name: math.nan if name.startswith(hidden) else row[name] for name in SHARED_COLUMNS}
 
     def _measure(self, step: int, parameters: Tensor, statistics: StepStatistics | None) -> None:
         (row,) = measure(
-            self._data.task,
+            self._problem.task,
             parameters.view(1, 1, 1, -1),
             (self._trial,),
-            seeds=(self._settings.table_seed,),
+            seeds=(self._settings.seed,),
             step=step,
-            parts=self._data.parts,
+            parts=self._parts,
             statistics=statistics,
         )
         # By releases, which are more than steps after a restart.
-        spent = self._account.epsilon(self._count_releases())
+        spent = self._account.epsilon(self._num_releases)
         promise: Row = {"epsilon": spent, "epsilon_least": spent}
         promise |= {"delta": self._account.budget.promise.delta, "unit": self._account.budget.unit}
-        promise["central_ratio"] = self._central_ratio
+        promise["central_ratio"] = self._plan.central_ratio
         self.rows.append(row | promise)
         if self._folders is None:
             return
         with _naming_unwritable(self._folders.private):
             write_table(self.rows, self._folders.private / "metrics.csv", is_private=True)
-        with _naming_unwritable(self._folders.shared):
-            # The shared part of a rehearsal lies in a private folder.
-            is_private, folder = self._settings.is_rehearsal, self._folders.shared
-            write_model(folder, step, parameters, is_private=is_private)
-            rows = [self._data.select_shared(row) for row in self.rows]
-            write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS, is_private=is_private)
+        folder = self._folders.shared
+        with _naming_unwritable(folder):
+            write_model(folder, step, parameters)
+            rows = [self._select_shared(row) for row in self.rows]
+            write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS)
 
     def _save(self, step: int, parameters: Tensor) -> None:
-        if self._checkpoints is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._count_releases(), self._read_memory())
-            self._checkpoints.save(step, checkpoint, num_kept=self._num_kept)
+        if self._folders is not None and self._saves:
+            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._read_memory())
+            folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
+            folder.save(step, checkpoint, num_kept=self._num_kept)
+
+    def _report_if_due(self, step: int, statistics: StepStatistics | None) -> None:
+        now = time.monotonic()
+        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
+            self._last_state = now
+            self._report(step, TRAINING, statistics)
+
+    def _report(self, step: int, phase: str, statistics: StepStatistics | None) -> AgentState:
+        """Return the present state, pass it on, and write it to its file if that is due."""
+        row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
+        # Scores on private samples are not even for the owner's display, training data excepted.
+        loss = float(self._select_shared(row)["test_loss"])
+        rounds, now = self._rounds, time.monotonic()
+        lost = {} if rounds is None else rounds.lost
+        cut_links = {} if rounds is None else rounds.cut_links
+        state = replace(
+            self._first,
+            phase=phase,
+            step=step,
+            epsilon=self._account.bound_epsilon(self._num_releases),
+            releases_left=self._ledger.remaining,
+            neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
+            lost={str(agent): when for agent, when in lost.items()},
+            bytes_sent=self._count_bytes(),
+            steps_per_minute=self._pace.measure(step, now),
+            test_loss=loss if math.isfinite(loss) else None,
+            updated=time.time(),
+        )
+        is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
+        if self._file is not None and is_due:
+            self._last_file = now
+            # A full disk ends a run at the next checkpoint, with an error of its own.
+            with suppress(OSError):
+                self._file.write(state)
+        if self._on_state is not None:
+            norm, clipped = math.nan, math.nan
+            if statistics is not None:
+                norm, clipped = float(statistics.gradient_norm), float(statistics.fraction_clipped)
+            waited = 0.0 if rounds is None else rounds.seconds_waited
+            private = PrivateState(waited, float(row["train_loss"]), norm, clipped)
+            self._on_state(state, private)
+        return state
 
 
 @contextmanager

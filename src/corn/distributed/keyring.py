@@ -8,27 +8,17 @@ was released before, and keys and nonces are not published with results.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import math
 import resource
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, final
 
-from corn.covariance import Decomposition
 from corn.distributed.rendezvous import Rendezvous
-from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
-from corn.learn.batches import Choices, SeededChoices
-from corn.learn.perturbation import simulation_nonce
 from corn.noise import (
     Delivery,
-    Identity,
     Owner,
     ReleaseLedger,
     Roster,
@@ -40,13 +30,11 @@ from corn.noise import (
     load_identity,
     load_roster,
     open_seed,
-    owners,
     pin_roster,
     record_use,
     save_identity,
     save_roster,
     seal_seed,
-    simulated_keys,
 )
 from corn.noise.ledger import explain_missing, ledger_path
 from corn.plan import Plan, fingerprint
@@ -83,141 +71,35 @@ def require_private_keys(folder: Path, agent: int) -> None:
         require_private(path)
 
 
-class Ledger(Protocol):
-    """The release ledger, or its substitute in a rehearsal."""
-
-    @property
-    def nonce(self) -> bytes:
-        """This agent's contribution to the run's nonce."""
-
-    @property
-    def remaining(self) -> int:
-        """The number of releases that are still allowed."""
-
-    @property
-    def precision(self) -> float:
-        """The largest [R⁻¹]_ii under which any release was made."""
-
-    reserved_before: int
-    first_free_step: int
-    num_skipped: int
-
-    def reserve(self, step: int) -> int:
-        """Allow the release of a step, once, and number it; nothing may be sent before."""
-
-    def join_run(self, step: int) -> None:
-        """Take part in a run under way, from a step that was never released."""
-
-
-@final
-class RehearsalLedger:
-    """Count of a rehearsal's releases, which protect nothing and are not kept."""
-
-    def __init__(self, max_releases: int, nonce: bytes) -> None:
-        self.remaining, self.nonce, self.reserved_before = max_releases, nonce, 0
-        self.first_free_step = self.num_skipped = 0
-        self.precision = math.inf  # its noise is public
-
-    def reserve(self, step: int) -> int:
-        """See ``Ledger``; numbers are those of steps, as in a simulation."""
-        self.remaining -= 1
-        return step
-
-    def join_run(self, step: int) -> None:
-        """See ``Ledger``; a rehearsal's noise is public, and may repeat."""
-
-
-@dataclass(frozen=True, eq=False)
-class Keyring:
-    """The keys from which an agent draws noise, and the ledger of its releases.
-
-    Attributes:
-        ledger: of this agent under this plan.
-        identity: the agent's private key; None in a rehearsal.
-        roster: the public keys of all agents; None in a rehearsal.
-        rehearsal_seed: the public seed of a rehearsal.
-        group_seeds: seeds of groups of three and more, by the group's number.
-    """
-
-    ledger: Ledger
-    identity: Identity | None = field(default=None, repr=False)
-    roster: Roster | None = None
-    rehearsal_seed: int | None = None
-    group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
-
-    def make_choices(self, data: bytes | None) -> Choices:
-        """Return the source of the agent's coins and orders, secret unless in a rehearsal.
-
-        ``data`` is a digest of the agent's samples: see :meth:`ReleaseLedger.make_choices`.
-        """
-        # Public orders only where a rehearsal was asked for.
-        if self.rehearsal_seed is not None:
-            return SeededChoices(self.rehearsal_seed)
-        if not isinstance(self.ledger, ReleaseLedger):
-            raise InvalidArgumentError("ledger must be a release ledger unless in a rehearsal")
-        return self.ledger.make_choices(data)
-
-    def make_source(self, plan: Plan, agent: int, members: tuple[int, ...]) -> SecureSource:
-        """Return the noise source of an agent under a plan for ``members``.
-
-        The plan numbers its agents from 0 in the order of ``members``, which are the numbers that
-        they have in the roster.
-        """
-        own = members.index(agent)
-        # Public noise only where a rehearsal was asked for, never because a key is missing.
-        if self.rehearsal_seed is not None:
-            return make_rehearsal_source(plan.decomposition, own, seed=self.rehearsal_seed)
-        if self.identity is None or self.roster is None:
-            raise InvalidArgumentError("identity and roster must be given unless in a rehearsal")
-        # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
-        # though the nonce of the run stays.
-        keys = agent_keys(
-            self.identity,
-            own,
-            seed_groups=plan.decomposition.seed_groups,
-            roster=Roster(tuple(self.roster.public_key(member) for member in members)),
-            plan_fingerprint=fingerprint(plan),
-            group_seeds=self.group_seeds,
-        )
-        return SecureSource(keys)
-
-
-def open_keyring(
-    plan: Plan,
+def make_source(
     credentials: Credentials,
-    settings: RunSettings,
-    folder: Path | None,
-    stack: ExitStack,
-    *,
-    precision: float,
-) -> Keyring:
-    """Open the ledger of an agent, which ``stack`` closes, beside its keys.
+    plan: Plan,
+    members: tuple[int, ...],
+    group_seeds: Mapping[int, Secret] | None = None,
+) -> SecureSource:
+    """Return the noise source of an agent under a plan for ``members``.
 
-    ``precision`` is the agent's [R⁻¹]_ii under the plan, against its adversary.
+    The plan numbers its agents from 0 in the order of ``members``, which are the numbers that they
+    have in the roster. ``group_seeds`` are those of groups of three and more, by their numbers.
     """
-    seed, agent = settings.rehearsal_seed, credentials.agent
-    # A rehearsal must not touch the ledger: its releases protect nothing, and cost nothing.
-    if seed is not None:
-        ledger = RehearsalLedger(plan.budget.num_steps, simulation_nonce(seed))
-        return Keyring(ledger, rehearsal_seed=seed)
-    if folder is None:
-        raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
-    # New plans for survivors give an agent other noise, of which only the cap is the same.
-    if settings.policy_for(plan) == "replan":
-        precision = max(precision, float(plan.precision_caps[agent]))
-    # Opening the ledger begins a run: it locks the file, so that no second process releases under
-    # the same count, and writes a nonce that was never used before.
-    opened = stack.enter_context(open_ledger(folder, agent, plan, precision=precision))
-    return Keyring(opened, credentials.identity, credentials.roster)
+    # Keys depend on the plan's fingerprint: under a new plan for survivors all streams are new,
+    # though the nonce of the run stays.
+    keys = agent_keys(
+        credentials.identity,
+        members.index(credentials.agent),
+        seed_groups=plan.decomposition.seed_groups,
+        roster=Roster(tuple(credentials.roster.public_key(member) for member in members)),
+        plan_fingerprint=fingerprint(plan),
+        group_seeds=group_seeds or {},
+    )
+    return SecureSource(keys)
 
 
-def load_credentials(folder: Path | None, agent: int, num_agents: int) -> Credentials:
+def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
     The roster must be the one that the key was used with before, or follow from it.
     """
-    if folder is None:
-        raise InvalidArgumentError("keys must be a folder with the agent's key and the roster")
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
@@ -242,26 +124,6 @@ def load_credentials(folder: Path | None, agent: int, num_agents: int) -> Creden
     # After the check of the key, so that a wrong roster is never remembered as the right one.
     pin_roster(roster, key)
     return credentials
-
-
-def make_rehearsal_credentials(seed: int, agent: int, num_agents: int) -> Credentials:
-    """Return keys that follow from a public seed: anyone can make them, for comparison only."""
-    secrets_of_all = [
-        Secret(hashlib.sha256(f"corn rehearsal {seed} {each}".encode()).digest())
-        for each in range(num_agents)
-    ]
-    identities = [Identity(secret) for secret in secrets_of_all]
-    roster = Roster(tuple(own.public_key for own in identities))
-    return Credentials(agent, identities[agent], roster)
-
-
-def find_credentials(
-    settings: RunSettings, folder: Path | None, agent: int, num_agents: int
-) -> Credentials:
-    """Return an agent's keys: those of its folder, or in a rehearsal public ones."""
-    if settings.rehearsal_seed is not None:
-        return make_rehearsal_credentials(settings.rehearsal_seed, agent, num_agents)
-    return load_credentials(folder, agent, num_agents)
 
 
 def find_terms(plan: Plan, agent: int) -> PlanTerms:
@@ -302,25 +164,15 @@ def open_ledger(
     return ledger
 
 
-def default_key_folder(plan: Path | None) -> Path:
-    """Return the folder of keys unless one is given: beside the plan, wherever results go.
-
-    >>> str(default_key_folder(Path("plans/ring.corn"))), str(default_key_folder(None))
-    ('plans/ring.keys', 'corn.keys')
-    """
-    return Path("corn.keys") if plan is None else plan.with_suffix(".keys")
-
-
-def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> bool:
+def make_keys(folder: Path, num_agents: int) -> bool:
     """Make the keys of all agents for a run on one machine, if there are none; return if made."""
     roster = folder / "roster.json"
-    # Existing keys are never replaced: other hosts may hold the roster that belongs to them.
+    # Existing keys are never replaced: others may hold the roster that belongs to them.
     if roster.exists():
         return False
-    if not is_one_machine or any(folder.glob("agent-*.key")):
+    if any(folder.glob("agent-*.key")):
         raise FileFormatError(
-            f"{roster}: is missing: make it once from all files agent-I.pub with corn keys "
-            "roster, and copy it to every host"
+            f"{roster}: is missing: make it from all files agent-I.pub with corn keys roster"
         )
     # Closed from the start: a chmod afterwards would leave a moment in which keys can be read.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -333,24 +185,13 @@ def make_keys(folder: Path, num_agents: int, *, is_one_machine: bool = True) -> 
     return True
 
 
-def make_rehearsal_source(decomposition: Decomposition, agent: int, *, seed: int) -> SecureSource:
-    """Return the agent's keys in a simulation with this seed: public, for comparison only."""
-    # A simulation derives the keys of all agents from its seed; hold this agent's only.
-    everyone = simulated_keys(decomposition, seed=seed)
-    return SecureSource({owner: everyone[owner] for owner in owners(decomposition, [agent])})
-
-
-def share_group_seeds(
-    rendezvous: Rendezvous, plan: Plan, keyring: Keyring, *, run_nonce: bytes
-) -> dict[int, Secret]:
+def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -> dict[int, Secret]:
     """Return the seeds of the groups of three and more that this agent is in, new in each run.
 
     The lowest member of a group makes its seed and seals it to each other member, so that the
     store sees none. Pairs need no message: their seeds follow from their keys.
     """
-    identity, roster = keyring.identity, keyring.roster
-    if identity is None or roster is None:
-        return {}
+    identity, roster = rendezvous.credentials.identity, rendezvous.credentials.roster
     seeds: dict[int, Secret] = {}
     # The nonce in the topic and in the seal keeps packages of an earlier run from being accepted.
     topic = f"seed-{run_nonce.hex()[:16]}"

@@ -11,20 +11,17 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, final
 
-from corn.checks import require_choice
 from corn.errors import make_printable
 
 LogFormat: TypeAlias = Literal["text", "json"]
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 LOG_NAME = "log"
 LAST_EVENT = "failure"
@@ -33,18 +30,6 @@ PRIVATE_MARK = "private, do not publish: "
 # A program that uses the library chooses its own handlers; without any, nothing is printed.
 _LOGGER = logging.getLogger("corn")
 _LOGGER.addHandler(logging.NullHandler())
-
-
-@dataclass(frozen=True)
-class LogSettings:
-    """The format of a log, and the least important level that is in it."""
-
-    format: LogFormat = "text"
-    level: LogLevel = "info"
-
-    def __post_init__(self) -> None:
-        require_choice("log_format", self.format, get_args(LogFormat))
-        require_choice("log_level", self.level, get_args(LogLevel))
 
 
 def log_event(
@@ -66,9 +51,16 @@ def log_event(
 
 @contextmanager
 def writing_log(
-    settings: LogSettings, *, folder: Path | None = None, to_stderr: bool = True
+    log_format: LogFormat,
+    *,
+    folder: Path | None = None,
+    to_stderr: bool = True,
+    forward: Callable[[logging.LogRecord], None] | None = None,
 ) -> Iterator[None]:
-    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts."""
+    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
+
+    ``forward`` is called with every record, too.
+    """
     handlers: list[logging.Handler] = []
     if to_stderr:
         console = logging.StreamHandler(sys.stderr)
@@ -77,11 +69,15 @@ def writing_log(
         handlers.append(console)
     if folder is not None:
         handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
+    if forward is not None:
+        forwarder = logging.Handler()
+        forwarder.emit = forward  # type: ignore[assignment,method-assign]
+        handlers.append(forwarder)
     level, propagates = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
-        handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
+        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
         _LOGGER.addHandler(handler)
-    _LOGGER.setLevel(settings.level.upper())
+    _LOGGER.setLevel(logging.INFO)
     # Handlers of the root logger would print every line a second time.
     _LOGGER.propagate = False
     try:

@@ -129,7 +129,7 @@ class Header:
         payload_bytes: The size of the parameters.
         news: All that the sender knows of lost and returning agents.
         model: A digest of the sender's model before the step; zeros where models differ anyway.
-        signature: On the way down, the root's signature of this digest.
+        signature: The root's signature of this digest, on the way down at some steps.
         attempt: The number of a recovery; zero outside of any.
     """
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from corn.checks import require, require_length
 from corn.distributed.agent import run_steps
 from corn.distributed.journal import Reports
-from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.keyring import find_terms
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
@@ -52,6 +52,7 @@ from corn.learn.problem import TrainingProblem, require_plain_loader
 from corn.learn.step import UpdateRule, require_one_gradient
 from corn.learn.sweep import Interruption
 from corn.learn.user_model import UserModel
+from corn.noise import ReleaseLedger
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense
@@ -165,7 +166,7 @@ def make_private(
     require(not chosen.resume, "resume", "False: optimizers have no checkpoints", True)
     if chosen.batch_of(plan) is None:
         chosen = replace(chosen, batch_size=data_loader.batch_size)
-    agent, part, ledgers = rendezvous.agent, LoaderPart.of(data_loader), list[Ledger]()
+    agent, part, ledgers = rendezvous.agent, LoaderPart.of(data_loader), list[ReleaseLedger]()
     problem = TrainingProblem(LoopTask(model), number_rows(len(part.rows)))
 
     def take_turns(update: UpdateRule) -> Turns:
@@ -204,7 +205,7 @@ def make_private(
         plan,
         take_turns,
         list_expenses=list_expenses,
-        is_simulated=chosen.is_rehearsal,
+        is_simulated=False,
         schedule=table,
     )
     # A script that fails closes its links here. Later the interpreter has stopped the threads that

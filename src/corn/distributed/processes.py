@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -11,13 +12,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -26,10 +27,16 @@ from corn.distributed.handshake import is_public
 from corn.distributed.journal import Reports
 from corn.distributed.monitor import monitor_agent
 from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
-from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus
+from corn.distributed.results import (
+    AgentResult,
+    Failure,
+    FailureKind,
+    RunStatus,
+    describe_exit,
+)
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.state import AgentState, LocalState
+from corn.distributed.state import AgentState
 from corn.distributed.storage import Folders, append_private_note
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
@@ -51,10 +58,10 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 _SECONDS_TO_WRITE = 0.2
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A note of an agent, sent to the launcher when it is made."""
 
+    agent: int
     text: str
     is_private: bool = False
 
@@ -70,14 +77,16 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
-    reports = Reports(
-        on_state=lambda *state: _report(connection, state),
-        on_note=lambda text: _report(connection, Note(text)),
-        interruption=interruption,
-        on_private_note=lambda text: _report(connection, Note(text, is_private=True)),
-    )
+
+    def forward(record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") == "note":
+            note = Note(config.agent, record.getMessage(), bool(getattr(record, "is_private", 0)))
+            _report(connection, note)
+
+    # Private numbers stay in this process.
+    reports = Reports(interruption, on_state=lambda state, _: _report(connection, state))
     try:
-        with monitor_agent(config, reports, to_stderr=False) as monitored:
+        with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
         # The owner keeps the reason; others may read it only if it is public.
@@ -110,9 +119,7 @@ def _listen(connection: Connection, interruption: Interruption) -> None:
         os._exit(1)
 
 
-def _report(
-    connection: Connection, report: tuple[AgentState, LocalState] | Note | AgentResult
-) -> None:
+def _report(connection: Connection, report: object) -> None:
     try:
         connection.send(report)
     except OSError:
@@ -183,26 +190,20 @@ def _write_line(text: str) -> None:
 class AgentProcesses:
     """The processes of agents on this machine, and their reports.
 
-    Attributes:
-        states: the newest state of each agent that has begun to train.
-        local_states: their private numbers.
-        results: of the agents that have ended.
-        seconds_to_start: until every agent had begun to train; 0 before.
-        news: notes of all agents, in the order in which they came.
+    ``states`` has the newest state of each agent that has begun to train, ``results`` those that
+    have ended, and ``news`` the notes of all in the order in which they came.
     """
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
         self._configs = dict(configs)
         self._processes: dict[int, ForkServerProcess] = {}
         self._connections: dict[int, Connection] = {}
-        self._notes: dict[int, list[Note]] = {agent: [] for agent in self._configs}
         self._suspended: dict[int, float] = {}
         self._began, self._has_asked = time.monotonic(), False
         self.states: dict[int, AgentState] = {}
-        self.local_states: dict[int, LocalState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
-        self.news: list[tuple[int, Note]] = []
+        self.news: list[Note] = []
 
     @property
     def is_running(self) -> bool:
@@ -277,30 +278,31 @@ class AgentProcesses:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
                 code = self._processes[agent].exitcode
-                self._fail(agent, Failure(FailureKind.ENDED, exit_code=code))
+                self._fail(agent, FailureKind.ENDED, describe_exit(code))
             return
-        if isinstance(report, tuple):
-            self.states[agent], self.local_states[agent] = report
+        if isinstance(report, Note):
+            self.news.append(report)
+        elif isinstance(report, AgentState):
+            self.states[agent] = report
             if not self.seconds_to_start and len(self.states) == len(self._configs):
                 self.seconds_to_start = time.monotonic() - self._began
-        elif isinstance(report, Note):
-            self._notes[agent].append(report)
-            self.news.append((agent, report))
-        elif report.failure is not None:
-            self._fail(agent, report.failure)
         else:
-            self.results[agent] = report
+            self._keep(report)
 
-    def _fail(self, agent: int, failure: Failure) -> None:
-        """Keep the notes that an agent without a result had made."""
-        notes = self._notes[agent]
-        self.results[agent] = AgentResult(
-            agent=agent,
-            status=RunStatus.FAILED,
-            failure=failure,
-            notes=tuple(note.text for note in notes if not note.is_private),
-            private_notes=tuple(note.text for note in notes if note.is_private),
-        )
+    def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
+        failure = Failure(kind, f"agent {agent}: {message}")
+        self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
+
+    def _keep(self, result: AgentResult) -> None:
+        """Keep a result, with the notes that an agent that failed had made."""
+        if result.failure is not None:
+            notes = [note for note in self.news if note.agent == result.agent]
+            result = replace(
+                result,
+                notes=tuple(note.text for note in notes if not note.is_private),
+                private_notes=tuple(note.text for note in notes if note.is_private),
+            )
+        self.results[result.agent] = result
 
     def _end_suspended(self) -> None:
         """End suspended processes, which cannot end by themselves.
@@ -317,7 +319,8 @@ class AgentProcesses:
             pause = now - self._suspended[agent]
             if pause > self._configs[agent].settings.timeout:
                 self._processes[agent].kill()
-                self._fail(agent, Failure(FailureKind.SUSPENDED, seconds=pause))
+                message = f"was suspended for {pause:.0f} s and then ended"
+                self._fail(agent, FailureKind.SUSPENDED, message)
 
 
 def is_suspended(pid: int | None) -> bool:

@@ -23,7 +23,7 @@ from typing import final
 
 from torch import Tensor
 
-from corn.distributed.handshake import HandshakeError, Hello, compare_hellos
+from corn.distributed.handshake import Hello, compare_hellos
 from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
@@ -35,7 +35,7 @@ from corn.distributed.messages import (
     is_sane,
 )
 from corn.distributed.public_state import PublicState, decode_state, encode_state, state_limit
-from corn.distributed.rendezvous import Meeting, Rendezvous
+from corn.distributed.rendezvous import HandshakeError, Meeting, Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.stream import check_nonce

@@ -17,11 +17,12 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 from corn.distributed.membership import name_agents
 from corn.errors import (
@@ -53,7 +54,7 @@ from corn.transport import (
     dial,
 )
 
-_MAX_REASON = 300
+_MAX_REASON, _MAX_NAMED = 300, 5
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
@@ -120,48 +121,33 @@ class ForgedEntryError(PublicError):
         )
 
 
-class SignedEntry(NamedTuple):
-    """An entry at the store: what an agent published, and its signature."""
+class HandshakeError(PublicError):
+    """Agents do not agree on the run: ``agents`` differ from the rest, in ``topic``."""
 
-    message: bytes
-    signature: bytes
-
-    def encode(self) -> bytes:
-        """Return the entry as bytes."""
-        return encode_fields(self.message, self.signature)
+    def __init__(self, message: str, *, topic: str, agents: tuple[int, ...]) -> None:
+        self.topic = topic
+        self.agents = agents
+        super().__init__(message)
 
 
-@final
-class SignedEntries:
-    """The entries of a run, as one agent writes and reads them."""
-
-    def __init__(self, store: Store, credentials: Credentials) -> None:
-        self._store, self._credentials = store, credentials
-
-    def put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
-        """Publish a message under a key, signed; raise if the key has another entry of this agent.
-
-        With ``is_first=False`` an entry that is there already stays, and is no error.
-        """
-        signature = self._credentials.identity.sign(signed_text(key, message, session))
-        entry = SignedEntry(message, signature).encode()
-        # Signatures are deterministic: another entry under this agent's key is another process's.
-        if self._store.set(key, entry) != entry and is_first:
-            raise ForgedEntryError(key.partition("/")[0], self._credentials.agent)
-
-    def read(self, entry: bytes, key: str, agent: int, session: bytes) -> bytes:
-        """Return the message of an entry that its agent signed for this session."""
-        topic = key.partition("/")[0]
-        if not 0 <= agent < self._credentials.roster.num_agents:
-            raise ForgedEntryError(topic, agent)
-        try:
-            message, signature = split_entry(entry)
-        except InvalidArgumentError:
-            raise ForgedEntryError(topic, agent) from None
-        text = signed_text(key, message, session)
-        if not self._credentials.roster.verify(agent, signature, text):
-            raise ForgedEntryError(topic, agent)
-        return message
+def compare(topic: str, values: Mapping[int, str]) -> None:
+    """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
+    # Insertion order decides ties in most_common, so the order of agents must be the same
+    # everywhere.
+    usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
+    others = tuple(who for who in sorted(values) if values[who] != usual)
+    if others:
+        # Values come from other agents: they are quoted printably and briefly.
+        shown = others[:_MAX_NAMED]
+        limit = _MAX_REASON // (1 + len(shown))
+        found = "; ".join(
+            f"agent {who} has {make_printable(values[who], limit=limit) or 'nothing'}"
+            for who in shown
+        )
+        rest = make_printable(usual, limit=limit) or "nothing"
+        raise HandshakeError(
+            f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
+        )
 
 
 def signed_text(key: str, message: bytes, session: bytes) -> bytes:
@@ -169,14 +155,6 @@ def signed_text(key: str, message: bytes, session: bytes) -> bytes:
     # With lengths, so no two triples give the same bytes; the prefix keeps these signatures apart
     # from those of rotations.
     return encode_fields("corn word", session, key, message)
-
-
-def split_entry(entry: bytes) -> SignedEntry:
-    """Return message and signature, neither of them checked."""
-    fields = decode_fields(entry)
-    if fields is None or len(fields) != 2:
-        raise InvalidArgumentError("not a signed message of CorN")
-    return SignedEntry(*fields)
 
 
 @dataclass(frozen=True)
@@ -196,16 +174,8 @@ class Meeting:
 class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
-    Args:
-        store: common to all agents.
-        credentials: of this agent.
-        listener: where neighbours reach it.
-        address: of the listener, as others see it.
-        bound: the address that it listens at.
-        timeout: seconds to wait for other agents.
-        keys: the folder of the agent's key and ledger; None in a rehearsal.
-        is_host: whether the store lives in this process, and ends with it.
-        interruption: ends every wait when a person requests it.
+    ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
+    ``is_host`` says whether the store lives in this process, and ends with it.
     """
 
     def __init__(
@@ -221,12 +191,16 @@ class Rendezvous:
         is_host: bool = False,
         interruption: Interruption | None = None,
     ) -> None:
-        self.store, self.credentials = store, credentials
-        self._entries = SignedEntries(store, credentials)
-        self.agent, self.num_agents = credentials.agent, credentials.roster.num_agents
-        self.listener, self.address, self.timeout = listener, address, timeout
+        self.store = store
+        self.credentials = credentials
+        self.agent = credentials.agent
+        self.num_agents = credentials.roster.num_agents
+        self.listener = listener
         self.bound = bound or address
-        self.keys, self.interruption = keys, interruption
+        self.timeout = timeout
+        self.keys = keys
+        self.interruption = interruption
+        self.address = address
         self._is_host = is_host
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
@@ -239,11 +213,41 @@ class Rendezvous:
         self._topics: set[str] = set()
 
     @property
+    def key_folder(self) -> Path:
+        """The folder of the agent's key, roster and ledgers."""
+        if self.keys is None:
+            raise InvalidArgumentError("keys must be the folder of the agent's key, found None")
+        return self.keys
+
+    @property
     def meeting(self) -> Meeting:
         """The agents of this run; waits for them when it is first asked for."""
         if self._meeting is None:
             self._meeting = self._meet()
         return self._meeting
+
+    def agree(self, topic: str, value: str) -> None:
+        """Wait until all agents have come here with the same value; raise ``HandshakeError``."""
+        found = self.exchange(topic, value.encode())
+        self.raise_refusal()  # of an agent that agreed and failed afterwards
+        compare(topic, {agent: text.decode(errors="replace") for agent, text in found.items()})
+
+    def exchange(self, topic: str, message: bytes) -> dict[int, bytes]:
+        """Publish a message and return those of all agents under the same topic."""
+        self.publish(topic, message)
+        found = self.gather(topic)
+        # The store's host could replay the messages of an earlier run. All noise would then repeat,
+        # and differences of messages would show gradients. The nonce in the own message is new, so
+        # an agent continues only if it reads its own message back.
+        if found[self.agent] != message:
+            raise HandshakeError(
+                f"the store has another message ({topic}) of agent {self.agent} than this agent "
+                "published: a second process runs under its number, or the store cannot be "
+                "trusted; start all agents anew with a new store",
+                topic=topic,
+                agents=(self.agent,),
+            )
+        return found
 
     def publish(self, topic: str, message: bytes) -> None:
         """Publish a message to all agents; each agent publishes once per topic."""
@@ -257,31 +261,21 @@ class Rendezvous:
             )
         self._topics.add(topic)
         # Signed with the session and the key of the place, so it is valid nowhere else.
-        self._entries.put(f"{topic}/{self.agent}", message, session)
+        self._put(f"{topic}/{self.agent}", message, session)
 
     def gather(self, topic: str) -> dict[int, bytes]:
         """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
-        agents, session = range(self.num_agents), self.meeting.session
-        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
-        return {
-            agent: self._entries.read(entry, f"{topic}/{agent}", agent, session)
-            for agent, entry in zip(agents, entries, strict=True)
-        }
-
-    def barrier(self, topic: str) -> None:
-        """Wait until all agents have come here."""
-        self.publish(topic, b"")
-        self.gather(topic)
+        return self._gather(topic, self.meeting.session)
 
     def send(self, topic: str, receiver: int, package: bytes) -> None:
         """Leave a package for one agent."""
-        self._entries.put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
+        self._put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
         key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
         (entry,) = self._wait([key], topic, [sender])
-        return self._entries.read(entry, key, sender, session)
+        return self._read(entry, key, sender, session)
 
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
         """Return the agents that have published under none of the topics after so many seconds."""
@@ -307,9 +301,9 @@ class Rendezvous:
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([reason, session]).encode()
         # Others check the refusal by the fresh random number in this entry.
-        self._entries.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
+        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
         key = f"{_REFUSAL}/{self.agent}"
-        self._entries.put(key, message, _bind_refusal(self._introduction), is_first=False)
+        self._put(key, message, _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
         """Raise ``RefusalError`` if another agent does not start.
@@ -324,15 +318,15 @@ class Rendezvous:
                 self._check_refusal(agent, keys[agent], entry)
 
     def _check_refusal(self, agent: int, key: str, entry: bytes) -> None:
+        message = (decode_fields(entry) or [b""])[0]
         try:
-            message = split_entry(entry).message
             reason, session = build(tuple[str, str], parse_json(message), "the refusal")
         except InvalidArgumentError as error:
             raise RefusalError(agent, f"a message that cannot be read: {error}") from error
         # The session cannot be compared yet. The refusal is read again after the meeting.
         if session and self._meeting is None:
             return
-        self._entries.read(entry, key, agent, _bind_refusal(self._introduction_of(agent)))
+        self._read(entry, key, agent, _bind_refusal(self._introduction_of(agent)))
         if session and self.meeting.session.hex() != session:
             raise ForgedEntryError("refusal", agent)
         raise RefusalError(agent, reason)
@@ -340,7 +334,7 @@ class Rendezvous:
     def leave(self) -> None:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
-            self._entries.put(f"parted/{self.agent}", b"", NO_SESSION)
+            self._put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._is_host:
                 # The store ends with this process: the others must have read the refusal before.
                 # A person who pressed Ctrl-C should not wait so long for that.
@@ -381,9 +375,7 @@ class Rendezvous:
         """
         # Under a topic of its own: a run that has not begun yet must not count on this agent.
         with suppress(StoreLostError):
-            self._entries.put(
-                f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False
-            )
+            self._put(f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
 
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
@@ -396,29 +388,53 @@ class Rendezvous:
             keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
             for agent, entry in enumerate(self.store.get(keys)):
                 if entry is not None and agent != self.agent:
-                    message = self._entries.read(entry, keys[agent], agent, NO_SESSION)
+                    message = self._read(entry, keys[agent], agent, NO_SESSION)
                     found[agent] = _read_address(message, agent)
         return found
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
-        self._entries.put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        agents = range(self.num_agents)
-        entries = self._wait([f"{_JOIN}/{agent}" for agent in agents], _JOIN, agents)
-        joined = {
-            agent: self._entries.read(entry, f"{_JOIN}/{agent}", agent, NO_SESSION)
-            for agent, entry in zip(agents, entries, strict=True)
-        }
+        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
+        joined = self._gather(_JOIN, NO_SESSION)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
-        if joined.get(self.agent) != self._introduction:
+        if joined[self.agent] != self._introduction:
             raise ForgedEntryError(_JOIN, self.agent)
         self._introductions = joined
         # Agents that were shown different entries have different sessions, and their links do not
         # open.
-        parts = [part for agent in agents for part in (agent, joined[agent])]
+        parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        return Meeting(session, {agent: _read_address(joined[agent], agent) for agent in agents})
+        return Meeting(session, {agent: _read_address(own, agent) for agent, own in joined.items()})
+
+    def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
+        """Publish a message under a key, signed; raise if the key has another entry of this agent.
+
+        With ``is_first=False`` an entry that is there already stays, and is no error.
+        """
+        signature = self.credentials.identity.sign(signed_text(key, message, session))
+        entry = encode_fields(message, signature)
+        # Signatures are deterministic: another entry under this agent's key is another process's.
+        if self.store.set(key, entry) != entry and is_first:
+            raise ForgedEntryError(key.partition("/")[0], self.agent)
+
+    def _read(self, entry: bytes, key: str, agent: int, session: bytes) -> bytes:
+        """Return the message of an entry that its agent signed for this session."""
+        fields = decode_fields(entry) or []
+        if len(fields) == 2 and 0 <= agent < self.num_agents:
+            message, signature = fields
+            text = signed_text(key, message, session)
+            if self.credentials.roster.verify(agent, signature, text):
+                return message
+        raise ForgedEntryError(key.partition("/")[0], agent)
+
+    def _gather(self, topic: str, session: bytes) -> dict[int, bytes]:
+        agents = range(self.num_agents)
+        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
+        return {
+            agent: self._read(entry, f"{topic}/{agent}", agent, session)
+            for agent, entry in enumerate(entries)
+        }
 
     def _introduction_of(self, agent: int) -> bytes:
         """Return the entry with an agent's random number: that of the meeting, or at the store."""
@@ -426,7 +442,7 @@ class Rendezvous:
             return self._introductions[agent]
         key = f"{_JOIN}/{agent}"
         (entry,) = self.store.get([key])
-        return self._entries.read(entry or b"", key, agent, NO_SESSION)
+        return self._read(entry or b"", key, agent, NO_SESSION)
 
     def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
         deadline = time.monotonic() + self.timeout
@@ -436,7 +452,7 @@ class Rendezvous:
             if len(entries) == len(keys):
                 return entries
             # Only while entries are missing. A refusal that comes after the last one is read by
-            # ``confirm``.
+            # ``agree``.
             self.check()
             if time.monotonic() > deadline:
                 absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
@@ -518,45 +534,38 @@ def join(
     agent = credentials.agent
     is_host = agent == HOST if opens_store is None else opens_store
     with naming_agent(agent):
-        hosted = host_store(store, credentials) if is_host and needs_store else None
         entries: Store
-        if hosted is not None:
-            entries = hosted.entries
-        elif needs_store:
-            entries = join_store(store, credentials, timeout=timeout, interruption=interruption)
+        if is_host and needs_store:
+            entries = host_store(store, credentials).entries
         else:
-            entries = _find_store(store, credentials, interruption)
+            patience = timeout if needs_store else _SECONDS_TO_FIND_STORE
+            try:
+                entries = join_store(
+                    store, credentials, timeout=patience, interruption=interruption
+                )
+            except PublicError:
+                if needs_store:
+                    raise
+                # The run outlived its store. An empty one lets the code that publishes and reads
+                # addresses go on.
+                entries = MemoryStore()
         host = listen[0] if listen else _find_route(*store)
         # Open before the address is published, or a neighbour could dial a port that nobody listens
         # at yet.
         listener = Listener(listen or (host, 0), credentials)
-        bound = host, listener.port
-        reached = advertise or (_reachable_host(host, store), listener.port)
+        # A listener on all addresses is reached at the one that leads to the store.
+        reached = _find_route(*store) if host in ("", "0.0.0.0", "::") else host  # noqa: S104
     return Rendezvous(
         entries,
         credentials,
         listener=listener,
-        address=reached,
-        bound=bound,
+        address=advertise or (reached, listener.port),
+        bound=(host, listener.port),
         timeout=timeout,
         keys=keys,
-        is_host=hosted is not None,
+        is_host=is_host and needs_store,
         interruption=interruption,
     )
-
-
-def _find_store(
-    address: Address, credentials: Credentials, interruption: Interruption | None
-) -> Store:
-    """Return the store of a run under way if it is still there, or an empty one."""
-    try:
-        return join_store(
-            address, credentials, timeout=_SECONDS_TO_FIND_STORE, interruption=interruption
-        )
-    except PublicError:
-        # The run outlived its store. An empty one lets the code that publishes and reads addresses
-        # go on.
-        return MemoryStore()
 
 
 def host_store(address: Address, credentials: Credentials) -> StoreHost:
@@ -579,8 +588,3 @@ def _find_route(host: str, port: int) -> str:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise CornError(f"{host}:{port}: no route to this address: {why}") from error
-
-
-def _reachable_host(bound: str, store: Address) -> str:
-    # A listener on all addresses is reached at the one that leads to the store.
-    return _find_route(*store) if bound in ("", "0.0.0.0", "::") else bound  # noqa: S104

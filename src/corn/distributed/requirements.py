@@ -7,14 +7,15 @@ else the data was used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from corn.checks import require, require_choice, require_count, require_positive
-from corn.distributed.keyring import Ledger, find_terms
+from corn.distributed.keyring import find_terms
 from corn.errors import CornError, InvalidArgumentError
+from corn.noise import ReleaseLedger
 from corn.noise.ledger import (
     LedgerRecord,
     describe_total,
@@ -142,7 +143,7 @@ class Requirements:
         )
         return cls(**fields, other_keys=tuple(other_keys))
 
-    def check(self, source: Plan | PlanningRequest, agent: int, *, is_rehearsal: bool) -> None:
+    def check(self, source: Plan | PlanningRequest, agent: int) -> None:
         """Raise unless a plan, or every plan that a request leads to, meets them for an agent.
 
         A new plan after a loss meets them too: it keeps the same cap on each step that is left, and
@@ -151,10 +152,6 @@ class Requirements:
         Raises:
             RequirementError: with all that are not met.
         """
-        if is_rehearsal:
-            if self != Requirements(delta=self.delta, other_keys=self.other_keys):
-                raise RequirementError("refuses to start: a rehearsal protects nothing")
-            return
         terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
         failures = list(self._find_failures(terms, source, agent))
         if failures:
@@ -260,7 +257,7 @@ def compose_total(
     agent: int,
     *,
     keys: Path,
-    ledger: Ledger,
+    ledger: ReleaseLedger,
     requirements: Requirements,
     num_steps: int,
 ) -> ReleaseTotal:
@@ -276,52 +273,30 @@ def compose_total(
     # again.
     history = read_history([keys, *requirements.other_keys], agent, without=path)
     others = [_foresee(record) for record in history.records]
-    total = _add_run(others, own, num_steps, requirements, history.problems)
+    added = min(num_steps, ledger.remaining)
+    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
+    # data.
+    common = common_unit([*others, own])
+
+    def compose(*expenses: Expense) -> TotalLoss:
+        return compose_expenses(expenses, requirements.delta, unit=requirements.unit or common)
+
+    counted = {folder.resolve() for folder in (keys, *requirements.other_keys)}
+    total = ReleaseTotal(
+        before=compose(*others, own),
+        added=compose(replace(own, num_releases=added)),
+        after=compose(*others, replace(own, num_releases=own.num_releases + added)),
+        problems=history.problems,
+        # Folders of keys of other plans, by their usual names.
+        uncounted=tuple(
+            folder
+            for folder in sorted(keys.resolve().parent.glob("*.keys"))
+            if folder not in counted and any(folder.glob("agent-*.ledger"))
+        ),
+        drops_agent=common == "sample" and any(o.query.unit == "agent" for o in others),
+    )
     total.require_within(requirements)
-    return replace(total, uncounted=_find_uncounted(keys, requirements))
-
-
-def bound_total(
-    runs: Mapping[int, Expense],
-    *,
-    plan: str,
-    keys: Path,
-    requirements: Requirements,
-    num_steps: int,
-) -> ReleaseTotal:
-    """Return the totals of the agent that will have released most, or a little more.
-
-    Agents with the same plans and terms are counted as one that has, for each plan, the most
-    releases and the largest precision of any: one composition instead of one for each agent.
-
-    Args:
-        runs: for each agent the terms of the plan and its largest precision under it.
-        plan: the plan's fingerprint in hexadecimal; empty if agents have yet to make it.
-        keys: the folder of keys and ledgers.
-        requirements: its limit is not checked here.
-        num_steps: the most steps of the run.
-    """
-    kinds: dict[tuple[object, ...], list[list[Expense]]] = {}
-    problems: list[str] = []
-    for agent, run in runs.items():
-        history = read_history([keys, *requirements.other_keys], agent)
-        problems += history.problems
-        path = ledger_path(keys, agent, plan)
-        rest = [record for record in history.records if record.path != path]
-        spent = sum(r.content.expense.num_releases for r in history.records if r.path == path)
-        kind = run.terms, *((r.content.plan, r.content.expense.terms) for r in rest)
-        expenses = [replace(run, num_releases=spent), *map(_foresee, rest)]
-        kinds.setdefault(kind, []).append(expenses)
-    totals = []
-    for found in kinds.values():
-        # The loss grows with releases and with precision, so the largest of each bound every agent
-        # of a kind.
-        own, *others = (_find_largest(expenses) for expenses in zip(*found, strict=True))
-        # A folder that does not exist is a problem of every agent, and is named once.
-        named = tuple(dict.fromkeys(problems))
-        totals.append(_add_run(others, own, num_steps, requirements, named))
-    worst = max(totals, key=lambda total: total.after.epsilon)
-    return replace(worst, uncounted=_find_uncounted(keys, requirements))
+    return total
 
 
 def _foresee(record: LedgerRecord) -> Expense:
@@ -331,50 +306,3 @@ def _foresee(record: LedgerRecord) -> Expense:
     # Another process may release all that is left while this run lasts: the limit must hold even
     # then.
     return replace(expense, num_releases=limit) if record.is_running else expense
-
-
-def _find_largest(expenses: Iterable[Expense]) -> Expense:
-    found = list(expenses)
-    return replace(
-        found[0],
-        num_releases=max(expense.num_releases for expense in found),
-        precision=max(expense.precision for expense in found),
-    )
-
-
-def _add_run(
-    others: Sequence[Expense],
-    own: Expense,
-    num_steps: int,
-    requirements: Requirements,
-    problems: tuple[str, ...],
-) -> ReleaseTotal:
-    budget = own.terms.budget
-    added = min(num_steps, budget.num_steps - own.num_releases)
-    # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
-    # data.
-    unit = requirements.unit or common_unit([*others, own])
-
-    def total(*expenses: Expense) -> TotalLoss:
-        return compose_expenses(expenses, requirements.delta, unit=unit)
-
-    return ReleaseTotal(
-        before=total(*others, own),
-        added=total(replace(own, num_releases=added)),
-        after=total(*others, replace(own, num_releases=own.num_releases + added)),
-        problems=problems,
-        drops_agent=(
-            common_unit([*others, own]) == "sample"
-            and any(other.query.unit == "agent" for other in others)
-        ),
-    )
-
-
-def _find_uncounted(keys: Path, requirements: Requirements) -> tuple[Path, ...]:
-    """Return the folders of keys of other plans, by their usual names, that have ledgers."""
-    counted = {folder.resolve() for folder in (keys, *requirements.other_keys)}
-    return tuple(
-        folder
-        for folder in sorted(keys.resolve().parent.glob("*.keys"))
-        if folder not in counted and any(folder.glob("agent-*.ledger"))
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -97,32 +97,20 @@ class Failure:
     """The end of an agent without a result.
 
     Attributes:
-        kind: see there.
-        message: the error, which begins with the agent's number.
+        kind: the reason.
+        message: a line that begins with the agent's number.
         is_private: whether the message is for the agent's owner alone, as it may depend on data.
-        exit_code: of a process that ended without a report; negative for a signal.
-        seconds: how long a process was suspended.
     """
 
     kind: FailureKind
     message: str = ""
     is_private: bool = False
-    exit_code: int | None = None
-    seconds: float = 0.0
-
-    def describe(self, agent: int) -> str:
-        """Return the failure in one line, for the agent's owner."""
-        if self.kind is FailureKind.SUSPENDED:
-            return f"agent {agent}: was suspended for {self.seconds:.0f} s and then ended"
-        if self.kind is FailureKind.ENDED:
-            return f"agent {agent}: {describe_exit(self.exit_code)}"
-        return self.message
 
     def describe_publicly(self, agent: int) -> str:
         """Return the part of the failure that anyone may read."""
         if self.is_private:
             return f"agent {agent}: failed, and reported the reason to its owner"
-        return self.describe(agent)
+        return self.message
 
 
 def describe_exit(code: int | None) -> str:
@@ -139,23 +127,18 @@ class AgentResult:
     """The result of one agent.
 
     Attributes:
-        agent: its number.
-        status: how its run ended.
         first_step: the step from which the run continued.
         num_steps: steps done.
         stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
         cut_links: neighbours that took part to the end though the link to them broke, and the step.
-        notes: events that anyone may read.
-        traffic: over each link.
         failure: why there is no result; None if there is one.
         parameters: the model, shape (d,). Empty in a report to the launcher, which reads files.
         rows: measurements, in the columns of a simulation; for the agent's owner, and empty in a
             report to the launcher.
         measured: the part of the last measurement that others may see.
-        private_notes: events that depend on the agent's data; for its owner.
-        seconds_waited: for neighbours, which depends on how much data they have.
-        total: the total of all releases of the agent's data; for its owner.
+        private_notes: for the owner, as are ``seconds_waited``, which depends on how much data
+            neighbours have, and ``total``, of all releases of the agent's data.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 
@@ -243,13 +226,13 @@ def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
         raise CornError("no agent was started")
     # An agent that followed another's refusal has nothing of its own to report.
     causes = {a: own for a, own in failures.items() if own.kind is not FailureKind.FOLLOWED}
-    agent, failure = next(iter((causes or failures).items()))
+    failure = next(iter((causes or failures).values()))
     is_stopped = any(own.kind is FailureKind.INTERRUPTED for own in failures.values())
-    raise (StoppedByUserError if is_stopped else CornError)(failure.describe(agent))
+    raise (StoppedByUserError if is_stopped else CornError)(failure.message)
 
 
 def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
-    """Return the agents that others lost, here or on other hosts, each with the earliest step."""
+    """Return the agents that others lost, each with the earliest step."""
     # Agents notice a loss at different steps when the lost one had sent to some and not to others.
     missed: dict[int, int] = {}
     for own in results.values():
@@ -260,38 +243,33 @@ def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
 
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
     """Return why each agent without a result has none, and since when; anyone may read it."""
-    missed = find_missed(results)
-    failed = {agent: own.failure for agent, own in results.items() if own.failure is not None}
-    elsewhere = missed.keys() - results.keys()
-    lost: dict[int, str] = {}
-    for agent in sorted(failed.keys() | elsewhere):
-        why = f"agent {agent}: lost on another host"
-        if agent in failed:
-            why = failed[agent].describe_publicly(agent)
-        since = f", missed by the others from step {missed[agent]} on" if agent in missed else ""
-        lost[agent] = why + since
+    missed, lost = find_missed(results), {}
+    for agent, own in sorted(results.items()):
+        if own.failure is not None:
+            lost[agent] = own.failure.describe_publicly(agent)
+            if agent in missed:
+                lost[agent] += f", missed by the others from step {missed[agent]} on"
     return lost
 
 
-def describe_notes(results: Mapping[int, AgentResult], num_agents: int) -> list[str]:
+def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
     """Return how many agents finished, why the rest did not, and each agent's notes, each once."""
-    finished = [agent for agent, own in results.items() if own.failure is None]
+    lost = describe_lost(results)
     notes = []
-    if len(finished) < len(results):
-        here = "" if len(results) == num_agents else " on this host"
+    if lost:
+        finished = [agent for agent in results if agent not in lost]
         who = name_agents(finished)
-        notes = [f"only {len(finished)} of {len(results)} agents{here} finished: {who}"]
-    notes += describe_lost(results).values()
+        notes = [f"only {len(finished)} of {len(results)} agents finished: {who}"]
+    return [*notes, *lost.values(), *group_notes({a: own.notes for a, own in results.items()})]
+
+
+def group_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
+    """Return the notes of all agents, each text once with the agents that made it."""
     authors: dict[str, list[int]] = {}
-    for agent, own in results.items():
-        for text in own.notes:
+    for agent, texts in notes.items():
+        for text in texts:
             authors.setdefault(text, []).append(agent)
-    return notes + [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
-
-
-def make_trial(plan: Plan, settings: RunSettings) -> Trial:
-    """Return the plan as a simulation's trial, by the name of its mechanism."""
-    return Trial(Mechanism.from_plan(plan), settings.schedule)
+    return [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
 
 
 def merge_measurements(
@@ -323,7 +301,7 @@ def merge_measurements(
     # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
-    trial, seed = make_trial(plan, settings), settings.table_seed
+    trial, seed = Trial(Mechanism.from_plan(plan), settings.schedule), settings.seed
     size = problem.task.num_parameters
 
     def load(agent: int, step: int) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.logs import LogSettings
+from corn.distributed.logs import LogFormat
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.parsing import quote
@@ -45,8 +44,6 @@ class RunSettings:
         checkpoint_every: steps between checkpoints.
         evaluate_at: steps to measure at; by default 0, the last, and 19 between.
         resume: continue from the newest checkpoint that every agent has.
-        rehearsal_seed: take keys, nonce and batches from this public seed, as a simulation with
-            ``noise_keys="seed"`` does, to compare with it. **Protects nothing.**
     """
 
     schedule: Schedule = field(default_factory=lambda: Constant(0.01))
@@ -58,7 +55,6 @@ class RunSettings:
     checkpoint_every: int = 100
     evaluate_at: tuple[int, ...] | None = None
     resume: bool = False
-    rehearsal_seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.on_dropout is not None:
@@ -68,16 +64,6 @@ class RunSettings:
             raise InvalidArgumentError(
                 f"timeout must be positive seconds, at most {_MAX_TIMEOUT:g}, found {self.timeout}"
             )
-
-    @property
-    def is_rehearsal(self) -> bool:
-        """Whether noise comes from a public seed, and protects nothing."""
-        return self.rehearsal_seed is not None
-
-    @property
-    def table_seed(self) -> int:
-        """The seed that tables of measurements name."""
-        return self.seed if self.rehearsal_seed is None else self.rehearsal_seed
 
     def steps_of(self, plan: Plan) -> int:
         """Return T: as given, or as planned."""
@@ -96,6 +82,13 @@ class RunSettings:
             return self.on_dropout
         can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
         return "replan" if plan.network.mixing == "sum" or can_replan else "stop"
+
+    def precision_of(self, plan: Plan, agent: int, planned: float) -> float:
+        """Return the largest [R⁻¹]_ii that an agent may release with, ``planned`` or the cap."""
+        # New plans for survivors give an agent other noise, of which only the cap is the same.
+        if self.policy_for(plan) == "replan":
+            return max(planned, float(plan.precision_caps[agent]))
+        return planned
 
     def batch_of(self, plan: Plan) -> int | None:
         """Return the batch size; the budget's, where privacy was counted for one."""
@@ -127,14 +120,9 @@ class RunSettings:
             "checkpoints every": str(self.checkpoint_every),
             "measurements": ",".join(map(str, sorted(self.evaluation_steps(plan)))),
             "resume": str(self.resume),
-            "rehearsal": str(self.rehearsal_seed),
             # Messages and their meaning may change with a minor version, and do not otherwise.
             "version of CorN": ".".join(__version__.split(".")[:2]),
         }
-
-    def with_seed(self, seed: int) -> RunSettings:
-        """Return the settings with a seed that agents drew together, unless in a rehearsal."""
-        return self if self.is_rehearsal else replace(self, seed=seed)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
@@ -179,26 +167,28 @@ class Monitoring:
     """Settings of an agent's log and status server, which each agent has of its own.
 
     Attributes:
-        log: of its events.
+        log_format: of the lines of its log.
         status: address and port of the status server; None serves nothing.
         shows_private: whether the status server shows private numbers, on this machine only and
             to those who know the password in the agent's private folder.
     """
 
-    log: LogSettings = field(default_factory=LogSettings)
+    log_format: LogFormat = "text"
     status: tuple[str, int] | None = None
     shows_private: bool = False
 
     def __post_init__(self) -> None:
+        require_choice("log_format", self.log_format, get_args(LogFormat))
         if not self.shows_private:
             return
         if self.status is None:
             raise InvalidArgumentError("status_private needs a status server: give --status")
         # Without TLS, the password and the numbers must not travel over a network.
-        if not _is_local(self.status[0]):
+        host, port = self.status
+        if host not in ("localhost", "::1") and not host.startswith("127."):
             raise InvalidArgumentError(
                 "status_private needs an address that only this machine reaches, found "
-                f"{self.status[0]}: try --status 127.0.0.1:{self.status[1]}"
+                f"{host}: try --status 127.0.0.1:{port}"
             )
 
     def of_agent(self, agent: int) -> Monitoring:
@@ -209,34 +199,19 @@ class Monitoring:
         return replace(self, status=(host, port + agent))
 
 
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 @dataclass(frozen=True)
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
+    Instead of a plan's file there may be a request for a plan that agents make together; then
+    ``neighbours`` is all that the agent knows of the graph.
+
     Attributes:
-        workload: what to train.
-        settings: how to run.
-        out: the folder of the run.
-        agent: its number.
-        num_agents: n.
         store: address and port of the rendezvous.
-        plan: the plan's file; or
-        request: the request for a plan that agents make together, or its file; and
-        neighbours: this agent's neighbours, all that it knows of the graph.
-        keys: the folder of keys; None in a rehearsal.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        requirements: the owner's, of the plan and of all releases of the agent's data.
         listen: address and port for connections of neighbours; None takes any free port.
         advertise: the address under which they reach it, where that is another.
         rejoins: join a run under way, which lost this agent.
-        monitoring: its log and status server.
     """
 
     workload: ProblemSource
@@ -245,10 +220,10 @@ class AgentConfig:
     agent: int
     num_agents: int
     store: tuple[str, int]
+    keys: Path
     plan: Path | None = None
-    request: PlanningRequest | Path | None = None
+    request: PlanningRequest | None = None
     neighbours: tuple[int, ...] = ()
-    keys: Path | None = None
     opens_store: bool | None = None
     requirements: Requirements | None = None
     listen: tuple[str, int] | None = None

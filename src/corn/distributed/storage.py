@@ -1,7 +1,6 @@
 """Files of a run: a folder to publish, a private one, models, tables and checkpoints.
 
-Nothing that is computed from private data without noise is in the shared folder. A rehearsal's
-noise is public and protects nothing, so all that a rehearsal writes is private.
+Nothing that is computed from private data without noise is in the shared folder.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.distributed.settings import RunSettings
 from corn.errors import CornError, FileFormatError
 from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
-# Different heads, so that a real run never continues from a model that no noise protects.
-_IN_EARNEST, _REHEARSAL = b"corn checkpoint 2\n", b"corn rehearsal checkpoint 2\n"
+_HEAD = b"corn checkpoint 2\n"
 _DIGEST_BYTES, _NUMBER_BYTES = 32, 8
 _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
@@ -45,10 +42,9 @@ class Folders:
     private: Path
 
     @classmethod
-    def of_run(cls, out: Path, *, is_rehearsal: bool = False) -> Folders:
+    def of_run(cls, out: Path) -> Folders:
         """Return the two folders in the folder of a run."""
-        private = out / "private"
-        return cls(private / "rehearsal" if is_rehearsal else out / "shared", private)
+        return cls(out / "shared", out / "private")
 
     def of_agent(self, agent: int) -> Folders:
         """Return one agent's part of both.
@@ -72,11 +68,11 @@ class Folders:
             raise CornError(f"{path}: cannot be made: {error.strerror}") from error
 
 
-def make_folders(out: Path, agent: int, *, is_rehearsal: bool) -> Folders:
+def make_folders(out: Path, agent: int) -> Folders:
     """Make the folders of a run and those of one of its agents, and return the latter."""
-    run = Folders.of_run(out, is_rehearsal=is_rehearsal)
-    own = run.of_agent(agent)
+    run = Folders.of_run(out)
     run.make()
+    own = run.of_agent(agent)
     own.make()
     return own
 
@@ -91,11 +87,10 @@ def append_private_note(folder: Path, text: str) -> None:
         stream.write(" ".join(text.split()) + "\n")
 
 
-def write_model(folder: Path, step: int, parameters: Tensor, *, is_private: bool) -> None:
+def write_model(folder: Path, step: int, parameters: Tensor) -> None:
     """Write the model after a step to a shared folder."""
     (folder / "models").mkdir(exist_ok=True)
-    path = folder / "models" / f"step-{step}.bin"
-    with writing_whole(path, is_private=is_private) as partial:
+    with writing_whole(folder / "models" / f"step-{step}.bin") as partial:
         partial.write_bytes(parameters.numpy().tobytes())
 
 
@@ -157,19 +152,11 @@ class AgentCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of one agent under one plan, in its private folder.
-
-    Attributes:
-        folder: the agent's private folder.
-        plan: the plan that was run.
-        agent: the agent's number.
-        is_rehearsal: whether they are a rehearsal's.
-    """
+    """The checkpoints of one agent under one plan, in its private folder."""
 
     folder: Path
     plan: Plan
     agent: int
-    is_rehearsal: bool = False
 
     def path_of(self, step: int) -> Path:
         """Return the file of the checkpoint after ``step`` steps."""
@@ -197,11 +184,7 @@ class CheckpointFolder:
             self.path_of(old).unlink(missing_ok=True)
 
     def load(self, step: int) -> AgentCheckpoint:
-        """Read a checkpoint; raise if it is damaged, or another plan's, agent's or step's.
-
-        Raise for a rehearsal's in a run in earnest, too: no privacy covers it, and all later models
-        would depend on it.
-        """
+        """Read a checkpoint; raise if it is damaged, or another plan's, agent's or step's."""
         path = self.path_of(step)
         try:
             data = path.read_bytes()
@@ -209,17 +192,11 @@ class CheckpointFolder:
             raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
         # The digest finds damage, not forgery: the folder is the owner's alone.
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        is_whole = hashlib.sha256(content).digest() == digest
-        if not content.startswith((_IN_EARNEST, _REHEARSAL)) or not is_whole:
+        if not content.startswith(_HEAD) or hashlib.sha256(content).digest() != digest:
             raise FileFormatError(
                 f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
             )
         head = self._head(step)
-        if not content.startswith(self._kind):
-            kind = "a rehearsal, which protects nothing"
-            if self.is_rehearsal:
-                kind = "a run in earnest"
-            raise FileFormatError(f"{path}: of {kind}: use another folder")
         if not content.startswith(head):
             raise FileFormatError(f"{path}: of another plan, agent or step")
         start = len(head) + _NUMBER_BYTES
@@ -232,68 +209,47 @@ class CheckpointFolder:
             memory=parts[1] if len(parts) > 1 else None,
         )
 
-    @property
-    def _kind(self) -> bytes:
-        return _REHEARSAL if self.is_rehearsal else _IN_EARNEST
+    def find(
+        self, *, num_parameters: int, num_releases: int, resume: bool, rejoins: bool = False
+    ) -> set[int]:
+        """Return the steps from which this agent can continue; a damaged checkpoint is an error.
+
+        Without ``resume`` a run begins anew, but not over a run that came further. An agent that
+        rejoins a run continues from none, but its checkpoints are checked too: one that counts more
+        releases than the ledger, ``num_releases``, shows that an older ledger was restored.
+        """
+        steps = list_checkpoints(self.folder)
+        if not resume and not rejoins:
+            # A new run in the same folder would replace models for which budget was spent.
+            if any(steps):
+                raise CornError(
+                    f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
+                    "--resume, or give another folder with --out"
+                )
+            return set()
+        for step in steps:
+            found, path = self.load(step), self.path_of(step)
+            if len(found.parameters) != num_parameters:
+                raise FileFormatError(
+                    f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"
+                )
+            # With a ledger that has not counted those releases, ε would come out too small.
+            if found.num_releases > num_releases:
+                raise FileFormatError(
+                    f"{path}: was made after {found.num_releases} releases, but the ledger beside "
+                    f"the key counts {num_releases}: it is not the ledger of that run, or an older "
+                    "copy of it, which must not be used; give the folder of its keys, with --keys"
+                )
+        return set() if rejoins else steps
 
     def _head(self, step: int) -> bytes:
-        return self._kind + fingerprint(self.plan) + _encode(self.agent) + _encode(step)
-
-
-def find_checkpoints(
-    checkpoints: CheckpointFolder,
-    settings: RunSettings,
-    *,
-    num_parameters: int,
-    num_releases: int,
-    rejoins: bool = False,
-) -> set[int]:
-    """Return the steps from which this agent can continue; a damaged checkpoint is an error.
-
-    Without ``resume`` a run begins anew, but not over a run in earnest that came further. An agent
-    that rejoins a run continues from none, but its checkpoints are checked too: one that counts
-    more releases than the ledger, ``num_releases``, shows that an older ledger was restored.
-    """
-    folder = checkpoints.folder
-    # A new run in the same folder would replace models for which budget was spent.
-    if not settings.resume and not rejoins:
-        paid = find_paid(folder)
-        if any(paid):
-            raise CornError(
-                f"{folder}: has a run that came to step {max(paid)}: continue it with --resume, or "
-                "give another folder with --out"
-            )
-        return set()
-    steps = list_checkpoints(folder)
-    for step in steps:
-        found, path = checkpoints.load(step), checkpoints.path_of(step)
-        if len(found.parameters) != num_parameters:
-            raise FileFormatError(
-                f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"
-            )
-        # With a ledger that has not counted those releases, ε would come out too small.
-        if found.num_releases > num_releases and not settings.is_rehearsal:
-            raise FileFormatError(
-                f"{path}: was made after {found.num_releases} releases, but the ledger beside the "
-                f"key counts {num_releases}: it is not the ledger of that run, or an older copy of "
-                "it, which must not be used; give the folder of its keys, with --keys"
-            )
-    return set() if rejoins else steps
+        return _HEAD + fingerprint(self.plan) + _encode(self.agent) + _encode(step)
 
 
 def list_checkpoints(folder: Path) -> set[int]:
     """Return the steps after which there is a checkpoint, readable or not."""
     found = (_CHECKPOINT_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.corn"))
     return {int(match[1]) for match in found if match}
-
-
-def find_paid(folder: Path) -> set[int]:
-    """Return the steps after which there is a checkpoint that is not a rehearsal's."""
-    return {
-        step
-        for step in list_checkpoints(folder)
-        if not (folder / f"checkpoint-{step}.corn").read_bytes().startswith(_REHEARSAL)
-    }
 
 
 def forget_after(folders: Folders, step: int) -> int:

@@ -4,11 +4,12 @@ Messages are integers modulo 2^B, so that all agents get the same total in whate
 arrive. Large ones travel in pieces: an agent adds and passes on a piece while the next one is on
 its way, and the root sends pieces down while later ones come up. The first piece has the header.
 
-Headers carry news, and a digest of the sender's model: all agents hold the same model. A parent
-compares its children's. On the way down the digest has the root's signature, so an agent compares
-its model with the root's, whoever is in between. The root could sign another digest for each of its
-children: now and then, and in the end, agents compare over all links that are not of the tree. Two
-neighbours with different models give up their link.
+Headers carry news, and a digest of the sender's model: all agents hold the same model. Parents and
+children compare, which finds every fault at once. An insider could tell each side what it expects.
+So every few steps, and in the end, the digest on the way down has the root's signature, by which an
+agent compares its model with the root's, whoever is in between; and because the root could sign a
+digest for each of its children, agents compare over the links that are not of the tree as well.
+Two neighbours with different models give up their link.
 
 A step needs all agents. Where a neighbour is lost, or calls for a recovery, the sum is given up
 (``corn.distributed.recovery``), whatever pieces of it have arrived.
@@ -34,8 +35,9 @@ from corn.transport import Dropout, LinkError
 
 UP, DOWN, ASIDE = 0, 1, 2
 """The numbers of a step's messages, in the place of mixing rounds."""
-STEPS_BETWEEN_COMPARISONS = 64
-"""After so many steps models are compared over the links that are not of the tree, too."""
+STEPS_BETWEEN_COMPARISONS = 16
+"""The steps within which an insider that hides other models is found. A signature takes as long as
+a small model's sum."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class TreeSum:
         # Of the step under way: when the wait for a message ends, by its sender and its number.
         self._deadlines: dict[tuple[int, int], float] = {}
         self._signature = b""
+        self._compares = False
         self._meanwhile: Callable[[], None] | None = None
 
     def add_up(
@@ -96,8 +99,12 @@ class TreeSum:
         self._exchange.recycle()
         self._deadlines = {}
         self._meanwhile = meanwhile
+        aside = make_header(ASIDE)
+        # The last sum of a run is empty.
+        self._compares = not len(own) or (aside.step + 1) % STEPS_BETWEEN_COMPARISONS == 0
         try:
-            self._compare_aside(make_header(ASIDE))
+            if self._compares:
+                self._compare_aside(replace(aside, payload_bytes=0))
             self._add_up(own, make_header)
         except _Stopped as stopped:
             return stopped.outcome
@@ -116,24 +123,22 @@ class TreeSum:
                 up = up if number else make_header(UP)
                 self._exchange.send_piece([self._parent], up, piece, number)
             else:
-                # With the news of all agents.
-                down = down if number else self._membership.sign_model(make_header(DOWN))
+                if number == 0:
+                    down = make_header(DOWN)  # with the news of all agents
+                    down = self._membership.sign_model(down) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
         if self._parent is not None:
             self._exchange.note_message(up, total)
             for number, piece in enumerate(pieces):
                 piece.copy_(self._receive(self._parent, down, piece, number))
                 if number == 0:
-                    down = replace(make_header(DOWN), signature=self._signature)
+                    down = make_header(DOWN)
+                    down = replace(down, signature=self._signature) if self._compares else down
                 self._exchange.send_piece(self._children, down, piece, number)
         self._exchange.note_message(down, total)
 
     def _compare_aside(self, own: Header) -> None:
-        """Compare models over links that are not of the tree, if it is time."""
-        # The last sum of a run is empty.
-        if own.payload_bytes and (own.step + 1) % STEPS_BETWEEN_COMPARISONS:
-            return
-        own = replace(own, payload_bytes=0)
+        """Compare models over links that are not of the tree."""
         nothing = torch.empty(0, dtype=self._exchange.dtype)
         peers = sorted({*self._exchange.neighbours} - {self._parent, *self._children})
         self._exchange.send_piece(peers, own, nothing, 0)
@@ -179,7 +184,8 @@ class TreeSum:
         if not found.header.attempt:
             if found.parameters.nbytes != like.nbytes:
                 raise ProtocolError(f"agent {peer} sent a piece of another size")
-            if expected.mixing_round == DOWN and found.header.model == expected.model:
+            is_signed = expected.mixing_round == DOWN and self._compares
+            if is_signed and found.header.model == expected.model:
                 self._membership.check_model(found.header, self._root)
                 self._signature = found.header.signature
         return found

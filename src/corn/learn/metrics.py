@@ -418,14 +418,6 @@ class Result:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
         return make_frame(self.rows)
 
-    def select(self, mechanism: str, step_size: str | None = None) -> list[Row]:
-        """Return the rows of a mechanism, with one step size or all."""
-        return [
-            row
-            for row in self.rows
-            if row["mechanism"] == mechanism and step_size in (None, row["step_size"])
-        ]
-
 
 def join_results(first: Result, second: Result) -> Result:
     """Return the result of one sweep with the trials of two, which ran the same seeds and steps."""

@@ -470,11 +470,13 @@ class AgentStepper:
         self._found = clipped
         self.num_broken += int(clipped.num_broken.sum())
 
+    @torch.no_grad()
     def differentiate(self, task: Task) -> None:
-        """Compute the gradient of a task on the batch."""
-        # The same code as in a simulation, for one cell: one place to check clipping and rounding.
-        model, batch = self.parameters.view(1, 1, -1), self.batch
-        self.compute(lambda clip: task.gradient(model, batch, sample_clip=clip))
+        """Compute and clip the gradient of a task on the batch."""
+        # The same code as in a simulation, for one cell.
+        clip = torch.tensor([self._query.clip], dtype=torch.float64)
+        is_sample, model = self._query.unit == "sample", self.parameters.view(1, 1, -1)
+        self.hand_over(compute_gradients(task, model, self.batch, clip, clips_samples=is_sample))
 
     def _take(self, *, observe: bool) -> tuple[tuple[Tensor, Tensor, Tensor], DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""

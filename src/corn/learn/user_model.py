@@ -76,12 +76,9 @@ class SampleGradients:
         # Samples whose losses are differentiated to see whether others move; else None.
         self._chosen: Tensor | None = None
         self._are_mixed = False
-        handles = [
+        for layer in self._owners.values():
             layer.register_forward_hook(self._after_layer, with_kwargs=True)
-            for layer in self._owners.values()
-        ]
-        before = module.register_forward_pre_hook(self._require_independence, with_kwargs=True)
-        self._handles = [*handles, before]
+        module.register_forward_pre_hook(self._require_independence, with_kwargs=True)
 
     @property
     def is_empty(self) -> bool:
@@ -140,12 +137,6 @@ class SampleGradients:
     def clear(self) -> None:
         """Forget all gradients."""
         self._rows.clear()
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self.clear()
 
     def _after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Keep a layer's inputs, and compute gradients of samples when those of outputs come."""

@@ -42,7 +42,8 @@ class SecretChoices:
     """
 
     def __init__(self, coins: Secret, orders: Secret) -> None:
-        self._coins, self._orders = coins, orders
+        self._coins = coins
+        self._orders = orders
 
     def __repr__(self) -> str:
         return "SecretChoices(hidden)"

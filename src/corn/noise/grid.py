@@ -113,10 +113,11 @@ def bound_offset_loss(num_agents: int, bits: int) -> float:
     of spacing gcd(h, 2^bits)/2^bits ≤ h/2^bits. The probability of a cell of this lattice differs
     from the density at its centre times the spacing by the second derivative (docs/floats.md).
     """
-    spacing = num_agents / 2**bits
+    spacing = math.ldexp(num_agents, -bits)
     noise_std = _LEAST_STD * math.sqrt(num_agents)
     deviations = _DEVIATIONS + 1 + num_agents / 2 / noise_std
-    return 1.01 * (spacing * deviations / noise_std) ** 2 / 24
+    slope = spacing * deviations / noise_std
+    return 1.01 * slope * slope / 24
 
 
 def count_parameters(loss: FloatLoss, budget: PrivacyBudget) -> int:

@@ -393,13 +393,18 @@ class ReleaseLedger:
         entry: LedgerEntry,
         newest_page: int,
     ) -> None:
-        self._path, self._descriptor, self._header = path, descriptor, header
-        self._terms, self._max_releases = terms, terms.budget.num_steps
-        self._entry, self._newest_page = entry, newest_page
+        self._path = path
+        self._descriptor = descriptor
+        self._header = header
+        self._terms = terms
+        self._max_releases = terms.budget.num_steps
+        self._entry = entry
+        self._newest_page = newest_page
         self._block = steps_per_block(self._max_releases)
         self._knows_data = terms.budget.query.steps_per_pass is None
         self._released = self._next_step = 0
-        self._process, self._lock = os.getpid(), threading.Lock()
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._failure = ""
         self.reserved_before = entry.stop_step - entry.first_step
         self.first_free_step = entry.furthest

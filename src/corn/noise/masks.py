@@ -32,7 +32,7 @@ MaskBits: TypeAlias = Literal[16, 32, 64]
 """B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
-Offset: TypeAlias = NDArray[np.floating[Any]]
+Offset: TypeAlias = NDArray[Any]
 """An offset of the grid in [0, 1), float32 or float64, shape (d,)."""
 
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}

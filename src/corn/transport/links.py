@@ -42,7 +42,11 @@ class Dropout(StrEnum):
 
 
 class LinkError(PublicError):
-    """A broken link: its other end is gone, or somebody interfered."""
+    """Messages to and from one neighbour, in the order they were sent.
+
+    An empty message is a heartbeat: it is counted, and never delivered. No message may be longer
+    than ``max_bytes``.
+    """
 
     def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
         self.dropout = dropout
@@ -239,13 +243,7 @@ class Link:
 class LinkOpener:
     """Opens links to neighbours, or accepts those that neighbours open.
 
-    Args:
-        listener: where neighbours connect.
-        credentials: of this agent.
-        purpose: of the links.
-        session: of the run.
-        addresses: of the neighbours to which this end connects.
-        max_bytes: the longest message that may arrive.
+    ``max_bytes`` is the longest message that may arrive.
     """
 
     def __init__(
@@ -274,11 +272,7 @@ class LinkOpener:
         # Each edge is opened by exactly one end, so two connections never cross.
         if peer < self._credentials.agent:
             return self.connect(peer, self._addresses[peer], timeout=timeout, check=check)
-        try:
-            channel = self._await(peer, timeout, check)
-        except UnreachableError as error:
-            raise _no_connection(peer, timeout) from error
-        return Link(channel, max_bytes=self._max_bytes)
+        return self.wait(peer, timeout=timeout, check=check)
 
     def connect(
         self,
@@ -300,16 +294,20 @@ class LinkOpener:
                 check=check,
             )
         except UnreachableError as error:
-            raise _no_connection(peer, timeout) from error
+            raise LinkError(f"no connection to agent {peer} within {timeout:g} s") from error
         return Link(channel, max_bytes=self._max_bytes)
 
-    def wait(self, peer: int, *, timeout: float) -> Link:
-        """Return a link that a returning agent opens; see :meth:`open`."""
-        try:
-            channel = self._await(peer, timeout, lambda: None)
-        except UnreachableError as error:
-            raise LinkError(f"agent {peer} did not connect within {timeout:g} s") from error
-        return Link(channel, max_bytes=self._max_bytes)
+    def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
+        """Return a link that another agent opens; see :meth:`open`."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while peer not in self._waiting:
+                check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
+                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
+            return Link(self._waiting.pop(peer), max_bytes=self._max_bytes)
 
     def reject(self, peer: int) -> None:
         """Close the connection of an agent that waits here, if any."""
@@ -324,17 +322,6 @@ class LinkOpener:
                 channel.close()
             self._waiting, self._is_closed = {}, True
 
-    def _await(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel:
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while peer not in self._waiting:
-                check()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise UnreachableError("", peer=peer, is_listening=False)
-                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
-            return self._waiting.pop(peer)
-
     def _accept(self, channel: Channel) -> None:
         with self._changed:
             # A neighbour that connects again has given up its first connection.
@@ -346,10 +333,6 @@ class LinkOpener:
                 return
             self._waiting[channel.peer] = channel
             self._changed.notify_all()
-
-
-def _no_connection(peer: int, timeout: float) -> LinkError:
-    return LinkError(f"no connection to its neighbour agent {peer} within {timeout:g} s")
 
 
 def open_links(
@@ -371,13 +354,7 @@ def open_links(
 
 @dataclass(frozen=True)
 class AgentConnections:
-    """The TCP connections of one agent to its neighbours.
-
-    Attributes:
-        agent: its number.
-        accepts: agents that connect to its listening port.
-        opens: agents to whose listening ports it connects.
-    """
+    """The agents that connect to one agent's port, and those to whose ports it connects."""
 
     agent: int
     accepts: tuple[int, ...]
@@ -394,16 +371,12 @@ def list_connections(network: Network) -> list[AgentConnections]:
     >>> list_connections(load_network("path:3"))[1]
     AgentConnections(agent=1, accepts=(2,), opens=(0,))
     """
-    linked: dict[int, set[int]] = {agent: set() for agent in range(network.num_agents)}
-    for one, other in network.graph.edges:
-        if one != other:
-            linked[one].add(other)
-            linked[other].add(one)
+    graph = network.graph.to_undirected(as_view=True)
     return [
         AgentConnections(
             agent,
-            accepts=tuple(sorted(peer for peer in peers if peer > agent)),
-            opens=tuple(sorted(peer for peer in peers if peer < agent)),
+            accepts=tuple(sorted(peer for peer in graph[agent] if peer > agent)),
+            opens=tuple(sorted(peer for peer in graph[agent] if peer < agent)),
         )
-        for agent, peers in linked.items()
+        for agent in range(network.num_agents)
     ]
