@@ -26,6 +26,7 @@ import math
 import multiprocessing
 import queue
 import socket
+import sys
 import tempfile
 import time
 from collections import deque
@@ -69,6 +70,8 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from corn.transport import Purpose, open_links
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.rehearsal import make_public_credentials, make_public_source
 
 GRAPHS = {8: "er:n=8,p=0.5,seed=1", 20: "er:n=20,p=0.2,seed=1"}

@@ -13,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from corn.covariance import Decomposition
-from corn.distributed import entry, handshake
+from corn.distributed import agent as agent_module
+from corn.distributed import handshake
 from corn.distributed.keyring import make_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.learn.batches import BatchSampler, SeededChoices
@@ -69,7 +70,7 @@ def rehearsing(seed: int) -> Iterator[None]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "keys"
         make_keys(folder, _MOST_AGENTS)
         for owner, name, function in (
-            (entry, "make_source", make_source),
+            (agent_module, "make_source", make_source),
             (ReleaseLedger, "make_choices", choose),
             (BatchSampler, "of_agent", _sample_as_simulated),
         ):

@@ -22,7 +22,6 @@ from corn.distributed import (
     RunSettings,
     RunStatus,
     StopReason,
-    entry,
     rounds,
     run_agent,
 )
@@ -262,7 +261,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
             raise SystemExit  # as if killed: publishes nothing
         return open_links(opener, neighbours, **options)
 
-    monkeypatch.setattr(entry, "open_links", die)
+    monkeypatch.setattr("corn.distributed.agent.open_links", die)
     _, *others = run_in_threads(
         4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, timeout=7), timeout=7
     )
@@ -284,7 +283,7 @@ def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
         threading.Timer(0.3, setattr, (rendezvous.interruption, "requested", True)).start()
         return share_group_seeds(rendezvous, *others, **options)
 
-    monkeypatch.setattr(entry, "share_group_seeds", stand_still)
+    monkeypatch.setattr("corn.distributed.agent.share_group_seeds", stand_still)
     began = time.monotonic()
     results = run_in_threads(
         3, lambda rendezvous: train(rendezvous, tmp_path, timeout=50), timeout=50

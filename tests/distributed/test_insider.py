@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from corn.distributed import entry, messages, rounds, summing
+from corn.distributed import agent as agent_module
+from corn.distributed import messages, rounds, summing
 from corn.distributed.exchange import Exchange, Received
 from corn.distributed.keyring import make_keys
 from corn.distributed.membership import Membership
@@ -111,7 +112,7 @@ def attack_network(
         return keys
 
     monkeypatch.setattr(Link, "send", alter)
-    monkeypatch.setattr(entry, "NewsKeys", make_news_keys)
+    monkeypatch.setattr(agent_module, "NewsKeys", make_news_keys)
 
     def run_one(rendezvous: Rendezvous) -> AgentResult:
         AGENT.number, AGENT.dtype = rendezvous.agent, torch.float32

@@ -140,7 +140,7 @@ def test_after_a_start_that_failed_no_agent_is_asked_to_return(
     def fail(*_: object, **__: object) -> None:
         raise LinkError("no connection")
 
-    monkeypatch.setattr("corn.distributed.entry.open_links", fail)
+    monkeypatch.setattr("corn.distributed.agent.open_links", fail)
     for result in run_files(tmp_path, monkeypatch):
         assert isinstance(result, LinkError | RefusalError), result
     assert (tmp_path / "out/private/agent-1").is_dir()
