@@ -299,8 +299,7 @@ def compare(
         num_steps=budget.num_steps,
         batch_size=budget.batch_size if batch_size is None else batch_size,
         seeds=tuple(seeds),
-        # Mixing after the last step is post-processing: it costs no privacy (docs/theory.md, “More
-        # mixing is free”).
+        # Mixing after the last step is post-processing: it costs no privacy.
         cooldown_steps=choose_cooldown(chosen, budget.num_steps),
         # The momentum that the designs count on: trained with another, they would be suboptimal.
         momentum=target.momentum,
