@@ -100,12 +100,12 @@ def _read_value(context: typer.Context, parameter: Any, value: object, place: st
         kind = "a list" if is_list else "one value"
         raise FileFormatError(f"{place} must be {kind}, found {quote(value)}")
     texts = [_write(item, place) for item in (value if isinstance(value, list) else [value])]
+    text: object = texts if is_list else texts[0]
     try:
-        for text in texts:
-            parameter.type.convert(text, parameter, context)
+        parameter.process_value(context, text)
     except typer.BadParameter as error:
         raise FileFormatError(f"{place}: {error.message}") from error
-    return texts if is_list else texts[0]
+    return text
 
 
 def _write(value: object, place: str) -> str:
