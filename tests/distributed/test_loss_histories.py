@@ -10,7 +10,7 @@ from tests.oracles.loss_histories import run_history, run_processes_history
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["sum", "gossip"])
-@pytest.mark.parametrize("seed", [0, 2, 100, 153, 157])
+@pytest.mark.parametrize("seed", [0, 2, 100, 153, 157, 2224])
 def test_agents_in_threads_agree_and_release_nothing_twice(
     seed: int, mixing: Mixing, tmp_path: Path
 ) -> None:

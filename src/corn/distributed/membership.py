@@ -208,7 +208,8 @@ class Membership:
             return {}
         lost = dict(self.leavers)
         if self._agent in lost:
-            lost = {}
+            # Those that left before this agent did.
+            lost = {agent: step for agent, step in lost.items() if step < lost[self._agent]}
         inside = {*self.present, *self.leavers}
         for edge, when in self.cuts.items():
             for here, there in (edge, edge[::-1]):
