@@ -270,7 +270,13 @@ def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Pa
     for step in range(3):
         with ThreadPoolExecutor(3) as pool:
             calls = [
-                pool.submit(own.take, model, step=step, reduction=ServerSums(honest(rounds)(k)))
+                pool.submit(
+                    own.take,
+                    model,
+                    own.differentiate(model),
+                    step=step,
+                    reduction=ServerSums(honest(rounds)(k)),
+                )
                 for k, (own, model) in enumerate(zip(steps, models, strict=True))
             ]
             moved = [each for call in calls if (each := call.result()) is not None]

@@ -34,7 +34,7 @@ from corn.engines import AgentRelease
 from corn.errors import PublicError
 from corn.noise import load_roster
 from corn.noise.ledger import read_history
-from corn.nvflare import CornFilter, CornSums, protect_site
+from corn.nvflare import CornExecutor, CornFilter, CornSums, protect_site
 from corn.plan import load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -178,12 +178,63 @@ def test_what_is_no_model_does_not_leave(sites: Path, sums: CornSums) -> None:
             own.process(wrong, context)
     failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     failed["error"] = SECRET
+    failed.set_header(AppConstants.NUM_ROUNDS, SECRET)
     answer = own.process(failed, context)
     assert answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert str(SECRET) not in str(dict(answer))
     other = DXO(DataKind.WEIGHTS, data={"other": np.zeros(2)}).to_shareable()
     with pytest.raises(PublicError, match="parameters that the server sent"):
         own.process(other, context)
+
+
+def test_training_in_place_and_a_late_site_reveal_nothing(sites: Path, sums: CornSums) -> None:
+    """The attack: the server answers that a sum began without this site."""
+    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
+    context.get_engine = lambda: SimpleNamespace(  # type: ignore[method-assign]
+        send_aux_request=lambda **_: {"server": Shareable({"status": "late"})}
+    )
+    given = task({"weight": np.zeros(3, np.float32), "count": np.array([7])})
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(given, context)
+    data = from_shareable(given).data
+    data["weight"] += SECRET
+    data["count"] += 417
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    answer = own.process(DXO(DataKind.WEIGHTS, data=data).to_shareable(), context)
+    found = from_shareable(answer).data
+    assert found["weight"].tolist() == [0, 0, 0]
+    assert found["count"].tolist() == [7]
+
+
+def test_a_result_is_let_pass_only_if_it_is_the_executors_own(sites: Path, sums: CornSums) -> None:
+    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    context.set_prop("corn.released", moved(0))
+    metrics = DXO(DataKind.METRICS, data={"accuracy": SECRET}).to_shareable()
+    with pytest.raises(PublicError, match="is not sent"):
+        own.process(metrics, context)
+
+
+def test_an_executor_of_a_job_keeps_the_requirements_of_the_site(
+    sites: Path, sums: CornSums
+) -> None:
+    own = CornFilter(str(sites / "{site}"), require=["unit=agent", "epsilon=1"])
+    context = Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    executor = CornExecutor("os.getcwd", 1.0, folder=str(sites / "{site}"))
+    with pytest.raises((PublicError, RequirementError)) as caught:
+        executor.execute("train", task(MODEL), context, SimpleNamespace(triggered=False))
+    assert "requirements" in str(caught.value)
+
+
+def test_a_policy_of_a_site_forbids_that_logs_are_streamed(tmp_path: Path) -> None:
+    (tmp_path / "resources.json.default").write_text('{"allow_log_streaming": true, "kept": 1}')
+    protect_site(tmp_path)
+    resources = json.loads((tmp_path / "resources.json").read_text())
+    assert resources == {"allow_log_streaming": False, "kept": 1}
 
 
 def test_errors_of_a_site_name_neither_data_nor_files(sites: Path, sums: CornSums) -> None:

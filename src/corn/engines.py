@@ -138,7 +138,8 @@ def read_hello(found: object, roster: Roster) -> Hello:
     """Return a hello out of what somebody sent, or raise ``PublicError``."""
     fields = tuple(found) if isinstance(found, list | tuple) else ()
     sizes = [len(each) for each in fields[1:] if isinstance(each, bytes)]
-    is_whole = bool(fields) and type(fields[0]) is int and 0 <= fields[0] < roster.num_agents
+    is_whole = len(fields) == len(Hello._fields) and type(fields[0]) is int
+    is_whole = is_whole and 0 <= fields[0] < roster.num_agents
     if not is_whole or sizes != [NONCE_BYTES, NONCE_BYTES, NONCE_BYTES, _SIGNATURE_BYTES]:
         raise PublicError("refuses a message that is not the hello of an agent of the roster")
     hello = Hello(*fields)
@@ -200,6 +201,8 @@ class AgentRelease:
         Each agent must have signed that it starts from the same model under the same plan. So a
         server that shows agents different sums or models has no sum of them together afterwards.
         """
+        if len(hellos) > self.plan.num_agents:
+            raise PublicError("refuses to release: more hellos than agents")
         roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
         ready = {hello.agent: hello for hello in (read_hello(each, roster) for each in hellos)}
         other = [h.agent for h in ready.values() if (h.plan, h.model) != (own.plan, own.model)]
@@ -416,6 +419,7 @@ class SumRounds:
         for number, known in self._sums.items():
             if known.hellos.get(hello.agent) == hello:
                 return {"status": "begun", "sum": number, "hellos": known.list_hellos()}
+            known.is_void |= self._clock() > known.deadline and not known.is_complete
             if known.start == (hello.plan, hello.model) and not known.is_void:
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited |= {hello.agent}
@@ -451,8 +455,8 @@ class SumRounds:
         return {"status": "begun", "sum": self._num_sums, "hellos": begun.list_hellos()}
 
     def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
-        agent: Any = request.get("agent")
-        known = self._sums.get(request.get("sum", 0))
+        agent, number = request.get("agent"), request.get("sum")
+        known = self._sums.get(number) if type(number) is int else None
         if known is None or type(agent) is not int or known.senders.get(agent) != sender:
             raise PublicError("refuses a message to a sum that its sender is not in")
         # Void for all once it is void for one of them.
@@ -498,7 +502,9 @@ class _Sum:
         if self.total is None:
             self.total = np.zeros_like(integers)
         if integers.shape != self.total.shape or integers.dtype != self.total.dtype:
-            raise PublicError("refuses a message with more or other integers than the first one")
+            # Which of them is wrong cannot be known here.
+            self.is_void = True
+            return
         self.total += integers
         self.seeds[agent] = seed
 
@@ -610,7 +616,7 @@ def sum_releases(
     None stands for a void sum: an agent was lost on the way, or the integers do not add up to a
     possible sum. The release counts all the same. It also stands for a sum that began without this
     agent, which then released nothing. No sum is void for some honest agents and applied by
-    others without notice: their models differ afterwards, and they refuse each other.
+    others without notice, as long as sums follow: their models differ, and they refuse each other.
 
     Args:
         own: This agent's releases.
@@ -702,16 +708,17 @@ class GradientSteps:
     def take(
         self,
         parameters: Tensor,
+        clipped: ClippedGradients,
         *,
         step: int,
         reduction: Reduction,
     ) -> Tensor | None:
         """Return the model after a step, shape (d,), or None where the sum is void.
 
-        ``step`` is its number from 0, and ``reduction`` that of ``sum_releases``.
+        ``clipped`` is what :meth:`differentiate` returned for it, ``step`` its number from 0, and
+        ``reduction`` that of ``sum_releases``.
         """
         model = parameters.to(self._dtype)
-        clipped = self.differentiate(model)
         state = hashlib.sha256(encode_fields("step", step))
         state.update(model.numpy().data)
         average = sum_releases(self._own, clipped, model=state.digest(), reduction=reduction)

@@ -189,7 +189,9 @@ class CornMod:
 
     def _differentiate(self, own: AgentRelease, given: Any, context: Any) -> ClippedGradients:
         """Return the gradient of a batch at the server's model."""
-        module, loss, dataset = self._problem(context)  # type: ignore[misc]
+        if own.plan.momentum:
+            raise PublicError("a plan with momentum needs a model that stays at the client")
+        module, loss, dataset = _call_app(self._problem, context)
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         arrays = dict(zip(given.keys(), given.to_numpy_ndarrays(), strict=True))
         if [(name, array.shape) for name, array in arrays.items()] != [
@@ -197,9 +199,11 @@ class CornMod:
         ]:
             raise PublicError("the server's arrays must be the trained parameters of the module")
         # New coins for every message: rounds are independent, as amplification assumes.
-        steps = GradientSteps(own, make_task(module, loss), dataset, batch_size=self._batch_size)
+        task, size = _call_app(make_task, module, loss), self._batch_size
+        steps = _call_app(GradientSteps, own, task, dataset, batch_size=size)
         vector = flatten(list(arrays.values()), like=list(arrays.values()))
-        return steps.differentiate(torch.from_numpy(vector))
+        clipped: ClippedGradients = _call_app(steps.differentiate, torch.from_numpy(vector))
+        return clipped
 
 
 @final
@@ -487,10 +491,10 @@ def _only_arrays(message: Any) -> tuple[str, Any]:
     return str(name), record
 
 
-def _call_app(call_next: Callable[..., Any], message: Any, context: Any) -> Any:
-    """Call the client app; no error of it is public, whatever its type."""
+def _call_app(call: Callable[..., Any] | None, *arguments: Any, **options: Any) -> Any:
+    """Call code of the client app; no error of it is public, whatever its type."""
     try:
-        return call_next(message, context)
+        return call(*arguments, **options)  # type: ignore[misc]
     except Exception as error:
         # An app may use CorN too, and raise a ``PublicError`` or ``InfeasibleError`` about data.
         raise CornError("the client app failed") from error

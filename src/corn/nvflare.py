@@ -19,12 +19,14 @@ NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,10 +62,13 @@ try:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
     from nvflare.app_common.app_constant import AppConstants
+    from nvflare.app_common.logging.constants import is_log_streaming_allowed
 except ImportError as error:
     raise MissingExtraError("corn.nvflare", extra="nvflare") from error
 
-_TOPIC, _MODEL, _RELEASED = "corn.sums", "corn.model", "corn.released"
+_TOPIC = "corn.sums"
+# Properties of the context of a task.
+_TASK, _SITE, _RELEASED = "corn.task", "corn.site", "corn.released"
 _LOGGER = logging.getLogger("corn.nvflare")
 # Which round and task a result belongs to; the server has chosen them itself.
 _PUBLIC_HEADERS = (
@@ -73,6 +78,14 @@ _PUBLIC_HEADERS = (
     AppConstants.CURRENT_ROUND,
     AppConstants.START_ROUND,
     AppConstants.NUM_ROUNDS,
+)
+
+
+_PUBLIC_CODES = (
+    ReturnCode.EXECUTION_EXCEPTION,
+    ReturnCode.EXECUTION_RESULT_ERROR,
+    ReturnCode.TASK_ABORTED,
+    ReturnCode.TASK_UNKNOWN,
 )
 
 
@@ -109,41 +122,52 @@ class CornFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep the model of a task, or answer with the average of all sites' releases."""
-        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
-            # Both filters of a task have its context: NVFlare makes two objects of one class.
-            fl_ctx.set_prop(_MODEL, shareable, private=True, sticky=False)
-            return shareable
         with _naming_no_data():
+            if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+                self._keep(shareable, fl_ctx)
+                return shareable
             return self._release(shareable, fl_ctx)
 
+    def _keep(self, task: Shareable, fl_ctx: FLContext) -> None:
+        """Keep what the server sent: both filters of a task have its context."""
+        # A site's own filter protects its data. A filter in a job is for simulations.
+        if not self.folder and is_log_streaming_allowed(fl_ctx):
+            raise PublicError(
+                "the site's logs must not be streamed to the server, as errors quote data: set "
+                "allow_log_streaming to false in local/resources.json, or use protect_site"
+            )
+        fl_ctx.set_prop(_TASK, _Task.read(task), private=True, sticky=False)
+        # An executor of a job must not choose other keys, plans and requirements than the site's.
+        fl_ctx.set_prop(_SITE, (self.folder, self.require), private=True, sticky=False)
+
     def _release(self, result: Shareable, fl_ctx: FLContext) -> Shareable:
-        code = result.get_return_code()
-        if code != ReturnCode.OK:
-            # An error of the site's own code may quote data.
-            return _copy_headers(make_reply(code), result)
-        if fl_ctx.get_prop(_RELEASED):
-            return result
-        task = fl_ctx.get_prop(_MODEL)
+        task = fl_ctx.get_prop(_TASK)
         if task is None:
             raise PublicError(
                 "CornFilter must filter the data of tasks too: add it to task_data_filters"
             )
-        given, trained = _read_model(task), _read_model(result)
-        if given.data_kind != DataKind.WEIGHTS or set(trained.data) - set(given.data):
+        code = result.get_return_code()
+        if code != ReturnCode.OK:
+            # Whatever the site's own code answers with may quote data.
+            kept = code if code in _PUBLIC_CODES else ReturnCode.EXECUTION_EXCEPTION
+            return task.add_headers(make_reply(kept))
+        if fl_ctx.get_prop(_RELEASED) is result:
+            return result
+        trained = _read_model(result)
+        if task.arrays is None or set(trained.data) - set(task.arrays):
             raise PublicError("a result must be of the parameters that the server sent")
         names = sorted(trained.data)
-        start = [_as_array(given.data[name]) for name in names]
+        start = [task.arrays[name] for name in names]
         update = flatten([_as_array(trained.data[name]) for name in names], like=start)
         is_difference = trained.data_kind == DataKind.WEIGHT_DIFF
         if not is_difference:
             # Subtracted in float64, the type in which the update is clipped and released.
             update = update - flatten(start, like=start)
         own = _open_release(self.folder, self.require, fl_ctx)
-        round_number = int(task.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         average = sum_releases(
             own,
             own.clip_update(update),
-            model=_digest(names, start, round_number),
+            model=_digest(names, start, task.round_number),
             reduction=_open_sums(fl_ctx, self.timeout, self.wait),
         )
         moved = start
@@ -155,7 +179,41 @@ class CornFilter(Filter):  # type: ignore[misc]
         data = {
             name: _like(array, trained.data[name]) for name, array in zip(names, moved, strict=True)
         }
-        return _copy_headers(_make_reply(trained.data_kind, data, round_number), result)
+        return task.add_headers(_make_reply(trained.data_kind, data, task.round_number))
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What the server sent, in copies: training may change its arrays in place.
+
+    Attributes:
+        arrays: The parameters by name; None for a task without a model.
+        round_number: The round.
+        headers: Those that a reply needs.
+    """
+
+    arrays: dict[str, np.ndarray[Any, Any]] | None
+    round_number: int
+    headers: dict[str, Any]
+
+    @classmethod
+    def read(cls, task: Shareable) -> _Task:
+        headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
+        number = headers[AppConstants.CURRENT_ROUND]
+        arrays = None
+        try:
+            dxo = _read_model(task)
+        except PublicError:
+            dxo = None
+        if dxo is not None and dxo.data_kind == DataKind.WEIGHTS:
+            arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
+        return cls(arrays, number if type(number) is int else 0, headers)
+
+    def add_headers(self, reply: Shareable) -> Shareable:
+        for name, value in self.headers.items():
+            if value is not None:
+                reply.set_header(name, value)
+        return reply
 
 
 class CornExecutor(Executor):  # type: ignore[misc]
@@ -212,24 +270,29 @@ class CornExecutor(Executor):  # type: ignore[misc]
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         given = _read_model(shareable)
-        own = _open_release(self.folder, self.require, fl_ctx)
-        module_name, _, function = self.problem.rpartition(".")
-        make_problem = getattr(importlib.import_module(module_name), function)
-        model, loss, dataset = make_problem(fl_ctx.get_identity_name())
+        folder, require = fl_ctx.get_prop(_SITE) or (self.folder, self.require)
+        own = _open_release(folder, require, fl_ctx)
+        num_steps = own.plan.budget.num_steps
+        if own.plan.momentum and 0 < self.steps < num_steps:
+            raise PublicError("a plan with momentum needs all steps in one task: leave out steps")
+        with _hiding_errors_of_users():
+            module_name, _, function = self.problem.rpartition(".")
+            make_problem = getattr(importlib.import_module(module_name), function)
+            model, loss, dataset = make_problem(fl_ctx.get_identity_name())
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
         if set(trained) - set(given.data):
             raise PublicError("the server's model must have all parameters of the site's module")
         with torch.no_grad():
             for name, each in trained.items():
                 each.copy_(torch.as_tensor(given.data[name]))
-        steps = GradientSteps(
-            own,
-            make_task(model, loss),
-            dataset,
-            step_size=self.step_size,
-            batch_size=self.batch_size or None,
-        )
-        num_steps = own.plan.budget.num_steps
+        with _hiding_errors_of_users():
+            steps = GradientSteps(
+                own,
+                make_task(model, loss),
+                dataset,
+                step_size=self.step_size,
+                batch_size=self.batch_size or None,
+            )
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         parameters = torch.nn.utils.parameters_to_vector(trained.values()).detach()
         sums = _open_sums(fl_ctx, self.timeout, self.wait)
@@ -238,7 +301,9 @@ class CornExecutor(Executor):  # type: ignore[misc]
             if abort_signal.triggered:
                 return make_reply(ReturnCode.TASK_ABORTED)
             try:
-                moved = steps.take(parameters, step=step, reduction=sums)
+                with _hiding_errors_of_users():
+                    clipped = steps.differentiate(parameters)
+                moved = steps.take(parameters, clipped, step=step, reduction=sums)
             except (BudgetSpentError, TooFewAgentsError) as error:
                 # All that are left stop with the same model.
                 _LOGGER.warning("training ends before step %s: %s", step, error)
@@ -250,8 +315,9 @@ class CornExecutor(Executor):  # type: ignore[misc]
         for name, each in trained.items():
             data[name] = _like(each.detach().numpy(), given.data[name])
         # The site's own filter lets a model pass that is a sum of releases already.
-        fl_ctx.set_prop(_RELEASED, True, private=True, sticky=False)
-        return _make_reply(DataKind.WEIGHTS, data, round_number)
+        reply = _make_reply(DataKind.WEIGHTS, data, round_number)
+        fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
+        return reply
 
 
 class CornSums(FLComponent):  # type: ignore[misc]
@@ -290,6 +356,8 @@ class CornSums(FLComponent):  # type: ignore[misc]
 def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
     """Write ``privacy.json`` into the ``local`` folder of a site: no job can go round the filter.
 
+    It also forbids the streaming of the site's logs, in ``resources.json``.
+
     The site's plan, roster and key belong into ``local/corn``. ``require`` is that of
     ``CornFilter``.
     """
@@ -299,6 +367,11 @@ def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
     own = {"path": "corn.nvflare.CornFilter", "args": {"require": list(require)}}
     scope = {"name": "corn", "task_data_filters": [own], "task_result_filters": [own]}
     path.write_text(json.dumps({"scopes": [scope], "default_scope": "corn"}, indent=2) + "\n")
+    # Errors quote data, and NVFlare streams logs of sites to the server unless they forbid it.
+    resources = local / "resources.json"
+    source = resources if resources.exists() else local / "resources.json.default"
+    known = json.loads(source.read_text()) if source.exists() else {"format_version": 2}
+    resources.write_text(json.dumps({**known, "allow_log_streaming": False}, indent=2) + "\n")
 
 
 def make_private(
@@ -354,8 +427,18 @@ def _naming_no_data() -> Iterator[None]:
     except Exception as error:
         if is_public(error):
             raise
-        _LOGGER.exception("the site failed")
+        # Not as an error: NVFlare's log of errors may be streamed to the server.
+        _LOGGER.warning("the site failed", exc_info=True)
         raise PublicError(f"the site failed: {name_kind(error)}") from None
+
+
+@contextmanager
+def _hiding_errors_of_users() -> Iterator[None]:
+    """Make every error private: a user's code may raise a ``PublicError`` about its data."""
+    try:
+        yield
+    except Exception as error:
+        raise CornError("the site's own code failed") from error
 
 
 def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
@@ -429,11 +512,3 @@ def _digest(names: Sequence[str], arrays: Sequence[Any], round_number: int) -> b
         state.update(np.ascontiguousarray(array).data)
     state.update(encode_fields("round", round_number))
     return state.digest()
-
-
-def _copy_headers(reply: Shareable, result: Shareable) -> Shareable:
-    for name in _PUBLIC_HEADERS:
-        value = result.get_header(name)
-        if value is not None:
-            reply.set_header(name, value)
-    return reply
