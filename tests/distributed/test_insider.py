@@ -537,3 +537,14 @@ def test_wrong_pieces_cost_the_links_of_their_sender(
         monkeypatch.setattr(module, "PIECE_BYTES", 4)
     results = attack_network(monkeypatch, tmp_path, PLANS["sum"], 2, attack)
     require_unharmed(results, 2, is_sum=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("insider", [0, 1])
+def test_endless_heartbeats_cost_the_links_of_their_sender(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, insider: int
+) -> None:
+    """The attack: from some step on the insider sends heartbeats and nothing else."""
+    plan = PLANS["sum"]
+    results = attack_network(monkeypatch, tmp_path, plan, insider, lambda _: iter(()), timeout=1)
+    require_unharmed(results, insider, is_sum=True)

@@ -80,6 +80,7 @@ class TreeSum:
         self._root = tree.root
         self._parent = None if agent == tree.root else tree.parents[agent]
         self._children = tree.children[agent]
+        self._waits = _count_waits(tree, agent)
         # Of the step under way: when the wait for a message ends, by its sender and its number.
         self._deadlines: dict[tuple[int, int], float] = {}
         self._signature = b""
@@ -170,7 +171,10 @@ class TreeSum:
         # One limit for all pieces: a neighbour could send them one by one, for ever.
         start = time.monotonic()
         message = peer, expected.mixing_round
-        deadline = self._deadlines.setdefault(message, start + self._exchange.patience)
+        # The agent next to one that sends nothing but heartbeats must lose patience first: it would
+        # be lost itself to those that wait for it.
+        wait = self._exchange.patience + self._waits.get(message, 0) * self._exchange.timeout
+        deadline = self._deadlines.setdefault(message, start + wait)
         if number:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
 
@@ -195,6 +199,27 @@ class TreeSum:
         if self._meanwhile is not None:
             work, self._meanwhile = self._meanwhile, None
             work()
+
+
+def _count_waits(tree: SpanningTree, agent: int) -> dict[tuple[int, int], int]:
+    """Return by how many time-outs an agent waits longer for each message, by sender and number.
+
+    Whoever a message depends on waits for less: on the way up agents that are lower in the tree, on
+    the way down all of these and agents that are nearer to the root.
+    """
+    order = [tree.root]
+    for node in order:
+        order.extend(tree.children[node])
+    heights: dict[int, int] = {}
+    for node in reversed(order):
+        heights[node] = max((1 + heights[child] for child in tree.children[node]), default=0)
+    waits = {(child, UP): 1 + heights[child] for child in tree.children[agent]}
+    if agent != tree.root:
+        depth, node = 0, agent
+        while node != tree.root:
+            depth, node = depth + 1, tree.parents[node]
+        waits[tree.parents[agent], DOWN] = 1 + heights[tree.root] + depth
+    return waits
 
 
 def integer_type(bits: MaskBits) -> torch.dtype:
