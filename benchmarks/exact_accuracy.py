@@ -348,7 +348,7 @@ def sweep(
     return {
         Run(
             case,
-            mechanism_of[str(row["contender"])],
+            mechanism_of[str(row["mechanism"])],
             part,
             float(row["step_size"]),
             int(row["seed"]),
