@@ -33,15 +33,11 @@ _SINKHORN_SWEEPS = 50
 _NEWTON_STEPS = 100
 
 
-def metropolis_weights(graph: Graph) -> FloatArray:
+def _metropolis(graph: Graph) -> SparseMatrix:
     """Return w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
-    return np.asarray(_metropolis(graph).toarray())
-
-
-def _metropolis(graph: Graph) -> SparseMatrix:
     # The larger degree of both ends makes the weights symmetric. If the rows of a symmetric matrix
     # sum to one, so do its columns.
     links, degrees = _undirected_links(graph, "metropolis")
