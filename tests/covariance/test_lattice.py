@@ -18,7 +18,7 @@ from corn.covariance.lattice import (
 )
 from corn.covariance.threat import EAVESDROPPER
 from corn.topology import ONE_ROUND, Gossip, load_network
-from corn.topology.sparse import find_lattice
+from corn.topology.spectrum import find_lattice
 from tests.covariance.networks import PROPERTY, paper_design
 
 

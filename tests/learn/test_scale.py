@@ -17,7 +17,7 @@ from corn.learn.perturbation import JointNoise, make_root
 from corn.learn.step import Mixer
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
-from corn.topology.sparse import find_lattice
+from corn.topology.spectrum import find_lattice
 
 
 @pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:1", "chebyshev:4"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corn.cli.options import GossipOption, GraphArgument, JsonOption, PlotOption, WeightsOption
 from corn.cli.output import Fact, print_result, print_written
 from corn.topology import ONE_ROUND, Gossip, load_network, measure_network, name_of
-from corn.topology.sparse import MOST_DENSE
+from corn.topology.spectrum import MOST_DENSE
 
 EXAMPLE = "corn graph er:n=20,p=0.2,seed=1 --plot graph.png"
 

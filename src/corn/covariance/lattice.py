@@ -17,9 +17,10 @@ from corn.checks import FloatArray, require
 from corn.covariance.baselines import RatioFamily, search_ratio
 from corn.covariance.objective import ONE_STEP, Horizon
 from corn.covariance.problem import DEFAULT_NOISE_RATIO
+from corn.covariance.threat import SeedGroups
 from corn.topology.gossip import ONE_ROUND, Gossip, accelerate, apply_to_eigenvalues
 from corn.topology.network import Mixing
-from corn.topology.sparse import lattice_eigenvalues
+from corn.topology.spectrum import lattice_eigenvalues
 
 # Of log t in [log 10⁻¹², 0]: far more than float64 can tell apart, at no cost.
 _BISECTIONS = 100
@@ -43,6 +44,11 @@ class LatticeNoise:
     def num_agents(self) -> int:
         """The number of agents n."""
         return self.eigenvalues.size
+
+    @property
+    def seed_groups(self) -> SeedGroups:
+        """One group of all: a participant could subtract all of the noise."""
+        return (tuple(range(self.num_agents)),)
 
     @property
     def covariance(self) -> FloatArray:

@@ -47,7 +47,7 @@ from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology import Mixing, Network
-from corn.topology.sparse import find_lattice
+from corn.topology.spectrum import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9

@@ -32,15 +32,17 @@ from corn.topology.mixing import (
     check_sparse_weights,
     default_rule,
     graph_of,
+    is_symmetric,
     sparse_mixing_matrix,
 )
-from corn.topology.sparse import (
+from corn.topology.spectrum import (
     MOST_DENSE,
+    Spectrum,
     find_extremes,
-    is_symmetric_sparse,
+    find_mixing_time,
     sparse_spectrum,
+    spectrum,
 )
-from corn.topology.spectrum import Spectrum, find_mixing_time, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -158,7 +160,7 @@ class Network:
 def measure_network(network: Network) -> Spectrum:
     """Return the spectrum of a step: of the largest networks, only what sparse products give."""
     # Weights of directed links are dense in the first place, and their speed takes all of them.
-    if network.num_agents <= MOST_DENSE or not is_symmetric_sparse(network.sparse_matrix):
+    if network.num_agents <= MOST_DENSE or not is_symmetric(network.sparse_matrix):
         return spectrum(network.step_matrix)
     return sparse_spectrum(network.sparse_matrix, network.schedule)
 
