@@ -37,22 +37,19 @@ def brute_force_mixing_time(W: np.ndarray, accuracy: float) -> int:
 def test_ring_has_its_known_eigenvalues() -> None:
     n = 12
     measured = spectrum(mixing_matrix(GENERATORS["ring"](n)))
-    known = np.abs(1 + 2 * np.cos(2 * np.pi * np.arange(n) / n)) / 3
-    np.testing.assert_allclose(measured.singular_values, np.sort(known)[::-1], atol=1e-12)
     assert measured.second_eigenvalue == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3)
-    assert measured.rank == n - 2
-    assert measured.smallest_singular_value == 0
+    assert measured.second_singular_value == pytest.approx(measured.second_eigenvalue)
 
 
 def test_complete_graph_mixes_in_one_step() -> None:
     measured = spectrum(mixing_matrix(nx.complete_graph(6)))
     assert (measured.second_singular_value, measured.spectral_gap) == (0, 1)
-    assert (measured.rank, measured.mixing_time) == (1, 1)
+    assert measured.mixing_time == 1
 
 
 def test_one_agent_mixes_in_zero_steps() -> None:
     measured = spectrum(np.eye(1))
-    assert (measured.mixing_time, measured.spectral_gap, measured.rank) == (0, 1, 1)
+    assert (measured.mixing_time, measured.spectral_gap) == (0, 1)
 
 
 def test_mixing_time_allows_for_rounding_at_the_accuracy() -> None:
@@ -126,7 +123,6 @@ def test_the_sparse_spectrum_agrees_with_the_dense_one(gossip: str) -> None:
     found = sparse_spectrum(network.sparse_matrix, network.schedule)
     assert found.second_eigenvalue == pytest.approx(dense.second_eigenvalue, rel=1e-6)
     assert found.mixing_time == dense.mixing_time
-    assert found.rank is None
 
 
 def test_extremes_of_directed_links_are_refused() -> None:

@@ -39,7 +39,6 @@ from corn.topology.spectrum import (
     MOST_DENSE,
     Spectrum,
     find_extremes,
-    find_mixing_time,
     sparse_spectrum,
     spectrum,
 )
@@ -158,7 +157,7 @@ class Network:
 
 
 def measure_network(network: Network) -> Spectrum:
-    """Return the spectrum of a step: of the largest networks, only what sparse products give."""
+    """Return the spectrum of a step."""
     # Weights of directed links are dense in the first place, and their speed takes all of them.
     if network.num_agents <= MOST_DENSE or not is_symmetric(network.sparse_matrix):
         return spectrum(network.step_matrix)
@@ -177,9 +176,7 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     """
     if network.mixing == "sum":
         return 0  # all agents have one model already
-    is_small = network.num_agents <= MOST_DENSE
-    measured = None if is_small else measure_network(network)
-    time = measured.mixing_time if measured else find_mixing_time(network.step_matrix)
+    time = measure_network(network).mixing_time
     return 0 if math.isinf(time) else min(int(time), num_steps)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.fft
-import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
 
@@ -34,51 +33,35 @@ class Spectrum:
     """The quantities that determine how fast disagreement between agents decays.
 
     Attributes:
-        singular_values: of W, largest first, shape (n,).
         second_singular_value: σ₂ = ‖W − 11ᵀ/n‖₂, the worst contraction of disagreement in one step.
             The paper's λ₂(WᵀW) is its square.
         second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
-        spectral_gap: 1 − |λ₂|; zero if the agents never agree.
-        rank: the number of singular values above n · 2⁻⁵² · σ₁; None where they were not computed,
-            in which case ``singular_values`` is empty and the smallest NaN.
-        smallest_singular_value: zero if mixing cancels some noise completely.
         mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
         accuracy: the remaining disagreement to which ``mixing_time`` refers.
     """
 
-    singular_values: FloatArray
     second_singular_value: float
     second_eigenvalue: float
-    spectral_gap: float
-    rank: int | None
-    smallest_singular_value: float
     mixing_time: float
     accuracy: float
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 − |λ₂|; zero if the agents never agree."""
+        return 1 - self.second_eigenvalue
 
 
 def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
     """Return the spectrum of a doubly stochastic mixing matrix.
 
     >>> complete = np.full((4, 4), 0.25)
-    >>> spectrum(complete).mixing_time, spectrum(complete).rank
-    (1, 1)
+    >>> spectrum(complete).mixing_time, spectrum(complete).spectral_gap
+    (1, 1.0)
     """
     require(0 < accuracy < 1, "accuracy", "in (0, 1)", accuracy)
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    singular_values: FloatArray = scipy.linalg.svdvals(W)
-    # Singular values below are rounding errors: that of an n × n matrix is up to n·2⁻⁵²·σ₁.
-    floor = len(W) * np.finfo(float).eps * singular_values[0]
-    second_eigenvalue = _second_eigenvalue(W)
-    return Spectrum(
-        singular_values=singular_values,
-        second_singular_value=disagreement(W),
-        second_eigenvalue=second_eigenvalue,
-        spectral_gap=1 - second_eigenvalue,
-        rank=int((singular_values > floor).sum()),
-        smallest_singular_value=float(singular_values[-1]) if singular_values[-1] > floor else 0.0,
-        mixing_time=find_mixing_time(W, accuracy=accuracy),
-        accuracy=accuracy,
-    )
+    time = find_mixing_time(W, accuracy=accuracy)
+    return Spectrum(disagreement(W), _second_eigenvalue(W), time, accuracy)
 
 
 def find_mixing_time(W: FloatArray, *, accuracy: float = 0.01) -> float:
@@ -209,25 +192,13 @@ def find_extremes(matrix: SparseMatrix) -> FloatArray:
 def sparse_spectrum(
     matrix: SparseMatrix, schedule: Sequence[GossipRound], *, accuracy: float = 0.01
 ) -> Spectrum:
-    """Return the spectrum of a step without the parts that need all eigenvalues.
-
-    Those are NaN, or empty: singular values, the least of them, and the rank.
-    """
+    """Return the spectrum of a step from the extreme eigenvalues of a symmetric W."""
     extremes = find_extremes(matrix)
     # The polynomial of the rounds is largest at an end: powers, and Chebyshev's within its range.
     rate = float(np.abs(apply_to_eigenvalues(schedule, extremes)).max())
     rate = 1.0 if rate > 1 - 8 * matrix.shape[0] * np.finfo(float).eps else rate
     time = math.inf if rate == 1 else max(1, math.ceil(math.log(accuracy) / math.log(rate)))
-    return Spectrum(
-        singular_values=np.empty(0),
-        second_singular_value=rate,
-        second_eigenvalue=rate,
-        spectral_gap=1 - rate,
-        rank=None,
-        smallest_singular_value=math.nan,
-        mixing_time=time,
-        accuracy=accuracy,
-    )
+    return Spectrum(rate, rate, time, accuracy)
 
 
 def _search(operator: scipy.sparse.linalg.LinearOperator, which: str) -> float | None:
