@@ -192,7 +192,7 @@ def test_descriptions_name_the_objective() -> None:
     assert GivenObjective(np.eye(2)).describe() == "given matrix of shape (2, 2)"
 
 
-NETWORKS = {
+REPLAYED = {
     "two-way": load_network("er:n=8,p=0.4,seed=1", mixing="gossip"),
     "one-way": load_network(nx.gnp_random_graph(7, 0.6, seed=3, directed=True), mixing="gossip"),
 }
@@ -209,7 +209,7 @@ def replay_noise(W: FloatArray, length: float, momentum: float, num_steps: int) 
     return total
 
 
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=list(NETWORKS))
+@pytest.mark.parametrize("network", REPLAYED.values(), ids=list(REPLAYED))
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("length", [1.0, 2.0, 30.0])
 def test_the_objective_is_the_energy_of_replayed_noise(
@@ -221,7 +221,7 @@ def test_the_objective_is_the_energy_of_replayed_noise(
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=list(NETWORKS))
+@pytest.mark.parametrize("network", REPLAYED.values(), ids=list(REPLAYED))
 def test_the_weight_scales_disagreement_alone(network: Network) -> None:
     W, n = network.step_matrix, network.num_agents
     whole = Horizon(20, momentum=0.8).matrix(W)
