@@ -25,10 +25,13 @@ from corn.cli import (
     compare,
     data,
     explore,
+    export,
     graph,
     keys,
     launch,
     plan,
+    predict,
+    report,
     status,
     train,
     verify,
@@ -41,7 +44,8 @@ PANELS: dict[str, tuple[ModuleType, ...]] = {
     "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
     "Simulate": (train, data),
     "Run": (plan, keys, launch, agent, status),
-    "Check": (verify, audit),
+    "Use the model": (export, predict),
+    "Check": (verify, audit, report),
 }
 """The module of each command, by task in the order of the help."""
 

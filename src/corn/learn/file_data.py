@@ -17,11 +17,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
+from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -93,7 +94,9 @@ class Table:
         return names, numbers[coded.indices.to_numpy()]
 
 
-def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> Table:
+def read_table(
+    path: Path, target: str | None, features: Sequence[str] = (), *, needs_targets: bool = True
+) -> Table:
     """Read a file of samples, or a folder of images with one sub-folder per class.
 
     Args:
@@ -102,6 +105,7 @@ def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> 
         features: the columns of the inputs, in order; by default all others in order of their
             names, so that files with the same columns in another order agree. For ``.npz`` the
             one array of the inputs.
+        needs_targets: whether a table must have targets; without them, its targets are empty text.
     """
     if path.is_dir():
         return _read_images(path)
@@ -116,15 +120,25 @@ def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> 
         raise FileFormatError(f"{path}: name the column of the targets with --target")
     if name.endswith(".npz"):
         return _read_arrays(path, target, features)
-    columns = _read_parquet(path) if name.endswith(".parquet") else _read_csv(path)
+    columns = read_columns(path)
+    has_targets = needs_targets or target in columns
+    if not has_targets:
+        rows = len(next(iter(columns.values())))
+        columns[target] = pa.chunked_array([pa.array([""] * rows)])
     chosen = tuple(features) or tuple(sorted(set(columns) - {target}))
     _require_columns(path, columns, target, chosen)
     # In the order of ``chosen``, which all agents share: parameter k means the same column to all.
     found = [_read_numbers(name, columns[name]) for name in chosen]
     problems = [problem for _, own in found for problem in own]
-    problems += _find_missing(target, columns[target])
+    problems += _find_missing(target, columns[target]) if has_targets else []
     _report(path, problems)
     return Table(path, np.column_stack([values for values, _ in found]), columns[target], chosen)
+
+
+def read_columns(path: Path) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a ``.csv``, ``.tsv`` or ``.parquet`` file, of CSV as text."""
+    is_parquet = path.name.lower().endswith(".parquet")
+    return _read_parquet(path) if is_parquet else _read_csv(path)
 
 
 def _report(path: Path, problems: Sequence[str]) -> None:
@@ -523,6 +537,24 @@ class Schema:
     bounds: Bounds
     is_flat: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Schema:
+        """Read what ``to_json`` has returned."""
+        given, classes = content["bounds"], content["classes"]
+        limits = {name: (float(a), float(b)) for name, (a, b) in given["by_column"].items()}
+        of_all = None if given["of_all"] is None else tuple(map(float, given["of_all"]))
+        return cls(
+            features=tuple(content["features"]),
+            target=str(content["target"]),
+            classes=None if classes is None else tuple(classes),
+            bounds=Bounds(limits, cast("tuple[float, float] | None", of_all)),
+            is_flat=bool(content["is_flat"]),
+        )
+
     def require_bounds(self, path: Path) -> None:
         """Raise if a column that has bounds is not in a file."""
         if not self.features and self.bounds.by_column:
@@ -532,12 +564,21 @@ class Schema:
         unknown = [name for name in self.bounds.by_column if name not in known]
         _report(path, [f"column {name!r} has bounds, but is missing" for name in unknown])
 
-    def encode(self, table: Table) -> Samples:
-        """Return inputs scaled by their bounds, and targets as numbers."""
+    def encode_inputs(self, table: Table) -> Tensor:
+        """Return inputs scaled by their bounds."""
         scaled = [self.bounds.scale(name, values) for name, values in self._columns(table)]
         X = np.column_stack(scaled) if scaled else self.bounds.scale("", table.inputs)
         X = X.reshape(len(X), -1) if self.is_flat else X
-        inputs = torch.from_numpy(np.ascontiguousarray(X, np.float32))
+        return torch.from_numpy(np.ascontiguousarray(X, np.float32))
+
+    def decode_targets(self, values: FloatArray) -> FloatArray:
+        """Return predicted numbers in the unit of the target."""
+        bounds = self._target_bounds.find(self.target)
+        return values if bounds is None else bounds[0] + (values + 1) * (bounds[1] - bounds[0]) / 2
+
+    def encode(self, table: Table) -> Samples:
+        """Return inputs scaled by their bounds, and targets as numbers."""
+        inputs = self.encode_inputs(table)
         if self.classes is None:
             y = self._target_bounds.scale(self.target, self.read_targets(table))
             return inputs, torch.from_numpy(np.ascontiguousarray(y, np.float32))
@@ -745,6 +786,7 @@ class FileWorkload:
             public_parts=("test",) if tests else (),
             private_notes=tuple(notes),
             schema=self._describe(schema, tables[0], tests),
+            preprocessing=schema.to_json(),
             columns=schema.features if len(schema.features) <= _MOST_COLUMNS else (),
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,
