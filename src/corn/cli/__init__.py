@@ -43,8 +43,7 @@ from corn.errors import CornError, StoppedByUserError
 PANELS: dict[str, tuple[ModuleType, ...]] = {
     "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
     "Simulate": (train, data),
-    "Run": (plan, keys, launch, agent, status),
-    "Use the model": (export, predict),
+    "Run, and use the model": (plan, keys, launch, agent, status, export, predict),
     "Check": (verify, audit, report),
 }
 """The module of each command, by task in the order of the help."""

@@ -38,7 +38,10 @@ def export(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a model's weights with their names, its preprocessing, classes and promise."""
+    """Write a trained model for torch, ONNX or any reader of JSON.
+
+    Weights have names and shapes. Preprocessing, classes and the promise are in the file.
+    """
     model = learn.load_model(path)
     file = out or Path("exported").with_suffix({"torch": ".pt"}.get(to, f".{to}"))
     if to == "torch":

@@ -17,7 +17,7 @@ def graph(
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print and draw a network, its mixing weights and their mixing speed."""
+    """Print and draw a network, its mixing weights and their speed."""
     network = load_network(source, weights=weights, gossip=Gossip.parse(gossip), mixing="gossip")
     measured = measure_network(network)
     if plot:

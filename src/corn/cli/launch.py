@@ -95,7 +95,7 @@ def launch(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
+    """Run all agents of a plan as processes on this machine."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     learning.require_public_classes()
     source = read_source(plan, "graph", graph)

@@ -34,9 +34,9 @@ def predict(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict the class of each row and its probabilities, by the model's public preprocessing.
+    """Predict the class of each row of a table, and its probabilities.
 
-    If the table has the column of the targets, scores are computed as well. They follow from the
+    Columns are encoded by the public preprocessing in the model. If the table has the column of the targets, scores are computed as well. They follow from the
     rows without noise, so that they are for the owner of the rows.
     """
     # Imported here: it needs torch, which takes seconds.

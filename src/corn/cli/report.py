@@ -39,7 +39,11 @@ def report(
     ),
     json: JsonOption = False,
 ) -> None:
-    """Write one page: what ε means, who is protected, against whom, the total, how to verify."""
+    """Write one page on a model's privacy for a data-protection officer.
+
+    It says what ε means, who is protected, against whom, what is assumed, what all plans so far
+    cost together, what was published, and how to verify it.
+    """
     # Imported here, because Matplotlib's package takes a second that other commands save.
     from corn.learn.trained import find_model
     from corn.report.privacy_page import describe_privacy, write_html, write_pdf

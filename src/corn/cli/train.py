@@ -159,7 +159,7 @@ def train(
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with several mechanisms side by side, at the same privacy, on the same batches."""
+    """Train with several mechanisms side by side, at the same privacy."""
     # Before the training, not after it.
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -345,7 +346,10 @@ def load_model(path: Path | str) -> TrainedModel:
     """
     file = find_model(Path(path))
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Torch warns of a pickle that is not its own, and then refuses it.
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise FileFormatError(f"{file}: cannot be read: {error.strerror}") from error
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:

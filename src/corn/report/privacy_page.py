@@ -7,8 +7,9 @@ and :func:`write_pdf` only set it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -25,7 +26,9 @@ from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.version import __version__
 
 _FALSE_ALARMS = 0.01
-_MOST_AGENTS = 12
+_MOST_AGENTS = 6  # more would need a second page
+_POWER = re.compile(r"\b(\d+(?:\.\d+)?)e-0*(\d+)")
+_EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,35 @@ def describe_privacy(
     ]
     return PrivacyPage(
         title=model,
-        verdict=_judge(promise),
+        verdict=_set_numbers(_judge(promise)),
         holds=promise.holds,
-        sections=tuple(sections),
+        sections=tuple(_set_section(section) for section in sections),
         footer=f"CorN {__version__}, {datetime.now(UTC):%d %B %Y}",
     )
+
+
+def _set_section(section: Section) -> Section:
+    """Return the section with numbers as people read them; commands stay as they are."""
+    return replace(
+        section,
+        paragraphs=tuple(map(_set_numbers, section.paragraphs)),
+        columns=tuple(map(_set_numbers, section.columns)),
+    )
+
+
+def _set_numbers(text: str) -> str:
+    r"""Return text with powers of ten, and no line break before a unit or after an equals sign.
+
+    >>> _set_numbers("δ = 1e-05"), _set_numbers("2.5e-06")
+    ('δ\xa0=\xa010⁻⁵', '2.5\xa0·\xa010⁻⁶')
+    """
+
+    def set_power(match: re.Match[str]) -> str:
+        factor = "" if match[1] == "1" else f"{match[1]} · "
+        return f"{factor}10{('-' + match[2]).translate(_EXPONENTS)}"
+
+    powers = _POWER.sub(set_power, text)
+    return powers.replace(" = ", "\xa0=\xa0").replace(" · ", "\xa0·\xa0").replace(" %", "\xa0%")
 
 
 def _judge(promise: ModelPromise) -> str:
@@ -288,7 +315,7 @@ def write_html(page: PrivacyPage) -> str:
 
 
 _GREEN, _RED, _GREY, _INK = (226, 241, 231), (252, 228, 226), (243, 244, 246), (28, 32, 38)
-_MUTED = (95, 102, 112)
+_MUTED, _LINE = (95, 102, 112), (217, 220, 225)
 
 
 def write_pdf(page: PrivacyPage) -> bytes:
@@ -299,7 +326,16 @@ def write_pdf(page: PrivacyPage) -> bytes:
         raise MissingExtraError("a report as PDF", extra="pdf") from error
     from matplotlib import get_data_path
 
-    pdf: Any = FPDF(format="A4")
+    class Pages(FPDF):  # type: ignore[misc]
+        """Pages with version and date at the foot."""
+
+        def footer(self) -> None:
+            self.set_y(-12)
+            self.set_font("sans", "", 7)
+            self.set_text_color(*_MUTED)
+            self.cell(0, 4, page.footer)
+
+    pdf: Any = Pages(format="A4")
     # Matplotlib comes with a font that has Greek letters; those of PDF readers have none.
     fonts = Path(get_data_path()) / "fonts" / "ttf"
     for style, name in (("", "DejaVuSans.ttf"), ("B", "DejaVuSans-Bold.ttf")):
@@ -349,13 +385,12 @@ def _write_lines(pdf: Any, page: PrivacyPage) -> None:
             pdf.set_fill_color(*_GREY)
             pdf.set_font("mono", "", 6.6)
             pdf.multi_cell(0, 4, "\n".join(section.commands), fill=True, padding=2, **following)
-    pdf.ln(2)
-    pdf.set_text_color(*_MUTED)
-    write(page.footer, 7, 4)
 
 
 def _write_table(pdf: Any, section: Section) -> None:
     pdf.set_font("sans", "", 7.5)
+    pdf.set_fill_color(255)
+    pdf.set_draw_color(*_LINE)
     # Names on the left, numbers on the right, digests in between.
     align = ("LEFT", *("RIGHT" for _ in section.columns[1:]))
     from fpdf.fonts import FontFace
