@@ -73,9 +73,8 @@ def test_agents_with_exact_sums_save_the_model_of_all(site: Path) -> None:
     shared = site / "run" / "shared"
     files = [shared / "model.pt", *shared.glob("agent-*/model.pt")]
     assert len(files) == 3
-    first, *others = [torch.load(path, weights_only=True)["state_dict"] for path in files]
-    for other in others:
-        assert all(torch.equal(first[name], other[name]) for name in first)
+    # To the byte, so that agents can compare digests.
+    assert len({path.read_bytes() for path in files}) == 1
 
 
 def test_rows_without_targets_are_predicted_to_a_file(

@@ -36,8 +36,9 @@ def predict(
 ) -> None:
     """Predict the class of each row of a table, and its probabilities.
 
-    Columns are encoded by the public preprocessing in the model. If the table has the column of the targets, scores are computed as well. They follow from the
-    rows without noise, so that they are for the owner of the rows.
+    Columns are encoded by the public preprocessing in the model. If the table has the column of the
+    targets, scores are computed as well. They follow from the rows without noise, so that they are
+    for the owner of the rows.
     """
     # Imported here: it needs torch, which takes seconds.
     from corn.learn.prediction import predict_table
