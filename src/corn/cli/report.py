@@ -80,26 +80,19 @@ def _add_up(keys: Path, delta: float) -> list[HistoryLoss]:
     ]
 
 
-def _list_published(folder: Path) -> tuple[Published, ...]:
-    """Return the files of a folder and of the agents in it, without the models of each step."""
+def _list_published(folder: Path) -> list[Published]:
+    """Return the files of a folder, and those of its agents together."""
     from corn.report.privacy_page import Published
 
     found = sorted(own for own in folder.glob("*") if own.is_file())
-    return tuple(
-        Published(own.name, own.stat().st_size, _digest(own)) for own in found
-    ) + _sum_up_agents(folder)
-
-
-def _sum_up_agents(folder: Path) -> tuple[Published, ...]:
-    from corn.report.privacy_page import Published
-
+    listed = [Published(own.name, own.stat().st_size, _digest(own)) for own in found]
     files = sorted(own for own in folder.glob("agent-*/**/*") if own.is_file())
-    if not files:
-        return ()
-    digests = "".join(_digest(own) for own in files)
-    size = sum(own.stat().st_size for own in files)
-    name = f"agent-*/ ({len(files)} files: models and scores of each site)"
-    return (Published(name, size, hashlib.sha256(digests.encode()).hexdigest()),)
+    if files:
+        digests = "".join(_digest(own) for own in files)
+        name = f"agent-*/ ({len(files)} files: models and scores)"
+        size = sum(own.stat().st_size for own in files)
+        listed.append(Published(name, size, hashlib.sha256(digests.encode()).hexdigest()))
+    return listed
 
 
 def _digest(path: Path) -> str:
