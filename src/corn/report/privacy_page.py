@@ -178,8 +178,8 @@ def _explain_promise(promise: ModelPromise) -> list[Section]:
             "those that were used. Without the model it finds 1.0 %.",
             f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
             f"{write_exactly(delta)}. They hold for every attacker of the kind below, whatever "
-            "else it knows, also in the future. Conclusions about the population, which hold without the data of "
-            "any one person too, are not prevented.",
+            "else it knows, also in the future. Conclusions about the population, which hold "
+            "without the data of any one person too, are not prevented.",
         ),
     )
     if is_sample:
