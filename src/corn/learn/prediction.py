@@ -58,14 +58,16 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     if not path.exists():
         raise FileFormatError(f"{path}: no such file")
     columns = read_columns(path)
-    missing = [name for name in schema.features if name not in columns]
-    extra = tuple(name for name in columns if name not in {*schema.features, schema.target})
+    missing = [name for name in schema.file_columns if name not in columns]
+    extra = tuple(name for name in columns if name not in {*schema.file_columns, schema.target})
     if missing:
         unused = f"; columns that the model does not use: {', '.join(extra)}" if extra else ""
         raise FileFormatError(
             f"{path}: must have the columns of the model, and lacks {', '.join(missing)}{unused}"
         )
-    table = read_table(path, schema.target, schema.features, needs_targets=False)
+    table = read_table(
+        path, schema.target, schema.features, columns=schema.columns, needs_targets=False
+    )
     if schema.target not in columns:
         values = _decode(schema, model.predict(schema.encode_inputs(table)))
         return Predictions(values, model.classes, extra)
