@@ -79,6 +79,7 @@ def describe_privacy(
     published: Sequence[Published] = (),
     histories: Sequence[HistoryLoss] = (),
     keys: Path | None = None,
+    id_column: str | None = None,
 ) -> PrivacyPage:
     """Collect the content of the page.
 
@@ -89,9 +90,10 @@ def describe_privacy(
         published: the files that were published.
         histories: all releases of each agent whose ledger is known here.
         keys: the folder of these ledgers.
+        id_column: the column by which each site checked that every person has one row.
     """
     sections = [
-        *_explain_promise(promise),
+        *_explain_promise(promise, id_column),
         _describe_total(histories),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
@@ -158,7 +160,7 @@ def _percent(fraction: float) -> str:
     return f"{math.ceil(fraction * 1000 - 1e-9) / 10:.1f} %"
 
 
-def _explain_promise(promise: ModelPromise) -> list[Section]:
+def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
     if promise.epsilon is None:
         return []
     epsilon, delta = promise.epsilon, promise.delta or 0.0
@@ -191,7 +193,13 @@ def _explain_promise(promise: ModelPromise) -> list[Section]:
             (
                 "Each row of each site's table. If every person has one row, each person is "
                 f"protected as stated. A person with two rows is protected less: {double} in place "
-                f"of {guess}. CorN does not know which rows belong to one person.",
+                f"of {guess}. "
+                + (
+                    "CorN was not told which rows belong to one person."
+                    if id_column is None
+                    else "Each site's program checked that no person has two rows, by the column "
+                    f"{id_column!r}."
+                ),
                 f"How: {promise.clipping}.",
             ),
         )
