@@ -161,6 +161,7 @@ def test_agents_believe_what_is_signed_by_those_that_it_is_about() -> None:
         # An agent that was never lost, or that nobody waits for, would mend its links on paper.
         ({**signed(1, Kind.CALL, 9), **signed(1, Kind.RETURN, 9)}, "false news"),
         (signed(1, Kind.RETURN, 9), "false news"),
+        (signed(1, Kind.WAIT, 5, 2), "false news"),
     ],
 )
 def test_false_news_is_refused(news: News, reason: str) -> None:
@@ -175,3 +176,38 @@ def test_a_call_is_no_return() -> None:
     ((_, said),) = call.items()
     with pytest.raises(ProtocolError, match="did not sign"):
         check({**cuts, **call, Subject(Kind.RETURN, 1, 1, 1): said}, cuts)
+
+
+def wait(agent: int, peer: int, number: int) -> News:
+    return signed(agent, Kind.WAIT, number, peer)
+
+
+def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_alone() -> None:
+    """On a ring, 1 and 3 wait for message 7 of agent 2, and 0 for message 8 of both."""
+    members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
+    said = members[1].say_waits(2, 7) | members[3].say_waits(2, 7)
+    # It names an agent for which nobody waits, or repeats a wait that is over.
+    for lie in ({}, wait(2, 3, 6), wait(2, 3, 6) | wait(3, 0, 5) | wait(0, 1, 4)):
+        for own in members:
+            own.merge_waits(said | lie)
+        for agent in (1, 3):
+            near, far = members[agent].count_waits(2, 7), members[0].count_waits(agent, 8)
+            assert near <= 1
+            assert near < far <= 2
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        {Subject(Kind.WAIT, 1, 2, 1): Saying(5)},
+        wait(2, 0, 5),
+        signed(2, Kind.CUT, 5, 1),
+    ],
+    ids=["not signed", "no link", "no wait"],
+)
+def test_false_waits_are_refused(false: News) -> None:
+    own = Membership(nx.cycle_graph(4), 0, keys=NewsKeys(make_credentials(0, 4), b"run"))
+    own.merge_waits(wait(1, 2, 5))
+    with pytest.raises(ProtocolError):
+        own.merge_waits(false)
+    assert own.count_waits(1, 6) == 1

@@ -16,6 +16,7 @@ from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
 from corn.distributed.launcher import LaunchResult, merge_results
 from corn.distributed.logs import writing_log
+from corn.distributed.membership import Membership
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -60,13 +61,14 @@ def make_journal(
     return Journal(
         PLAN,
         SETTINGS,
-        agent=agent,
         problem=replace(PROBLEM, public_parts=("test",) if is_public else ()),
         parts={"train": SAMPLES, "test": SAMPLES},
         ledger=ledger or FakeLedger(),  # type: ignore[arg-type]
         folders=make_folders(out, agent),
-        read_memory=lambda: None,
-        count_bytes=lambda: 0,
+        stepper=SimpleNamespace(memory=None),  # type: ignore[arg-type]
+        exchange=SimpleNamespace(  # type: ignore[arg-type]
+            membership=Membership(PLAN.network.graph, agent), count_bytes=lambda: 0
+        ),
         on_state=on_state,
     )
 

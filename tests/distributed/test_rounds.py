@@ -97,12 +97,15 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
     rounds = TrainingRounds(
         plan,
         RunSettings(Constant(0.1)),
-        agent=0,
         activate=lambda plan, members: ActivePlan(plan, members, Silence()),  # type: ignore[arg-type]
         stepper=SimpleNamespace(num_broken=0),  # type: ignore[arg-type]
-        exchange=SimpleNamespace(neighbours=(), start=lambda *_: None, finish=lambda: Outcome({})),  # type: ignore[arg-type]
+        exchange=SimpleNamespace(  # type: ignore[arg-type]
+            neighbours=(),
+            membership=Membership(plan.network.graph, 0),
+            start=lambda *_: None,
+            finish=lambda _: Outcome({}),
+        ),
         returns=Silence(),  # type: ignore[arg-type]
-        membership=Membership(plan.network.graph, 0),
         journal=SimpleNamespace(record_mixing=news.append, note=lambda _: None),  # type: ignore[arg-type]
         first_step=0,
         last_step=0,

@@ -20,6 +20,7 @@ from typing import Protocol, final
 
 from torch import Tensor
 
+from corn.distributed.exchange import Exchange
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
@@ -44,7 +45,7 @@ from corn.learn.metrics import (
     write_table,
 )
 from corn.learn.problem import TrainingProblem
-from corn.learn.step import StepStatistics
+from corn.learn.step import AgentStepper, StepStatistics
 from corn.learn.sweep import Interruption
 from corn.noise import ReleaseLedger
 from corn.plan import Plan, fingerprint
@@ -153,8 +154,7 @@ class ObservedRounds(Protocol):
 class Journal:
     """Writer of everything that an agent keeps of its run, and reporter of its state.
 
-    ``parts`` are the samples to measure on. Without ``folders`` nothing is written. ``read_memory``
-    returns the average of the agent's releases, if it has momentum.
+    ``parts`` are the samples to measure on. Without ``folders`` nothing is written.
     """
 
     def __init__(
@@ -162,25 +162,24 @@ class Journal:
         plan: Plan,
         settings: RunSettings,
         *,
-        agent: int,
         problem: TrainingProblem,
         parts: Mapping[str, Samples],
         ledger: ReleaseLedger,
         folders: Folders | None,
-        read_memory: Callable[[], Tensor | None],
-        count_bytes: Callable[[], int],
+        stepper: AgentStepper,
+        exchange: Exchange,
         on_state: Callable[[AgentState, PrivateState], None] | None = None,
     ) -> None:
+        self._agent = agent = exchange.membership.agent
         budget = plan.budget.of_agent(agent)
         self._plan = plan
         self._settings = settings
-        self._agent = agent
         self._problem = problem
         self._parts = parts
         self._ledger = ledger
         self._folders = folders
-        self._read_memory = read_memory
-        self._count_bytes = count_bytes
+        self._stepper = stepper
+        self._exchange = exchange
         self._on_state = on_state
         self._account = ReleaseAccount(budget, ledger.precision)
         # Privacy is counted here, by releases; for the table this run is one without a promise.
@@ -196,8 +195,6 @@ class Journal:
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
-        graph = plan.network.graph
-        senders = graph.predecessors(agent) if graph.is_directed() else ()
         # Made once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
             agent=agent,
@@ -213,7 +210,7 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=tuple({*graph.neighbors(agent), *senders}),
+            neighbours=tuple(exchange.membership.senders | exchange.membership.receivers),
             lost={},
             bytes_sent=0,
             steps_per_minute=0.0,
@@ -337,7 +334,7 @@ class Journal:
 
     def _save(self, step: int, parameters: Tensor) -> None:
         if self._folders is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._read_memory())
+            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.memory)
             folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
             folder.save(step, checkpoint, num_kept=self._num_kept)
 
@@ -363,7 +360,7 @@ class Journal:
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=self._count_bytes(),
+            bytes_sent=self._exchange.count_bytes(),
             steps_per_minute=self._pace.measure(step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from corn.covariance import ONE_STEP, GivenObjective, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.membership import Edge, Membership, count_begun
+from corn.distributed.membership import Edge, count_begun
 from corn.distributed.messages import PREFIX_BYTES, Header, Kind, ProtocolError, Subject
 from corn.errors import InfeasibleError
 from corn.learn.perturbation import NoiseShare
@@ -224,7 +224,6 @@ class Recovery:
 
     Args:
         exchange: The links to neighbours.
-        membership: This agent's knowledge, to which it adds all that it hears.
         network: The network of the plan.
         note_dropout: Called for each neighbour that is lost, before others hear of it.
 
@@ -235,12 +234,11 @@ class Recovery:
     def __init__(
         self,
         exchange: Exchange,
-        membership: Membership,
         network: Network,
         note_dropout: Callable[[int, LinkError], None],
     ) -> None:
         self._exchange = exchange
-        self._membership = membership
+        self._membership = exchange.membership
         self._note_dropout = note_dropout
         n = network.num_agents
         self._num_agents = n

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+import torch
 from torch import Tensor
 
 from corn.distributed.handshake import Hello, compare_hellos
@@ -34,7 +35,6 @@ from corn.distributed.messages import (
     decode_message,
     is_sane,
 )
-from corn.distributed.public_state import PublicState, decode_state, encode_state, state_limit
 from corn.distributed.rendezvous import HandshakeError, Meeting, Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
@@ -60,6 +60,23 @@ _MAX_SIGNATURE_BYTES = 64
 # News of a call reaches all agents in one step. The next one gives the agent time to connect.
 _STEPS_OF_NOTICE = 2
 _ADDRESSES = "addresses.json"
+_LAST_TOTAL = "sum of the step before"
+# No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
+_MAX_COPIES = 8
+_MAX_INDEX_BYTES = 1 << 20
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    )
+}
 
 
 class RejoinError(PublicError):
@@ -68,19 +85,6 @@ class RejoinError(PublicError):
 
 # Of one sponsor: the next one is asked.
 _FAILURES = (UnreachableError, ChannelClosedError, TamperedError, ProtocolError, RejoinError)
-
-
-@dataclass(frozen=True)
-class Request:
-    """Request of an agent that wants to return, to its sponsor.
-
-    Attributes:
-        hello: Its terms, which must be those of the run.
-        first_free_step: The first step that its ledger has never reserved.
-    """
-
-    hello: Hello
-    first_free_step: int
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,21 @@ class Admission:
         links: The links to the neighbours that it reached.
         header: The sponsor's header, with all news.
         parameters: The model to start from.
-        state: All that the sponsor keeps besides the model.
+        state: All that the sponsor's optimizer keeps besides the model.
+        last_total: The sum of the step before, which other agents may lack.
     """
 
     welcome: Welcome
     links: Mapping[int, Link]
     header: Header
     parameters: Tensor
-    state: PublicState
+    state: Mapping[str, Tensor]
+    last_total: Tensor | None
 
 
 def request_return(
     rendezvous: Rendezvous,
-    request: Request,
+    hello: Hello,
     neighbours: Iterable[int],
     addresses: Mapping[int, Address],
     *,
@@ -160,7 +166,7 @@ def request_return(
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
     reasons: dict[int, CornError] = {}
-    ask = partial(_ask, rendezvous, request, frozenset(neighbours), addresses, start, max_bytes)
+    ask = partial(_ask, rendezvous, hello, frozenset(neighbours), addresses, start, max_bytes)
     # A neighbour may be lost too, or wait for its own return: the others are asked before this
     # agent waits for it.
     for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
@@ -179,7 +185,7 @@ def request_return(
 
 def _ask(
     rendezvous: Rendezvous,
-    request: Request,
+    hello: Hello,
     neighbours: frozenset[int],
     addresses: Mapping[int, Address],
     start: Tensor,
@@ -198,7 +204,7 @@ def _ask(
         check=rendezvous.check_interruption,
     )
     try:
-        channel.send(json.dumps(asdict(request)).encode())
+        channel.send(json.dumps(asdict(hello)).encode())
         # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
         channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
         data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
@@ -206,10 +212,10 @@ def _ask(
         if welcome.refusal:
             raise RejoinError(welcome.refusal)
         # A sponsor that is confused may name a run of before, with the noise of before.
-        if welcome.return_step < request.first_free_step:
+        if welcome.return_step < hello.first_free_step:
             raise RejoinError(
                 f"named step {welcome.return_step} for the return, but steps before "
-                f"{request.first_free_step} may have been released under the same noise"
+                f"{hello.first_free_step} may have been released under the same noise"
             )
         keys = NewsKeys(rendezvous.credentials, bytes.fromhex(welcome.session))
         own = Subject(Kind.CALL, rendezvous.agent, rendezvous.agent, rendezvous.agent)
@@ -232,7 +238,8 @@ def _ask(
         raise RejoinError(f"sent an answer that cannot be read: {error}") from error
     finally:
         channel.close()
-    return Admission(welcome, links, header, parameters, state)
+    last_total = state.pop(_LAST_TOTAL, None)
+    return Admission(welcome, links, header, parameters, state, last_total)
 
 
 def _open_links(
@@ -311,7 +318,7 @@ class _Applicant:
     """An agent that waits to return, at its sponsor; its step once it was called."""
 
     channel: Channel
-    request: Request
+    hello: Hello
     step: int | None = None
 
     def send(self, message: bytes) -> None:
@@ -343,7 +350,7 @@ class Returns:
         hello: The own terms, which theirs must match.
         rendezvous: Its listener is where they ask.
         opener: The place where they connect.
-        welcome: Returns the terms of a return at a step, to agents that take part.
+        nonce: The nonce of the run.
         last_step: The end of the run.
         timeout: How many seconds to wait for the link of an agent whose step has come.
     """
@@ -354,13 +361,14 @@ class Returns:
         rendezvous: Rendezvous,
         opener: LinkOpener,
         *,
-        welcome: Callable[[int, tuple[int, ...]], Welcome],
+        nonce: bytes,
         last_step: int,
         timeout: float,
     ) -> None:
         self._hello = hello
         self._opener = opener
-        self._welcome = welcome
+        self._meeting = rendezvous.meeting
+        self._nonce = nonce
         self._last_step = last_step
         self._timeout = timeout
         # One place for each agent, so that none takes those of others.
@@ -376,14 +384,14 @@ class Returns:
         try:
             channel.set_timeout(5.0)
             data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
-            request = build(Request, parse_json(data), "the request")
+            hello = build(Hello, parse_json(data), "the request")
             channel.set_timeout(None)
         except (ChannelClosedError, TamperedError, InvalidArgumentError):
             channel.close()
             return
         with self._lock:
             before = self._waiting.pop(channel.peer, None)
-            self._waiting[channel.peer] = _Applicant(channel, request)
+            self._waiting[channel.peer] = _Applicant(channel, hello)
         if before is not None:
             before.channel.close()
 
@@ -408,12 +416,21 @@ class Returns:
                     if self._waiting.setdefault(agent, applicant) is not applicant:
                         applicant.channel.close()
                 continue
-            return_step = max(step + _STEPS_OF_NOTICE, applicant.request.first_free_step)
-            refusal = self._refuse(agent, applicant.request, return_step)
+            return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
+            refusal = self._refuse(agent, applicant.hello, return_step)
             if refusal:
                 applicant.answer(Welcome(refusal=refusal))
                 continue
-            applicant.answer(self._welcome(return_step, membership.present))
+            applicant.answer(
+                Welcome(
+                    session=self._meeting.session.hex(),
+                    nonce=self._nonce.hex(),
+                    return_step=return_step,
+                    last_step=self._last_step,
+                    addresses={str(a): place for a, place in self._meeting.addresses.items()},
+                    present=membership.present,
+                )
+            )
             # Nobody announces the return of an agent but itself.
             if membership.note_call(agent, return_step, applicant.read_signature()):
                 applicant.step = return_step
@@ -425,7 +442,7 @@ class Returns:
             # It shows that the run goes on.
             applicant.send(json.dumps(step).encode())
 
-    def _refuse(self, agent: int, request: Request, return_step: int) -> str:
+    def _refuse(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
         left = self._last_step - return_step
         if agent in self._banned:
@@ -437,12 +454,12 @@ class Returns:
             return "the run ends before it could take part again"
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
         # made for the steps that are left, and all agents must count the same.
-        if request.hello.remaining < left:
+        if hello.remaining < left:
             return f"its ledger allows fewer releases than the {left} steps that are left"
         try:
             # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
             # those of an agent that returns are its own.
-            compare_hellos({-1: self._hello, agent: request.hello})
+            compare_hellos({-1: self._hello, agent: hello})
         except HandshakeError as error:
             return f"the terms of agent {agent} differ from those of the run in {error.topic}"
         return ""
@@ -463,8 +480,17 @@ class Returns:
         """Let an agent never in again, as it broke the protocol."""
         self._banned.add(agent)
 
-    def hand_over(self, step: int, header: Header, parameters: Tensor, state: PublicState) -> None:
-        """Send model, news and state to the agent whose step has come, and takes part from now."""
+    def hand_over(
+        self,
+        step: int,
+        header: Header,
+        parameters: Tensor,
+        state: Mapping[str, Tensor],
+        last_total: Tensor | None,
+    ) -> None:
+        """Send all that this agent has to the one whose step has come, and takes part from now."""
+        if last_total is not None:
+            state = {**state, _LAST_TOTAL: last_total}
         for agent, applicant in list(self._called.items()):
             if applicant.step == step:
                 applicant.send(header.encode() + parameters.numpy().tobytes())
@@ -485,11 +511,6 @@ class Returns:
                 applicant.channel.close()
                 del self._called[agent]
 
-    def stop(self) -> None:
-        """Let nobody in any more, and close the connections that nobody took."""
-        self.close()
-        self._opener.close()
-
     def close(self) -> None:
         """Let nobody in any more."""
         for applicant in self._take_waiting().values():
@@ -498,3 +519,48 @@ class Returns:
         for applicant in self._called.values():
             applicant.channel.close()
         self._called = {}
+
+
+def state_limit(model: Tensor) -> int:
+    """Return the most bytes of a state."""
+    return _MAX_INDEX_BYTES + _MAX_COPIES * 8 * len(model)
+
+
+def encode_state(state: Mapping[str, Tensor]) -> bytes:
+    """Return a state as bytes.
+
+    >>> found = decode_state(memoryview(encode_state({"memory": torch.arange(3.0)})))
+    >>> found["memory"].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    index, parts = [], []
+    for name, tensor in state.items():
+        own = tensor.detach().cpu().contiguous()
+        index.append([name, str(own.dtype).removeprefix("torch."), list(own.shape)])
+        parts.append(own.reshape(-1).view(torch.uint8).numpy().tobytes())
+    head = json.dumps(index).encode()
+    return b"".join([len(head).to_bytes(4, "big"), head, *parts])
+
+
+def decode_state(data: memoryview) -> dict[str, Tensor]:
+    """Return the state that a neighbour sent; raise ``ProtocolError`` for anything else."""
+    size = int.from_bytes(data[:4], "big")
+    rest, state = data[4 + size :], dict[str, Tensor]()
+    try:
+        kinds = tuple[tuple[str, str, tuple[int, ...]], ...]
+        index = build(kinds, parse_json(bytes(data[4 : 4 + size])), "the state")
+    except InvalidArgumentError as error:
+        raise ProtocolError(f"sent a state that cannot be read: {error}") from error
+    for name, kind, shape in index:
+        dtype, count = _DTYPES.get(kind), 1
+        for length in shape:
+            count *= max(length, 0)
+        if dtype is None or min(shape, default=0) < 0 or count * dtype.itemsize > len(rest):
+            raise ProtocolError("sent a state that was cut short or is damaged")
+        own = bytearray(rest[: count * dtype.itemsize])
+        rest = rest[len(own) :]
+        empty = torch.empty(shape, dtype=dtype)
+        state[name] = torch.frombuffer(own, dtype=dtype).view(shape) if own else empty
+    if len(rest):
+        raise ProtocolError("sent a state that is longer than it says")
+    return state

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from corn.distributed.exchange import SUSPENDED_SHARE, Exchange
 from corn.distributed.journal import Journal
-from corn.distributed.membership import Membership, name_agents
+from corn.distributed.membership import name_agents
 from corn.distributed.messages import DIGEST_BYTES, Header, is_sane
-from corn.distributed.public_state import LAST_TOTAL
 from corn.distributed.recovery import ActivePlan, Recovery, replan
 from corn.distributed.rejoin import Admission, Returns
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
@@ -51,12 +50,10 @@ class TrainingRounds:
     Args:
         plan: The plan of all agents, to begin with.
         settings: How to run it.
-        agent: This agent's number.
         activate: Returns a plan for some members with this agent's noise under it.
         stepper: It makes the releases, and the steps along them.
         exchange: The links to neighbours.
         returns: The agents that come back.
-        membership: What is known of losses at the start.
         journal: It records what happens.
         first_step: How many steps were done before.
         last_step: The end of the run: T, or earlier where a ledger allows fewer.
@@ -69,12 +66,10 @@ class TrainingRounds:
         plan: Plan,
         settings: RunSettings,
         *,
-        agent: int,
         activate: Callable[[Plan, tuple[int, ...]], ActivePlan],
         stepper: AgentStepper,
         exchange: Exchange,
         returns: Returns,
-        membership: Membership,
         journal: Journal,
         first_step: int,
         last_step: int,
@@ -83,18 +78,17 @@ class TrainingRounds:
     ) -> None:
         self._plan = plan
         self._settings = settings
-        self._agent = agent
+        self._agent = exchange.membership.agent
         self._activate = activate
         self._stepper = stepper
         self._exchange = exchange
         self._returns = returns
-        self._membership = membership
+        self._membership = exchange.membership
         self._journal = journal
         self._num_steps = settings.steps_of(plan)
         self._last_step = last_step
         self._observed_steps = settings.evaluation_steps(plan)
-        self._recovery = Recovery(exchange, membership, plan.network, self._note_dropout)
-        exchange.check_news = membership.check
+        self._recovery = Recovery(exchange, plan.network, self._note_dropout)
         exchange.check_call = self._recovery.check_call
         # Members keep their first numbers in headers and links, whatever a new plan calls them.
         self._active = activate(plan, tuple(range(plan.num_agents)))
@@ -116,7 +110,7 @@ class TrainingRounds:
         if admission is not None:
             # It has all that its sponsor has, and goes on as the others do.
             self._recovery.attempt = admission.header.attempt
-            self._last_total = admission.state.get(LAST_TOTAL)
+            self._last_total = admission.last_total
             if self._last_total is not None:
                 exchange.dtype = self._last_total.dtype
         self.step = first_step
@@ -208,7 +202,7 @@ class TrainingRounds:
             if k == 0 and cooldown_step is None:
                 self._prepare_next()
             began = time.perf_counter()
-            outcome = self._exchange.finish()
+            outcome = self._exchange.finish(self.step * len(schedule) + number)
             self.seconds_waited += time.perf_counter() - began
             if outcome.call is not None:
                 self._membership.merge(outcome.call.news)
@@ -320,13 +314,12 @@ class TrainingRounds:
                     self._journal.note(f"{error} at step {self.step}")
                     self._membership.note_cut(agent, self.step)
         self._is_returning = False
-        state = dict(self._stepper.save())
-        if self._last_total is not None:
-            state[LAST_TOTAL] = self._last_total
         header = replace(
             self._make_header(0, self.parameters.nbytes), attempt=self._recovery.attempt
         )
-        self._returns.hand_over(self.step, header, self.parameters, state)
+        self._returns.hand_over(
+            self.step, header, self.parameters, self._stepper.save(), self._last_total
+        )
         next_step, _ = self._recover({}, has_released=False)
         self._go_on(next_step)
         return True
@@ -421,9 +414,7 @@ class TrainingRounds:
             self._weights = active.weights_of(self._agent)
             return
         self._exchange.dtype = integer_type(active.plan.mask_bits)
-        self._tree = TreeSum(
-            self._exchange, network.tree.rename(active.members), self._agent, self._membership
-        )
+        self._tree = TreeSum(self._exchange, network.tree.rename(active.members), self._agent)
 
     def _skip_to(self, step: int) -> None:
         """Leave steps out that cannot be completed."""

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.membership import Membership
 from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError, check_header
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
@@ -69,14 +68,11 @@ class TreeSum:
         exchange: the links to neighbours.
         tree: along which sums travel.
         agent: this agent's number.
-        membership: its knowledge, to which it adds all news that it hears.
     """
 
-    def __init__(
-        self, exchange: Exchange, tree: SpanningTree, agent: int, membership: Membership
-    ) -> None:
+    def __init__(self, exchange: Exchange, tree: SpanningTree, agent: int) -> None:
         self._exchange = exchange
-        self._membership = membership
+        self._membership = exchange.membership
         self._root = tree.root
         self._parent = None if agent == tree.root else tree.parents[agent]
         self._children = tree.children[agent]
