@@ -185,11 +185,11 @@ def wait(agent: int, peer: int, number: int) -> News:
 def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_alone() -> None:
     """On a ring, 1 and 3 wait for message 7 of agent 2, and 0 for message 8 of both."""
     members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
-    said = members[1].say_waits(2, 7) | members[3].say_waits(2, 7)
+    said = {**members[1].say_waits(2, 7), **members[3].say_waits(2, 7)}
     # It names an agent for which nobody waits, or repeats a wait that is over.
-    for lie in ({}, wait(2, 3, 6), wait(2, 3, 6) | wait(3, 0, 5) | wait(0, 1, 4)):
+    for lie in ({}, wait(2, 3, 6), {**wait(2, 3, 6), **wait(3, 0, 5), **wait(0, 1, 4)}):
         for own in members:
-            own.merge_waits(said | lie)
+            own.merge_waits({**said, **lie})
         for agent in (1, 3):
             near, far = members[agent].count_waits(2, 7), members[0].count_waits(agent, 8)
             assert near <= 1

@@ -136,7 +136,7 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
     model = shared / "models" / "step-6.bin"
     model.write_bytes(model.read_bytes()[:-4])
     folders = {agent: Folders.of_run(tmp_path).of_agent(agent) for agent in range(3)}
-    with pytest.raises(FileFormatError, match="the model of step 6 has 9 parameters, not 10"):
+    with pytest.raises(FileFormatError, match="step-6.bin: has 9 parameters, not 10"):
         merge_measurements(PLAN, PROBLEM, folders, settings=SETTINGS)
 
 

@@ -41,7 +41,7 @@ from .threads import make_credentials, make_rendezvous
 
 N, LAST_STEP, SESSION = 4, 100, bytes.fromhex("ef" * 32)
 HELLO = Hello("ab" * 32, {"the model": "linear"}, "cd" * 32, remaining=LAST_STEP)
-WELCOME = Welcome(SESSION.hex(), HELLO.nonce, return_step=0, last_step=LAST_STEP, addresses={})
+WELCOME = Welcome(SESSION.hex(), HELLO.nonce, return_step=0, last_step=LAST_STEP)
 
 
 def lose(agent: int, peer: int, step: int) -> News:
@@ -219,8 +219,8 @@ def test_a_stop_before_the_return_ends_the_wait(sponsor: Sponsor) -> None:
         (asdict(replace(WELCOME, return_step=39)), "steps before 40 may have been released"),
         (asdict(WELCOME) | {"return_step": 50, "nonce": "zz"}, "cannot be read"),
         (asdict(WELCOME) | {"return_step": 50, "session": "-"}, "cannot be read"),
-        (asdict(WELCOME) | {"return_step": 50, "addresses": {"x": ["h", 1]}}, "cannot be read"),
-        (asdict(WELCOME) | {"return_step": 50, "addresses": {"1" * 99: ["h", 1]}}, "be read"),
+        (asdict(WELCOME) | {"return_step": 50, "addresses": [["x", "h", 1]]}, "cannot be read"),
+        (asdict(WELCOME) | {"return_step": 50, "addresses": [[1, "h"]]}, "be read"),
     ],
 )
 def test_an_agent_believes_no_sponsor_that_names_old_steps(
@@ -246,7 +246,7 @@ def test_a_model_of_another_size_is_refused_before_anything_is_reserved(
 
 
 def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
-    for others in ('{"x": ["h", 1]}', '{"-1": ["h", 1]}', "[]", '{"1": ["h"]}'):
+    for others in ('[["x", "h", 1]]', '{"1": ["h", 1]}', '[[1, "h"]]'):
         document = f'{{"own": ["h", 1], "others": {others}}}'
         (tmp_path / "addresses.json").write_text(document, encoding="utf-8")
         with pytest.raises(FileFormatError, match=r"addresses.json: not addresses of a run"):
@@ -270,7 +270,7 @@ def ask_to_return(*answers: bytes) -> None:
         request_return(
             own,
             replace(HELLO, first_free_step=40),
-            [0],
+            frozenset([0]),
             {0: ("127.0.0.1", sponsor.listener.port)},
             start=torch.zeros(3),
             max_bytes=10_000,

@@ -37,6 +37,7 @@ from corn.distributed.rejoin import (
     Admission,
     Returns,
     load_addresses,
+    read_addresses,
     request_return,
     save_addresses,
 )
@@ -473,7 +474,7 @@ class AgentRun:
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
-        known = addresses | welcome.known_addresses
+        known = addresses | read_addresses(welcome.addresses)
         rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
         left = welcome.last_step - step
         self.agreement = Agreement(

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, partial
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
@@ -53,6 +53,9 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
 from corn.version import __version__
 
+if TYPE_CHECKING:
+    from corn.distributed.rounds import TrainingRounds
+
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
 _SECONDS_OF_PACE = 60.0
@@ -76,78 +79,44 @@ class Reports:
     on_ledger: Callable[[ReleaseLedger], None] | None = None
 
 
-@dataclass(frozen=True)
-class ReleaseAccount:
-    """The ε that an agent has spent under a plan.
+def epsilon_after(budget: PrivacyBudget, precision: float, num_releases: int) -> float:
+    """Return the ε spent by an agent with a promise after so many releases, at the promise's δ.
 
-    Attributes:
-        budget: the plan's promise to this agent.
-        precision: the largest [R⁻¹]_ii of any release, against the worst coalition.
+    ``precision`` is the largest [R⁻¹]_ii of any release, against the worst coalition.
     """
-
-    budget: PrivacyBudget
-    precision: float
-
-    def epsilon(self, num_releases: int) -> float:
-        """Return ε after so many releases, at the budget's δ."""
-        if num_releases == 0:
-            return 0.0
-        # With the loss by floating point included: the ε that is printed must be the one that is
-        # proved.
-        return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
-
-    def bound_epsilon(self, num_releases: int) -> float:
-        """Return ε after at least so many releases: those to the end of a twentieth of the plan.
-
-        Accounting of Poisson sampling takes as long as several steps, so that the ε of every step
-        would delay training. This one changes twenty times in a run.
-        """
-        total = self.budget.num_steps
-        block = math.ceil(total / _BLOCKS_OF_RELEASES)
-        # Rounded up to a block, as ε grows with releases: the bound is never below the ε spent.
-        return self._epsilon_of_block(min(total, block * math.ceil(num_releases / block)))
-
-    @cached_property
-    def _epsilon_of_block(self) -> Callable[[int], float]:
-        # Per instance: a cache on the method itself would keep every account alive.
-        return cache(self.epsilon)
+    if num_releases == 0:
+        return 0.0
+    # With the privacy loss by floating point: the ε that is printed must be the one that is proved.
+    return float(account_floats([precision], budget, num_steps=num_releases)[0])
 
 
-@final
-class Pace:
-    """The number of steps per minute, over the last minute."""
+def round_up_releases(num_releases: int, num_steps: int) -> int:
+    """Return a number of releases rounded up to the end of a twentieth of the plan.
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+    Accounting of Poisson sampling takes as long as several steps, so that the ε of every step would
+    delay training. ε grows with releases, so that of more releases is a bound.
 
-    def measure(self, step: int, now: float) -> float:
-        """Return the steps per minute up to now, and remember this step.
-
-        >>> pace = Pace()
-        >>> pace.measure(0, now=10.0), pace.measure(20, now=40.0)
-        (0.0, 40.0)
-        """
-        self._seen.append((now, step))
-        # The second point decides: the first may be older than a minute, so that slow runs still
-        # have a pace.
-        while len(self._seen) > 2 and self._seen[1][0] < now - _SECONDS_OF_PACE:
-            self._seen.popleft()
-        began, first = self._seen[0]
-        return 60 * (step - first) / (now - began) if now > began else 0.0
+    >>> round_up_releases(1, 1000), round_up_releases(999, 1000)
+    (50, 1000)
+    """
+    block = math.ceil(num_steps / _BLOCKS_OF_RELEASES)
+    return min(num_steps, block * math.ceil(num_releases / block))
 
 
-class ObservedRounds(Protocol):
-    """The part of ``TrainingRounds`` that is reported."""
+def measure_pace(seen: deque[tuple[float, int]], step: int, now: float) -> float:
+    """Return the steps per minute, over the last minute, and add this step to those seen.
 
-    seconds_waited: float
-
-    @property
-    def lost(self) -> Mapping[int, int]:
-        """The lost agents, and the step at which each loss was first noticed."""
-
-    @property
-    def cut_links(self) -> Mapping[int, int]:
-        """Neighbours that still take part though the link to them broke, and since when."""
+    >>> seen = deque([(10.0, 0)])
+    >>> measure_pace(seen, 20, now=40.0)
+    40.0
+    """
+    seen.append((now, step))
+    # The second point decides: the first may be older than a minute, so that slow runs still have a
+    # pace.
+    while len(seen) > 2 and seen[1][0] < now - _SECONDS_OF_PACE:
+        seen.popleft()
+    began, first = seen[0]
+    return 60 * (step - first) / (now - began) if now > began else 0.0
 
 
 @final
@@ -181,16 +150,19 @@ class Journal:
         self._stepper = stepper
         self._exchange = exchange
         self._on_state = on_state
-        self._account = ReleaseAccount(budget, ledger.precision)
+        self._budget = budget
+        # Per instance: a cache on a function would keep every budget alive.
+        self._epsilon = cache(partial(epsilon_after, budget, ledger.precision))
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
         # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
-        self._pace = Pace()
+        # Times and steps of the last minute.
+        self._pace: deque[tuple[float, int]] = deque()
         self._last_state = self._last_file = -math.inf
-        self._rounds: ObservedRounds | None = None
+        self._rounds: TrainingRounds | None = None
         self._file = None if folders is None else StateFile(folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
@@ -221,7 +193,7 @@ class Journal:
             updated=0.0,
         )
 
-    def observe(self, rounds: ObservedRounds) -> None:
+    def observe(self, rounds: TrainingRounds) -> None:
         """Read losses and waits from the rounds of training from now on."""
         self._rounds = rounds
 
@@ -250,7 +222,7 @@ class Journal:
         simulated = "simulated: " if state.simulation else ""
         text = (
             f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
-            f"{self._account.budget.describe()}, against {state.adversary}"
+            f"{self._budget.describe()}, against {state.adversary}"
             f"{f'; {state.simulation}' if state.simulation else ''}"
         )
         log_event(state.agent, "start", text, fields=asdict(state))
@@ -317,10 +289,14 @@ class Journal:
             statistics=statistics,
         )
         # By releases, which are more than steps after a restart.
-        spent = self._account.epsilon(self._num_releases)
-        promise: Row = {"epsilon": spent, "epsilon_least": spent}
-        promise |= {"delta": self._account.budget.promise.delta, "unit": self._account.budget.unit}
-        promise["central_ratio"] = self._plan.central_ratio
+        spent = self._epsilon(self._num_releases)
+        promise: Row = {
+            "epsilon": spent,
+            "epsilon_least": spent,
+            "delta": self._budget.promise.delta,
+            "unit": self._budget.unit,
+            "central_ratio": self._plan.central_ratio,
+        }
         self.rows.append(row | promise)
         if self._folders is None:
             return
@@ -356,12 +332,12 @@ class Journal:
             self._first,
             phase=phase,
             step=step,
-            epsilon=self._account.bound_epsilon(self._num_releases),
+            epsilon=self._epsilon(round_up_releases(self._num_releases, self._budget.num_steps)),
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
             bytes_sent=self._exchange.count_bytes(),
-            steps_per_minute=self._pace.measure(step, now),
+            steps_per_minute=measure_pace(self._pace, step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),
         )

@@ -45,7 +45,7 @@ class LostError(PublicError):
 
 @final
 class TrainingRounds:
-    """One agent between steps.
+    """All steps of one agent.
 
     Args:
         plan: The plan of all agents, to begin with.
@@ -155,10 +155,9 @@ class TrainingRounds:
             if self.step == self._last_step and not self._is_settled:
                 self._cool_down()
         finally:
-            if self._stepper.num_broken > 1:
+            if (broken := self._stepper.num_broken) > 1:
                 self._journal.note_privately(
-                    f"{self._stepper.num_broken} gradients in all were not finite and counted as "
-                    "zero"
+                    f"{broken} gradients in all were not finite and counted as zero"
                 )
             if self._num_void > 1:
                 self._journal.note(f"the sums of {self._num_void} steps in all were void")
@@ -207,9 +206,7 @@ class TrainingRounds:
             if outcome.call is not None:
                 self._membership.merge(outcome.call.news)
             if outcome.dropouts or outcome.call is not None:
-                has_released = cooldown_step is None
-                step, _ = self._recover(outcome.dropouts, has_released=has_released)
-                self._go_on(step)
+                self._recover(outcome.dropouts, has_released=cooldown_step is None)
                 return None
             received = {peer: one.parameters for peer, one in outcome.received.items()}
             mixed = mix_models(values, received, self._weights, before, gossip_round)
@@ -246,9 +243,9 @@ class TrainingRounds:
             self._go_on(next_step)
 
     def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
-        """Return the sum of all agents' integers; after a loss also the step to go on with.
+        """Return the sum of all agents' integers; after a lost agent also the step to go on with.
 
-        After a loss the sum is there if any survivor has it.
+        The sum is there then if any survivor has it.
         """
         model, began = digest_model(self.parameters), time.perf_counter()
 
@@ -266,7 +263,7 @@ class TrainingRounds:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
             self._returns.reject(self._called_at(self.step + 1))
-            next_step, total = self._recover(
+            next_step, total = self._agree(
                 outcome.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
         self.seconds_waited += time.perf_counter() - began
@@ -320,8 +317,7 @@ class TrainingRounds:
         self._returns.hand_over(
             self.step, header, self.parameters, self._stepper.save(), self._last_total
         )
-        next_step, _ = self._recover({}, has_released=False)
-        self._go_on(next_step)
+        self._recover({}, has_released=False)
         return True
 
     def _called_at(self, step: int) -> frozenset[int]:
@@ -329,19 +325,22 @@ class TrainingRounds:
         return frozenset(agent for agent, when in calls.items() if when == step)
 
     def _is_asked_to_leave(self) -> bool:
+        now = time.monotonic()
         if self._interruption.requested and self._asked_at is None:
-            self._asked_at = time.monotonic()
-        return self._asked_at is not None and (
-            time.monotonic() >= self._asked_at + _SECONDS_TO_GATHER
-        )
+            self._asked_at = now
+        return self._asked_at is not None and now >= self._asked_at + _SECONDS_TO_GATHER
 
     def _leave(self, reason: StopReason, *, has_released: bool = False) -> None:
         """Take no more part; the others go on without this agent, unless all leave."""
         self._stop = StopNotice(self.step, self._agent, reason)
-        next_step, _ = self._recover({}, has_released=has_released)
+        self._recover({}, has_released=has_released)
+
+    def _recover(self, dropouts: Mapping[int, LinkError], *, has_released: bool) -> None:
+        """Agree with all survivors, and go on after the steps that anybody has begun."""
+        next_step, _ = self._agree(dropouts, has_released=has_released)
         self._go_on(next_step)
 
-    def _recover(
+    def _agree(
         self, dropouts: Mapping[int, LinkError], *, has_released: bool, payload_bytes: int = 0
     ) -> tuple[int, Tensor | None]:
         """Agree with all survivors; see :meth:`Recovery.run`."""
@@ -501,8 +500,8 @@ class TrainingRounds:
         return self._settings.schedule.at(self.step + 1, self._num_steps)
 
     def _prepare_next(self) -> None:
-        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
-        # budget is spent on it: its step is reserved later, before the noise is used.
+        """Draw the next noise while messages travel."""
+        # If a stop keeps it from being sent, no budget is spent on it: its step is reserved later.
         if self.step + 1 < self._last_step:
             self._active.noise.prepare(self.step + 1)
 
