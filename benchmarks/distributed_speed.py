@@ -33,6 +33,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,18 +324,18 @@ def run_steps(
     exchange.membership = Membership(plan.network.graph, agent, keys=work.keys)
     nobody: Any = Nobody()
     returns: Any = NoReturns()
-    rounds = TrainingRounds(
-        plan,
-        RunSettings(Constant(0.01), num_steps=job.steps, timeout=600, evaluate_at=()),
+    run: Any = SimpleNamespace(
+        plan=plan,
+        settings=RunSettings(Constant(0.01), num_steps=job.steps, timeout=600, evaluate_at=()),
         activate=activate,
         stepper=stepper,
         exchange=exchange,
         returns=returns,
-        journal=nobody,
         first_step=0,
         last_step=job.steps,
-        parameters=start.clone(),
+        admission=None,
     )
+    rounds = TrainingRounds(run, nobody, start.clone())
     for each in rounds.run(Interruption()):
         work.differentiate(each)
 

@@ -30,9 +30,9 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -
     members = [Membership(graph, agent) for agent in range(n)]
     lost = n - 1
     first, *others = sorted(graph[lost])
-    members[first].note_cut(lost, 10)
+    members[first].note(Kind.CUT, 10, lost)
     for peer in others:
-        members[peer].note_cut(lost, 11)  # it had got one more message
+        members[peer].note(Kind.CUT, 11, lost)  # it had got one more message
     links = nx.Graph(graph)
     links.remove_edges_from([(lost, peer) for peer in graph[lost]])
     spread(links, members, n - 2)
@@ -44,7 +44,7 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:
     """On a ring of 4, agent 1 has lost one link: agent 0 still reaches it over 3 and 2."""
     own = Membership(nx.cycle_graph(4), 0)
-    own.note_cut(1, 5)
+    own.note(Kind.CUT, 5, 1)
     assert own.cuts == {(0, 1): 5}
     assert (own.lost, own.cut_links) == ({}, {1: 5})
     own.merge(cut(1, 2, 6))
@@ -53,14 +53,14 @@ def test_a_cut_link_is_told_from_a_lost_agent() -> None:
 
 def test_agents_behind_a_lost_one_are_not_known_to_be_lost() -> None:
     own = Membership(nx.path_graph(4), 0)
-    own.note_cut(1, 3)
+    own.note(Kind.CUT, 3, 1)
     assert own.lost == {1: 3}
 
 
 def test_an_agent_that_leaves_is_lost_to_those_that_stay() -> None:
     members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
     for agent in (1, 2):
-        members[agent].note_leave(7)
+        members[agent].note(Kind.LEAVE, 7)
     spread(nx.cycle_graph(4), members, 2)
     for agent in (0, 3):
         assert members[agent].lost == {1: 7, 2: 7}
@@ -73,7 +73,7 @@ def test_an_agent_that_returns_can_be_lost_again() -> None:
     own, back = Membership(nx.cycle_graph(4), 0), Membership(nx.cycle_graph(4), 1)
     own.merge({**cut(0, 1, 5), **cut(1, 2, 6, 2)})
     assert own.lost == {1: 5}
-    back.note_return(20)
+    back.note(Kind.RETURN, 20)
     own.merge(back.news)
     assert (own.lost, own.cuts) == ({}, {})
     own.merge({**cut(0, 1, 20), **cut(1, 2, 31)})

@@ -48,7 +48,7 @@ def lose(agent: int, peer: int, step: int) -> News:
     """Return an agent's news that its link to another broke."""
     keys = NewsKeys(make_credentials(agent, N), SESSION)
     own = Membership(nx.cycle_graph(N), agent, keys=keys)
-    own.note_cut(peer, step)
+    own.note(Kind.CUT, step, peer)
     return own.news
 
 
@@ -60,7 +60,7 @@ class Sponsor:
         self.rendezvous.adopt(Meeting(SESSION, {}))
         keys = NewsKeys(make_credentials(0, N), SESSION)
         self.membership = Membership(nx.cycle_graph(N), 0, keys=keys)
-        self.membership.note_cut(1, 5)
+        self.membership.note(Kind.CUT, 5, 1)
         self.membership.merge(lose(2, 1, 5))
         self.returns = Returns(
             HELLO,

@@ -30,7 +30,7 @@ from corn.distributed.journal import Journal, Reports
 from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
-from corn.distributed.messages import NewsKeys, ProtocolError, message_limit
+from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit
 from corn.distributed.planning import plan_together
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
@@ -495,9 +495,9 @@ class AgentRun:
             links.pop(peer).close()
         # Others count on it once it says so, which it does with its first message. That mends all
         # own links on paper, so those that are still broken are announced anew.
-        membership.note_return(step)
+        membership.note(Kind.RETURN, step)
         for peer in self._neighbours - links.keys():
-            membership.note_cut(peer, step)
+            membership.note(Kind.CUT, step, peer)
         self._exchange_over(links, membership, self._open_links())
 
     def _check_total(self, num_steps: int) -> None:
@@ -567,37 +567,14 @@ class AgentRun:
         exchange, num_steps = self.exchange, self.settings.steps_of(self.plan)
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
-        journal = Journal(
-            self.plan,
-            self.settings,
-            problem=problem,
-            parts=parts,
-            ledger=self.ledger,
-            folders=self.folders,
-            stepper=self.stepper,
-            exchange=exchange,
-            on_state=reports.on_state,
-        )
+        journal = Journal(self, problem, parts, reports.on_state)
         # After the agreement: the step from which all continue is not known before, and later files
         # are removed.
         parameters, earlier = self._restore(journal)
         self._note_ledger(journal)
         for text in private_notes:
             journal.note_privately(text)
-        rounds = TrainingRounds(
-            self.plan,
-            self.settings,
-            activate=self.activate,
-            stepper=self.stepper,
-            exchange=exchange,
-            returns=self.returns,
-            journal=journal,
-            first_step=self.first_step,
-            last_step=self.last_step,
-            parameters=parameters,
-            admission=self.admission,
-        )
-        journal.observe(rounds)
+        rounds = TrainingRounds(self, journal, parameters)
         # A checkpoint of the start lets agents that crash early resume from a step they have in
         # common.
         journal.record_start(self.first_step, parameters, earlier)
@@ -606,8 +583,8 @@ class AgentRun:
         given = reports.interruption
         with catch_interruption() if given is None else nullcontext(given) as interruption:
             yield from rounds.run(interruption)
-        missing = rounds.lost.keys() | rounds.cut_links.keys()
-        status = judge_status(all_steps=rounds.step == num_steps, lost=missing)
+        lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
+        status = judge_status(all_steps=rounds.step == num_steps, lost={*lost, *cut_links})
         journal.record_end(rounds.step, rounds.parameters, status)
         # Links count a message once it has left, and the last ones may still be on their way.
         exchange.finish_sending(_SECONDS_TO_SEND)
@@ -617,15 +594,15 @@ class AgentRun:
             first_step=self.first_step,
             num_steps=rounds.step,
             stop=rounds.stop,
-            lost=rounds.lost,
-            cut_links=rounds.cut_links,
+            lost=lost,
+            cut_links=cut_links,
             notes=tuple(journal.notes),
             traffic=exchange.traffic,
             parameters=rounds.parameters,
             rows=tuple(journal.rows),
             measured=journal.measured,
             private_notes=tuple(journal.private_notes),
-            seconds_waited=rounds.seconds_waited,
+            seconds_waited=exchange.seconds_waited,
             total=self.total,
             simulation=problem.simulation,
         )

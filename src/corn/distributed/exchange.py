@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import final
 
 import torch
@@ -37,6 +37,7 @@ from corn.distributed.messages import (
     is_piece,
     is_sane,
 )
+from corn.errors import InvalidArgumentError
 from corn.transport import Dropout, Link, LinkError, Traffic
 
 SUSPENDED_SHARE = 0.5
@@ -88,6 +89,7 @@ class Exchange:
         on_send: called with every message once all its numbers are known, for audits.
         check_call: called with every call for a recovery; raises ``ProtocolError`` for a false one.
         dtype: of the numbers in messages.
+        seconds_waited: how long this agent has waited for others in steps.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Exchange:
         self.membership = membership
         self.timeout = timeout
         self.dtype = dtype
+        self.seconds_waited = 0.0
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
@@ -144,7 +147,8 @@ class Exchange:
         """Traffic over each link so far, broken ones included."""
         now = {peer: link.traffic for peer, link in self._links.items()}
         return {
-            peer: _add(self._closed.get(peer), now.get(peer)) for peer in self._closed.keys() | now
+            peer: _add(own[peer] for own in (self._closed, now) if peer in own)
+            for peer in self._closed.keys() | now
         }
 
     def count_bytes(self) -> int:
@@ -155,14 +159,10 @@ class Exchange:
         """Begin to send to every neighbour; links receive all the time."""
         # Only now, as parameters of the last round point into these buffers until it is mixed.
         self.recycle()
-        self.note_message(header, parameters)
-        message, self._own = _write(header.encode(), parameters), header
-        self._began = time.monotonic()
-        with self._lock:
-            for peer in self.neighbours:
-                if peer in self.membership.receivers:
-                    self._links[peer].send(memoryview(message))
-            self._last_sent = time.monotonic()
+        self._own = header
+        receivers = [peer for peer in self.neighbours if peer in self.membership.receivers]
+        self.send(receivers, header, parameters)
+        self._began = self._last_sent = time.monotonic()
 
     def finish(self, number: int = 0) -> Outcome:
         """Wait for every neighbour; those that dropped out are no longer neighbours.
@@ -170,6 +170,9 @@ class Exchange:
         ``number`` is that of the round in the run, over all steps.
         """
         received, dropouts, call = {}, {}, None
+        if self._own is None:
+            raise InvalidArgumentError("finish must come after start, found no round under way")
+        check = self.expect(self._own)
         for peer in self.neighbours:
             try:
                 # The receiver of a one-way link sends nothing but calls.
@@ -179,7 +182,7 @@ class Exchange:
                     self._awaited = peer, number
                     found = self.receive(
                         peer,
-                        self._check_round,
+                        check,
                         since=self._began,
                         deadline=self._began + self.patience,
                     )
@@ -353,8 +356,8 @@ class Exchange:
         with self._lock:
             # Traffic of closed links is kept, as results report all that was sent.
             if peer in self._links:
+                self._closed[peer] = self.traffic[peer]
                 link = self._links.pop(peer)
-                self._closed[peer] = _add(self._closed.get(peer), link.traffic)
                 self._put_back.pop(peer, None)
                 self._pieces.pop(peer, None)
                 link.close()
@@ -381,12 +384,16 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def _check_round(self, header: Header) -> None:
-        """Raise unless a header is that of this round, or of a call for a recovery."""
-        if header.attempt:
-            self.check_call(header)
-        elif self._own is not None:
-            check_header(header, self._own)
+    def expect(self, own: Header) -> Callable[[Header], None]:
+        """Return a check that a header is one like the own, or a call for a recovery."""
+
+        def check(header: Header) -> None:
+            if header.attempt:
+                self.check_call(header)
+            else:
+                check_header(header, own)
+
+        return check
 
     def _check_recovery(self, header: Header) -> None:
         """Raise unless a message that comes in the place of a piece calls for a recovery."""
@@ -439,11 +446,5 @@ def _write(start: bytes, values: Tensor) -> bytearray:
     return message
 
 
-def _add(first: Traffic | None, second: Traffic | None) -> Traffic:
-    both = [one for one in (first, second) if one is not None]
-    return Traffic(
-        messages_sent=sum(one.messages_sent for one in both),
-        messages_received=sum(one.messages_received for one in both),
-        bytes_sent=sum(one.bytes_sent for one in both),
-        heartbeats=sum(one.heartbeats for one in both),
-    )
+def _add(counts: Iterable[Traffic]) -> Traffic:
+    return Traffic(*map(sum, zip(*map(astuple, counts), strict=True)))

@@ -113,7 +113,15 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-            _raise_refusal_instead(rendezvous, error)
+            try:
+                # Callers name the agent in failures inside; this one is new.
+                with naming_agent(rendezvous.agent):
+                    rendezvous.raise_refusal()
+            except RefusalError as refusal:
+                rendezvous.leave()
+                raise refusal from error
+            except CornError:
+                pass
         # Whoever follows another's refusal has no reason of its own.
         if isinstance(error, RefusalError):
             rendezvous.leave()
@@ -148,18 +156,6 @@ def _refuse(rendezvous: Rendezvous, reason: str) -> None:
     with suppress(CornError):  # the store may be gone, which is not the reason
         rendezvous.refuse(reason)
         rendezvous.leave()
-
-
-def _raise_refusal_instead(rendezvous: Rendezvous, error: CornError) -> None:
-    try:
-        # Callers name the agent in failures inside ``announcing_failure``; this one is new.
-        with naming_agent(rendezvous.agent):
-            rendezvous.raise_refusal()
-    except RefusalError as refusal:
-        rendezvous.leave()
-        raise refusal from error
-    except CornError:
-        return
 
 
 @contextmanager

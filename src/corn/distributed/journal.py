@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
-from corn.distributed.exchange import Exchange
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
-from corn.distributed.settings import RunSettings
 from corn.distributed.state import TRAINING, AgentState, PrivateState, StateFile
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
-    Folders,
     append_private_note,
     write_model,
 )
@@ -45,16 +42,16 @@ from corn.learn.metrics import (
     write_table,
 )
 from corn.learn.problem import TrainingProblem
-from corn.learn.step import AgentStepper, StepStatistics
+from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
 from corn.noise import ReleaseLedger
-from corn.plan import Plan, fingerprint
+from corn.plan import fingerprint
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
 from corn.version import __version__
 
 if TYPE_CHECKING:
-    from corn.distributed.rounds import TrainingRounds
+    from corn.distributed.agent import AgentRun
 
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
@@ -123,32 +120,28 @@ def measure_pace(seen: deque[tuple[float, int]], step: int, now: float) -> float
 class Journal:
     """Writer of everything that an agent keeps of its run, and reporter of its state.
 
-    ``parts`` are the samples to measure on. Without ``folders`` nothing is written.
+    ``parts`` are the samples to measure on. A run without folders writes nothing.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        settings: RunSettings,
-        *,
+        run: AgentRun,
         problem: TrainingProblem,
         parts: Mapping[str, Samples],
-        ledger: ReleaseLedger,
-        folders: Folders | None,
-        stepper: AgentStepper,
-        exchange: Exchange,
         on_state: Callable[[AgentState, PrivateState], None] | None = None,
     ) -> None:
-        self._agent = agent = exchange.membership.agent
-        budget = plan.budget.of_agent(agent)
+        plan, settings, ledger = run.plan, run.settings, run.ledger
+        membership = run.exchange.membership
+        budget = plan.budget.of_agent(run.agent)
+        self._agent = agent = run.agent
         self._plan = plan
         self._settings = settings
         self._problem = problem
         self._parts = parts
         self._ledger = ledger
-        self._folders = folders
-        self._stepper = stepper
-        self._exchange = exchange
+        self._folders = run.folders
+        self._stepper = run.stepper
+        self._exchange = run.exchange
         self._on_state = on_state
         self._budget = budget
         # Per instance: a cache on a function would keep every budget alive.
@@ -162,8 +155,7 @@ class Journal:
         # Times and steps of the last minute.
         self._pace: deque[tuple[float, int]] = deque()
         self._last_state = self._last_file = -math.inf
-        self._rounds: TrainingRounds | None = None
-        self._file = None if folders is None else StateFile(folders.private)
+        self._file = None if run.folders is None else StateFile(run.folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
@@ -182,7 +174,7 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=tuple(exchange.membership.senders | exchange.membership.receivers),
+            neighbours=tuple(membership.senders | membership.receivers),
             lost={},
             bytes_sent=0,
             steps_per_minute=0.0,
@@ -192,10 +184,6 @@ class Journal:
             timeout=settings.timeout,
             updated=0.0,
         )
-
-    def observe(self, rounds: TrainingRounds) -> None:
-        """Read losses and waits from the rounds of training from now on."""
-        self._rounds = rounds
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
@@ -325,9 +313,8 @@ class Journal:
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
         # Scores on private samples are not even for the owner's display, training data excepted.
         loss = float(self._select_shared(row)["test_loss"])
-        rounds, now = self._rounds, time.monotonic()
-        lost = {} if rounds is None else rounds.lost
-        cut_links = {} if rounds is None else rounds.cut_links
+        own, now = self._exchange.membership, time.monotonic()
+        lost, cut_links = own.lost, own.cut_links
         state = replace(
             self._first,
             phase=phase,
@@ -351,7 +338,7 @@ class Journal:
             norm, clipped = math.nan, math.nan
             if statistics is not None:
                 norm, clipped = float(statistics.gradient_norm), float(statistics.fraction_clipped)
-            waited = 0.0 if rounds is None else rounds.seconds_waited
+            waited = self._exchange.seconds_waited
             private = PrivateState(waited, float(row["train_loss"]), norm, clipped)
             self._on_state(state, private)
         return state

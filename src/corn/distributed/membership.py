@@ -70,21 +70,15 @@ class Membership:
         """The neighbours of this agent by the plan."""
         return tuple(sorted(self._graph.neighbors(self.agent)))
 
-    def note_cut(self, peer: int, step: int) -> None:
-        """Note that the own link to an agent broke at a step."""
-        self._say(Kind.CUT, *sorted((self.agent, peer)), step=step)
+    def note(self, kind: Kind, step: int, peer: int | None = None) -> None:
+        """Say something of a step in this agent's name: about its link to a peer, or itself."""
+        self.merge(self._sign(kind, step, peer))
 
-    def note_leave(self, step: int) -> None:
-        """Note that this agent takes no more part from a step on."""
-        self._say(Kind.LEAVE, self.agent, self.agent, step=step)
-
-    def note_return(self, step: int) -> None:
-        """Note that this agent takes part again from a step on."""
-        self._say(Kind.RETURN, self.agent, self.agent, step=step)
-
-    def note_begun(self, num_steps: int) -> None:
-        """Note how many steps this agent has begun, at the start of a recovery."""
-        self._say(Kind.BEGUN, self.agent, self.agent, step=num_steps)
+    def _sign(self, kind: Kind, step: int, peer: int | None) -> News:
+        first, second = sorted((self.agent, self.agent if peer is None else peer))
+        subject = Subject(kind, first, second, self.agent)
+        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
+        return {subject: Saying(step, signature)}
 
     def forget_before(self, step: int) -> None:
         """Remove what a recovery has settled that ends at a step: steps begun, and calls for it."""
@@ -104,17 +98,9 @@ class Membership:
         self.merge({subject: said})
         return True
 
-    def _say(self, kind: Kind, first: int, second: int, *, step: int) -> None:
-        subject = Subject(kind, first, second, self.agent)
-        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
-        self.merge({subject: Saying(step, signature)})
-
     def say_waits(self, peer: int, number: int) -> News:
         """Return the waits that are known, and that for a neighbour's message of a number."""
-        first, second = sorted((self.agent, peer))
-        subject = Subject(Kind.WAIT, first, second, self.agent)
-        signature = bytes(64) if self._keys is None else self._keys.sign(subject, number)
-        return {**self._waits, subject: Saying(number, signature)}
+        return {**self._waits, **self._sign(Kind.WAIT, number, peer)}
 
     def merge_waits(self, waits: News) -> None:
         """Add waits of which a neighbour tells, if their authors signed them."""

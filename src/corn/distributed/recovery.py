@@ -222,13 +222,8 @@ class _Restart(Exception):  # noqa: N818 - a signal, not an error
 class Recovery:
     """One agent's part in all recoveries of a run.
 
-    Args:
-        exchange: The links to neighbours.
-        network: The network of the plan.
-        note_dropout: Called for each neighbour that is lost, before others hear of it.
-
-    Attributes:
-        attempt: The number of the last attempt.
+    ``note_dropout`` is called for each neighbour that is lost, before others hear of it.
+    ``attempt`` is the number of the last attempt.
     """
 
     def __init__(
@@ -280,7 +275,7 @@ class Recovery:
         """
         self.attempt += 1
         self._is_running = True
-        self._membership.note_begun(step + has_released)
+        self._membership.note(Kind.BEGUN, step + has_released)
         total: list[Tensor] = []
         for _ in range(self._max_attempts):
             try:

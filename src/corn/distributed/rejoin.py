@@ -231,13 +231,13 @@ def _negotiate(
     with ExitStack() as stack:
         for link in links.values():
             stack.callback(link.close)
-        data = b""
+        message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
-        while len(data) <= 32:
+        while len(message) <= 32:
             rendezvous.check_interruption()
-            data = channel.receive(max_bytes=max_bytes)
+            message = channel.receive(max_bytes=max_bytes)
         header, parameters = decode_message(
-            data, num_agents=rendezvous.num_agents, sender=channel.peer, dtype=start.dtype
+            message, num_agents=rendezvous.num_agents, sender=channel.peer, dtype=start.dtype
         )
         # Before the ledger reserves a step that could not be computed.
         if len(parameters) != len(start) or not is_sane(parameters):
