@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -26,6 +27,7 @@ from corn.distributed.rejoin import (
     request_return,
 )
 from corn.distributed.rendezvous import Meeting
+from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.own_loop import restore_state, save_state
 from corn.transport import (
@@ -62,14 +64,15 @@ class Sponsor:
         self.membership = Membership(nx.cycle_graph(N), 0, keys=keys)
         self.membership.note(Kind.CUT, 5, 1)
         self.membership.merge(lose(2, 1, 5))
-        self.returns = Returns(
-            HELLO,
-            self.rendezvous,
-            opener=None,  # type: ignore[arg-type]
-            nonce=bytes.fromhex(HELLO.nonce),
+        run: Any = SimpleNamespace(
+            hello=HELLO,
+            rendezvous=self.rendezvous,
+            agreement=SimpleNamespace(nonce=bytes.fromhex(HELLO.nonce)),
             last_step=LAST_STEP,
-            timeout=30.0,
+            settings=RunSettings(),
         )
+        opener: Any = None
+        self.returns = Returns(run, opener)
 
     def ask(self, hello: Hello, *, signs: int | None = None) -> Channel:
         """Return the connection of agent 1, once its request has arrived.
@@ -267,14 +270,14 @@ def ask_to_return(*answers: bytes) -> None:
 
     sponsor.listener.handle(Purpose.REJOIN, NO_SESSION, answer)
     try:
-        request_return(
-            own,
-            replace(HELLO, first_free_step=40),
-            frozenset([0]),
-            {0: ("127.0.0.1", sponsor.listener.port)},
+        run: Any = SimpleNamespace(
+            rendezvous=own,
+            hello=replace(HELLO, first_free_step=40),
+            neighbours=frozenset([0]),
             start=torch.zeros(3),
             max_bytes=10_000,
         )
+        request_return(run, {0: ("127.0.0.1", sponsor.listener.port)})
     finally:
         sponsor.close()
         own.close()
@@ -331,3 +334,19 @@ def test_a_state_of_other_parameters_is_refused(wrong: dict[str, torch.Tensor]) 
     optimizer = torch.optim.Adam([parameter])
     with pytest.raises(InvalidArgumentError):
         restore_state(optimizer, save_state(optimizer) | wrong)
+
+
+def test_whoever_asks_after_the_end_is_refused_at_once(sponsor: Sponsor) -> None:
+    sponsor.returns.close()
+    channel = dial(
+        sponsor.rendezvous.address,
+        make_credentials(1, N),
+        0,
+        Purpose.REJOIN,
+        session=NO_SESSION,
+        timeout=60,
+    )
+    channel.send(json.dumps(asdict(HELLO)).encode())
+    channel.set_timeout(60.0)
+    assert "the run ends" in read(channel)["refusal"]
+    channel.close()

@@ -402,11 +402,11 @@ class AgentRun:
         self.agent = self.rendezvous.agent
         self._opened = ExitStack()
         graph = self.plan.network.graph
-        self._neighbours = frozenset(nx.all_neighbors(graph, self.agent))
+        self.neighbours = frozenset(nx.all_neighbors(graph, self.agent))
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.start) if is_sum else self.start.nbytes
-        self._max_bytes = message_limit(self.plan.num_agents, graph.number_of_edges(), size)
+        self.max_bytes = message_limit(self.plan.num_agents, graph.number_of_edges(), size)
 
     @property
     def first_step(self) -> int:
@@ -438,7 +438,7 @@ class AgentRun:
         # itself waited for them in vain.
         with naming_absent_agents(rendezvous, "ready"):
             links = open_links(
-                opener, self._neighbours, timeout=rendezvous.timeout, check=rendezvous.check
+                opener, self.neighbours, timeout=rendezvous.timeout, check=rendezvous.check
             )
             self._exchange_over(links, self._make_membership(), opener)
             # Before the run begins, so that each of its agents can return to it. Not earlier:
@@ -462,14 +462,7 @@ class AgentRun:
         if self.folders is not None:
             # The store wins: an agent that moved has published its new address there.
             addresses = load_addresses(self.folders.private)[1] | addresses
-        self.admission = admission = request_return(
-            rendezvous,
-            self.hello,
-            self._neighbours,
-            addresses,
-            start=self.start,
-            max_bytes=self._max_bytes,
-        )
+        self.admission = admission = request_return(self, addresses)
         welcome, step = admission.welcome, admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
@@ -496,7 +489,7 @@ class AgentRun:
         # Others count on it once it says so, which it does with its first message. That mends all
         # own links on paper, so those that are still broken are announced anew.
         membership.note(Kind.RETURN, step)
-        for peer in self._neighbours - links.keys():
+        for peer in self.neighbours - links.keys():
             membership.note(Kind.CUT, step, peer)
         self._exchange_over(links, membership, self._open_links())
 
@@ -522,7 +515,7 @@ class AgentRun:
 
     def _open_links(self) -> LinkOpener:
         """Return the place where neighbours connect; open before any of them does."""
-        opener = self.rendezvous.make_link_opener(Purpose.LINK, max_bytes=self._max_bytes)
+        opener = self.rendezvous.make_link_opener(Purpose.LINK, max_bytes=self.max_bytes)
         self._opened.callback(opener.close)
         return opener
 
@@ -533,14 +526,7 @@ class AgentRun:
         is_sum = self.plan.network.mixing == "sum"
         dtype = integer_type(self.plan.mask_bits) if is_sum else self.start.dtype
         self.exchange = Exchange(links, membership, dtype=dtype, timeout=self.settings.timeout)
-        self.returns = Returns(
-            self.hello,
-            self.rendezvous,
-            opener,
-            nonce=self.agreement.nonce,
-            last_step=self.last_step,
-            timeout=self.settings.timeout,
-        )
+        self.returns = Returns(self, opener)
         self._opened.callback(self.returns.close)
         self._opened.callback(self.exchange.close)
 

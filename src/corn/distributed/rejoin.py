@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from corn.distributed.messages import (
     decode_message,
     is_sane,
 )
-from corn.distributed.rendezvous import HandshakeError, Meeting, Rendezvous
+from corn.distributed.rendezvous import HandshakeError, Meeting
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole
 from corn.noise.stream import check_nonce
@@ -53,6 +53,9 @@ from corn.transport import (
     UnreachableError,
     dial,
 )
+
+if TYPE_CHECKING:
+    from corn.distributed.agent import AgentRun
 
 _MAX_REQUEST_BYTES = 1 << 20
 _SECONDS_TO_ANSWER = 1.0
@@ -130,27 +133,18 @@ class Admission:
     last_total: Tensor | None
 
 
-def request_return(
-    rendezvous: Rendezvous,
-    hello: Hello,
-    neighbours: frozenset[int],
-    addresses: Mapping[int, Address],
-    *,
-    start: Tensor,
-    max_bytes: int,
-) -> Admission:
+def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission:
     """Return to a run with the help of the first neighbour that answers.
-
-    ``start`` is the initial model: the one that is received must have its type and size.
 
     Raises:
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
+    rendezvous = run.rendezvous
     reasons: dict[int, CornError] = {}
     # A neighbour may be lost too, or wait for its own return: the others are asked before this
     # agent waits for it.
     for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-        for sponsor in sorted(neighbours & addresses.keys()):
+        for sponsor in sorted(run.neighbours & addresses.keys()):
             # A neighbour that refused does so again; one that was not there may come up.
             if not isinstance(reasons.get(sponsor), UnreachableError | None):
                 continue
@@ -165,9 +159,7 @@ def request_return(
                     check=rendezvous.check_interruption,
                 )
                 with closing(channel):
-                    return _negotiate(
-                        channel, rendezvous, hello, neighbours, addresses, start, max_bytes
-                    )
+                    return _negotiate(run, channel, addresses)
             except (
                 *(UnreachableError, ChannelClosedError, TamperedError),
                 *(ProtocolError, RejoinError),
@@ -180,16 +172,9 @@ def request_return(
     raise RejoinError(f"cannot return to the run: {why}")
 
 
-def _negotiate(
-    channel: Channel,
-    rendezvous: Rendezvous,
-    hello: Hello,
-    neighbours: frozenset[int],
-    addresses: Mapping[int, Address],
-    start: Tensor,
-    max_bytes: int,
-) -> Admission:
+def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
+    rendezvous, hello, start = run.rendezvous, run.hello, run.start
     agent = rendezvous.agent
     channel.send(json.dumps(asdict(hello)).encode())
     # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
@@ -224,10 +209,10 @@ def _negotiate(
             )
         return None
 
-    present = neighbours & known.keys() & set(welcome.present)
+    present = run.neighbours & known.keys() & set(welcome.present)
     with ThreadPoolExecutor(max(len(present), 1)) as pool:
         channels = list(pool.map(connect, sorted(present)))
-    links = {one.peer: Link(one, max_bytes=max_bytes) for one in channels if one is not None}
+    links = {one.peer: Link(one, max_bytes=run.max_bytes) for one in channels if one is not None}
     with ExitStack() as stack:
         for link in links.values():
             stack.callback(link.close)
@@ -235,7 +220,7 @@ def _negotiate(
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
             rendezvous.check_interruption()
-            message = channel.receive(max_bytes=max_bytes)
+            message = channel.receive(max_bytes=run.max_bytes)
         header, parameters = decode_message(
             message, num_agents=rendezvous.num_agents, sender=channel.peer, dtype=start.dtype
         )
@@ -315,31 +300,12 @@ class _Applicant:
 class Returns:
     """The agents that ask this one to let them in again.
 
-    Args:
-        hello: The own terms, which theirs must match.
-        rendezvous: Its listener is where they ask.
-        opener: The place where they connect.
-        nonce: The nonce of the run.
-        last_step: The end of the run.
-        timeout: How many seconds to wait for the link of an agent whose step has come.
+    They ask at the listener of the rendezvous, and connect to ``opener``.
     """
 
-    def __init__(
-        self,
-        hello: Hello,
-        rendezvous: Rendezvous,
-        opener: LinkOpener,
-        *,
-        nonce: bytes,
-        last_step: int,
-        timeout: float,
-    ) -> None:
-        self._hello = hello
+    def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
+        self._run = run
         self._opener = opener
-        self._meeting = rendezvous.meeting
-        self._nonce = nonce
-        self._last_step = last_step
-        self._timeout = timeout
         # One place for each agent, so that none takes those of others.
         self._waiting: dict[int, _Applicant] = {}
         self._lock = threading.Lock()
@@ -347,7 +313,8 @@ class Returns:
         self._banned: set[int] = set()
         self._unconfirmed: set[int] = set()
         self._absent: set[int] = set()
-        rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
+        self._is_closed = False
+        run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def _accept(self, channel: Channel) -> None:
         try:
@@ -363,6 +330,9 @@ class Returns:
             self._waiting[channel.peer] = _Applicant(channel, hello)
         if before is not None:
             before.channel.close()
+        # Nobody else would answer it any more.
+        if self._is_closed:
+            self.close()
 
     def _take_waiting(self) -> dict[int, _Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
@@ -387,12 +357,13 @@ class Returns:
                 continue
             return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
             refusal = self._refuse(agent, applicant.hello, return_step)
+            meeting = self._run.rendezvous.meeting
             welcome = Welcome(
-                session=self._meeting.session.hex(),
-                nonce=self._nonce.hex(),
+                session=meeting.session.hex(),
+                nonce=self._run.agreement.nonce.hex(),
                 return_step=return_step,
-                last_step=self._last_step,
-                addresses=list_addresses(self._meeting.addresses),
+                last_step=self._run.last_step,
+                addresses=list_addresses(meeting.addresses),
                 present=membership.present,
             )
             applicant.answer(Welcome(refusal=refusal) if refusal else welcome)
@@ -411,7 +382,7 @@ class Returns:
 
     def _refuse(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
-        left = self._last_step - return_step
+        left = self._run.last_step - return_step
         if agent in self._banned:
             return "it broke the protocol in this run"
         # Each time would cost this agent a wait.
@@ -426,7 +397,7 @@ class Returns:
         try:
             # The numbers only name the two sides. Nonces, ledgers and checkpoints are not compared:
             # those of an agent that returns are its own.
-            compare_hellos({-1: self._hello, agent: hello})
+            compare_hellos({-1: self._run.hello, agent: hello})
         except HandshakeError as error:
             return f"the terms of agent {agent} differ from those of the run in {error.topic}"
         return ""
@@ -437,7 +408,7 @@ class Returns:
             self._opener.reject(agent)
             raise LinkError(f"agent {agent} broke the protocol, and is not linked again")
         # One that announces its return and does not come costs a time-out once.
-        timeout = 0.0 if agent in self._absent else self._timeout
+        timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
         link = self._opener.wait(agent, timeout=timeout)
         self._absent.discard(agent)
@@ -478,6 +449,7 @@ class Returns:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._is_closed = True
         for applicant in self._take_waiting().values():
             applicant.answer(Welcome(refusal="the run ends before it could take part again"))
         # A stop may come before the step of a return that was promised.
