@@ -74,28 +74,34 @@ class Sponsor:
         opener: Any = None
         self.returns = Returns(run, opener)
 
-    def ask(self, hello: Hello, *, signs: int | None = None) -> Channel:
-        """Return the connection of agent 1, once its request has arrived.
-
-        It signs its return at a step, or nothing.
-        """
-        credentials = make_credentials(1, N)
+    def connect(self, agent: int, hello: Hello = HELLO) -> Channel:
+        """Return the connection of an agent that has sent its request."""
         channel = dial(
-            ("127.0.0.1", self.rendezvous.listener.port),
-            credentials,
+            self.rendezvous.address,
+            make_credentials(agent, N),
             0,
             Purpose.REJOIN,
             session=NO_SESSION,
             timeout=60,
         )
-        before = len(self.returns._waiting)
         channel.send(json.dumps(asdict(hello)).encode())
+        channel.set_timeout(60.0)
+        return channel
+
+    def ask(self, hello: Hello, *, signs: int | None = None) -> Channel:
+        """Return the connection of agent 1, once its request has arrived.
+
+        It signs its return at a step, or nothing.
+        """
+        before = len(self.returns._waiting)
+        channel = self.connect(1, hello)
         if signs is not None:
-            channel.send(NewsKeys(credentials, SESSION).sign(Subject(Kind.CALL, 1, 1, 1), signs))
+            channel.send(
+                NewsKeys(make_credentials(1, N), SESSION).sign(Subject(Kind.CALL, 1, 1, 1), signs)
+            )
         deadline = time.monotonic() + 60
         while len(self.returns._waiting) == before and time.monotonic() < deadline:
             time.sleep(0.01)
-        channel.set_timeout(60.0)
         return channel
 
     def serve(self, step: int) -> None:
@@ -122,19 +128,7 @@ def test_an_agent_that_is_gone_again_is_not_announced(sponsor: Sponsor) -> None:
 
 
 def test_all_others_may_ask_at_the_same_time(sponsor: Sponsor) -> None:
-    channels = []
-    for agent in (1, 2, 3):
-        channels.append(
-            dial(
-                sponsor.rendezvous.address,
-                make_credentials(agent, N),
-                0,
-                Purpose.REJOIN,
-                session=NO_SESSION,
-                timeout=60,
-            )
-        )
-        channels[-1].send(json.dumps(asdict(HELLO)).encode())
+    channels = [sponsor.connect(agent) for agent in (1, 2, 3)]
     deadline = time.monotonic() + 60
     while len(sponsor.returns._waiting) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -338,15 +332,6 @@ def test_a_state_of_other_parameters_is_refused(wrong: dict[str, torch.Tensor]) 
 
 def test_whoever_asks_after_the_end_is_refused_at_once(sponsor: Sponsor) -> None:
     sponsor.returns.close()
-    channel = dial(
-        sponsor.rendezvous.address,
-        make_credentials(1, N),
-        0,
-        Purpose.REJOIN,
-        session=NO_SESSION,
-        timeout=60,
-    )
-    channel.send(json.dumps(asdict(HELLO)).encode())
-    channel.set_timeout(60.0)
+    channel = sponsor.connect(1)
     assert "the run ends" in read(channel)["refusal"]
     channel.close()
