@@ -33,6 +33,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -288,9 +289,11 @@ def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
     )
     limit = message_limit(job.num_agents, job.num_agents**2, start.nbytes)
     opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=limit)
-    neighbours = load_network(GRAPHS[job.num_agents]).graph.neighbors(agent)
-    links = open_links(opener, neighbours, timeout=600, check=rendezvous.check_interruption)
-    exchange = Exchange(links, num_agents=job.num_agents, dtype=start.dtype, timeout=600)
+    graph = load_network(GRAPHS[job.num_agents]).graph
+    links = open_links(
+        opener, graph.neighbors(agent), timeout=600, check=rendezvous.check_interruption
+    )
+    exchange = Exchange(links, Membership(graph, agent), dtype=start.dtype, timeout=600)
     return rendezvous, exchange
 
 
@@ -318,22 +321,21 @@ def run_steps(
         stepper = AgentStepper(plan.budget.query, lambda step: step, work.batches)
     is_sum = plan.network.mixing == "sum"
     exchange.dtype = integer_type(plan.mask_bits) if is_sum else start.dtype
+    exchange.membership = Membership(plan.network.graph, agent, keys=work.keys)
     nobody: Any = Nobody()
     returns: Any = NoReturns()
-    rounds = TrainingRounds(
-        plan,
-        RunSettings(Constant(0.01), num_steps=job.steps, timeout=600, evaluate_at=()),
-        agent=agent,
+    run: Any = SimpleNamespace(
+        plan=plan,
+        settings=RunSettings(Constant(0.01), num_steps=job.steps, timeout=600, evaluate_at=()),
         activate=activate,
         stepper=stepper,
         exchange=exchange,
         returns=returns,
-        membership=Membership(plan.network.graph, agent, keys=work.keys),
-        journal=nobody,
         first_step=0,
         last_step=job.steps,
-        parameters=start.clone(),
+        admission=None,
     )
+    rounds = TrainingRounds(run, nobody, start.clone())
     for each in rounds.run(Interruption()):
         work.differentiate(each)
 

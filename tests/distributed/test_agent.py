@@ -40,7 +40,7 @@ from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
-from corn.learn.tasks import LinearClassifier
+from corn.learn.tasks import LinearClassifier, MeanLoss
 from corn.plan import Plan, make_plan, verify_plan
 from corn.topology import load_network
 from corn.transport import Link, LinkOpener, open_links
@@ -65,9 +65,11 @@ def train(
     seed: int = 0,
     plan: Plan = PLAN,
     step_size: float = 0.5,
+    loss: MeanLoss = nn.functional.cross_entropy,
     reports: Reports | None = None,
     **options: Any,
 ) -> AgentResult:
+    """Train one agent in a folder; with seed 0 from a model of zeros."""
     model = nn.Linear(5, 2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -77,7 +79,7 @@ def train(
         plan,
         rendezvous=rendezvous,
         model=model,
-        loss=nn.functional.cross_entropy,
+        loss=loss,
         dataset=DataLoader(samples_of(rendezvous.agent), batch_size=10),
         test=samples_of(7),
         out=folder,
@@ -86,9 +88,20 @@ def train(
     )
 
 
+def train_all(
+    folder: Path, *, plan: Plan = PLAN, seconds: float = 20.0, **options: Any
+) -> list[AgentResult | BaseException]:
+    """Train all agents of a plan in threads, with keys in the folder."""
+    make_keys(folder / "keys", plan.num_agents)
+    return run_in_threads(
+        plan.num_agents,
+        lambda rendezvous: train(rendezvous, folder, plan=plan, **options),
+        timeout=seconds,
+    )
+
+
 def test_an_agent_runs_with_a_module_and_a_data_loader(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
-    results = run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path))
+    results = train_all(tmp_path)
     for number, result in enumerate(results):
         assert isinstance(result, AgentResult), result
         assert (result.status, result.num_steps) == (RunStatus.COMPLETE, 12)
@@ -118,11 +131,10 @@ def test_all_must_start_from_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_resumed_leaves_its_files(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
-    run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
+    train_all(tmp_path, num_steps=6)
     shutil.rmtree(tmp_path / "private" / "agent-2")
     before = sorted(tmp_path.glob("*/agent-[01]/**/*"))
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, resume=True)):
+    for result in train_all(tmp_path, resume=True):
         assert isinstance(result, HandshakeError), result
         assert (result.topic, result.agents) == ("checkpoints", (2,))
     assert sorted(tmp_path.glob("*/agent-[01]/**/*")) == before
@@ -132,15 +144,13 @@ def test_a_run_is_not_resumed_under_a_ledger_that_has_not_counted_its_releases(
     tmp_path: Path,
 ) -> None:
     """With a moved plan and new keys beside it, ε would come out too small."""
-    make_keys(tmp_path / "keys", 3)
-    run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
+    train_all(tmp_path, num_steps=6)
     shutil.move(tmp_path / "keys", tmp_path / "first keys")
-    make_keys(tmp_path / "keys", 3)
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, resume=True)):
+    for result in train_all(tmp_path, resume=True):
         assert "after 6 releases, but the ledger beside the key counts 0" in str(result)
     shutil.rmtree(tmp_path / "keys")
     shutil.move(tmp_path / "first keys", tmp_path / "keys")
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, resume=True)):
+    for result in train_all(tmp_path, resume=True):
         assert isinstance(result, AgentResult), result
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
 
@@ -168,28 +178,25 @@ def test_a_refusal_does_not_quote_the_agents_data(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read_measurements_even_in_an_open_folder(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
     for agent in range(3):
         (tmp_path / "private" / f"agent-{agent}").mkdir(mode=0o755, parents=True)
-    run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path))
+    train_all(tmp_path)
     require_private(tmp_path / "private")
 
 
 def test_a_run_does_not_replace_another(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
-    run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
+    train_all(tmp_path, num_steps=6)
     before = sorted(tmp_path.glob("*/agent-*/**/*"))
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6)):
+    for result in train_all(tmp_path, num_steps=6):
         assert "has a run that came to step 6: continue it with --resume" in str(result)
     assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
 
 
 def test_a_run_replaces_one_that_did_no_step(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
-    run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6))
+    train_all(tmp_path, num_steps=6)
     for path in tmp_path.glob("private/agent-*/checkpoint-*.corn"):
         path.rename(path.with_name("checkpoint-0.corn"))
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path, num_steps=6)):
+    for result in train_all(tmp_path, num_steps=6):
         assert isinstance(result, AgentResult), result
 
 
@@ -232,7 +239,7 @@ def test_a_spent_budget_is_explained_by_a_crashed_run(tmp_path: Path) -> None:
         (path,) = (tmp_path / "keys").glob("*.ledger")
         crashed = path.read_bytes()
     path.write_bytes(crashed)
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path)):
+    for result in train_all(tmp_path):
         assert "its budget is spent, 1 of it reserved by a run that crashed" in str(result)
 
 
@@ -241,7 +248,7 @@ def test_a_run_ends_early_where_one_ledger_allows_fewer_steps(tmp_path: Path) ->
     with open_ledger(tmp_path / "keys", 1, PLAN, precision=float(PLAN.precision_caps[0])) as ledger:
         for step in range(5):
             ledger.reserve(step)
-    for result in run_in_threads(3, lambda rendezvous: train(rendezvous, tmp_path)):
+    for result in train_all(tmp_path):
         assert isinstance(result, AgentResult), result
         assert (result.status, result.num_steps) == (RunStatus.INTERRUPTED, 7)
         assert result.stop.reason is StopReason.BUDGET_SPENT
@@ -262,9 +269,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
         return open_links(opener, neighbours, **options)
 
     monkeypatch.setattr("corn.distributed.agent.open_links", die)
-    _, *others = run_in_threads(
-        4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, timeout=7), timeout=7
-    )
+    _, *others = train_all(tmp_path, plan=plan, timeout=7, seconds=7)
     for result in others:
         assert isinstance(result, AbsentError | RefusalError), result
         assert "from agent 0 within 7 s" in str(result)
@@ -285,9 +290,7 @@ def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
 
     monkeypatch.setattr("corn.distributed.agent.share_group_seeds", stand_still)
     began = time.monotonic()
-    results = run_in_threads(
-        3, lambda rendezvous: train(rendezvous, tmp_path, timeout=50), timeout=50
-    )
+    results = train_all(tmp_path, timeout=50, seconds=50)
     assert time.monotonic() - began < 30
     for number, result in enumerate(results[:2]):
         # By its own signal, or by the other's, of which it hears at once.
@@ -312,24 +315,9 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
     monkeypatch.setattr("corn.learn.step.take_half_step", diverge)
 
     def run(rendezvous: Rendezvous, resume: bool) -> AgentResult:
-        rendezvous.keys = tmp_path / "keys"
         diverges.at = 3 if rendezvous.agent == 0 and not resume else 99
-        return run_agent(
-            plan,
-            rendezvous=rendezvous,
-            model=make_zero_model(),
-            loss=nn.functional.cross_entropy,
-            dataset=samples_of(rendezvous.agent),
-            out=tmp_path,
-            settings=RunSettings(
-                Constant(0.5),
-                timeout=20,
-                evaluate_at=(0,),
-                checkpoint_every=1,
-                resume=resume,
-                on_dropout="stop",
-            ),
-        )
+        options: Any = {"timeout": 20, "checkpoint_every": 1, "on_dropout": "stop"}
+        return train(rendezvous, tmp_path, plan=plan, resume=resume, **options)
 
     for result in run_in_threads(n, partial(run, resume=False)):
         assert isinstance(result, AgentResult), result
@@ -345,11 +333,8 @@ def test_a_run_that_diverged_resumes_from_a_checkpoint_before_it(
 def test_under_replan_the_cap_is_reported(tmp_path: Path) -> None:
     """New plans give an agent other noise, so its ε under the first plan is not a bound."""
     plan = small_plan("star:4", 12, mechanism="decor", threat=ThreatModel())
-    make_keys(tmp_path / "keys", 4)
     assert min(own.epsilon for own in verify_plan(plan).guarantees) < 9
-    results = run_in_threads(
-        4, lambda rendezvous: train(rendezvous, tmp_path, plan=plan, on_dropout="replan")
-    )
+    results = train_all(tmp_path, plan=plan, on_dropout="replan")
     for result in results:
         assert isinstance(result, AgentResult), result
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
@@ -368,7 +353,7 @@ def test_every_message_of_a_run_is_made_of_multiples_of_the_grid(
         start(self, header, parameters)
 
     monkeypatch.setattr(Exchange, "start", record)
-    results = run_in_threads(4, lambda rendezvous: train(rendezvous, tmp_path, plan=RING))
+    results = train_all(tmp_path, plan=RING)
     assert all(isinstance(result, AgentResult) for result in results)
     # The first message is x − (1 − β)s/2 for a public x of 0 and β = 0.5, without rounding.
     assert RING.momentum == 0.5
@@ -383,21 +368,11 @@ def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) 
     make_keys(tmp_path / "keys", 3)
 
     def run(rendezvous: Rendezvous) -> AgentResult:
-        rendezvous.keys = tmp_path / "keys"
-
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             mean = nn.functional.cross_entropy(outputs, targets)
             return mean * torch.inf if rendezvous.agent == 1 else mean
 
-        return run_agent(
-            PLAN,
-            rendezvous=rendezvous,
-            model=make_zero_model(),
-            loss=loss,
-            dataset=samples_of(rendezvous.agent),
-            out=tmp_path,
-            settings=RunSettings(Constant(0.5), timeout=30, evaluate_at=(0,)),
-        )
+        return train(rendezvous, tmp_path, loss=loss)
 
     for result in run_in_threads(3, run):
         assert isinstance(result, AgentResult), result
@@ -412,10 +387,7 @@ def test_only_the_owner_learns_of_gradients_that_are_not_finite(tmp_path: Path) 
 
 
 def test_models_that_diverge_stop_all_agents_and_are_not_saved(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 3)
-    results = run_in_threads(
-        3, lambda rendezvous: train(rendezvous, tmp_path, step_size=3e38, checkpoint_every=1)
-    )
+    results = train_all(tmp_path, step_size=3e38, checkpoint_every=1)
     for result in results:
         assert isinstance(result, AgentResult), result
         assert result.status is RunStatus.INTERRUPTED
@@ -488,33 +460,12 @@ def lose_one(
             raise CornError("crash")
 
     def run(rendezvous: Rendezvous) -> AgentResult:
-        rendezvous.keys = tmp_path / "keys"
-        return run_agent(
-            plan,
-            rendezvous=rendezvous,
-            model=make_zero_model(),
-            loss=nn.functional.cross_entropy,
-            dataset=samples_of(rendezvous.agent),
-            settings=RunSettings(
-                Constant(0.5),
-                timeout=30,
-                evaluate_at=(0,),
-                on_dropout=policy,  # type: ignore[arg-type]
-            ),
-            reports=Reports(on_state=crash if rendezvous.agent == 2 else None),
-        )
+        reports = Reports(on_state=crash if rendezvous.agent == 2 else None)
+        return train(rendezvous, tmp_path, plan=plan, on_dropout=policy, reports=reports)
 
     results = run_in_threads(4, run)
     assert str(results.pop(2)) == "agent 2: crash"
     return results
-
-
-def make_zero_model() -> nn.Linear:
-    model = nn.Linear(5, 2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    return model
 
 
 def test_a_wrong_number_of_agents_and_missing_files_are_reported(tmp_path: Path) -> None:

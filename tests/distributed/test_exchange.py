@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.distributed.exchange import Exchange, Received
+from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
     Kind,
@@ -31,7 +33,9 @@ from .threads import run_in_threads
 D = 1000
 HEADER = Header(b"p" * 8, 1, 7, 0, 400, {Subject(Kind.CUT, 0, 1, 0): Saying(5)})
 SUBJECTS = [Subject(Kind.CUT, i, j, a) for i, j in [(0, 1), (0, 2), (1, 2)] for a in (i, j)]
-SUBJECTS += [Subject(kind, a, a, a) for kind in Kind if kind is not Kind.CUT for a in range(3)]
+SUBJECTS += [
+    Subject(kind, a, a, a) for kind in list(Kind)[Kind.LEAVE : Kind.WAIT] for a in range(3)
+]
 
 
 def decode(data: bytes, *, sender: int = 1, num_agents: int = 3) -> Header:
@@ -113,7 +117,8 @@ def connect(
     links = open_links(
         opener, neighbours, timeout=rendezvous.timeout, check=rendezvous.check_interruption
     )
-    return Exchange(links, num_agents=n, dtype=torch.float32, timeout=timeout)
+    membership = Membership(nx.complete_graph(n), rendezvous.agent)
+    return Exchange(links, membership, dtype=torch.float32, timeout=timeout)
 
 
 def test_agents_receive_from_their_neighbours_only() -> None:

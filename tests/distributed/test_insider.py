@@ -1,6 +1,7 @@
 """One agent that breaks the protocol loses its own links, and nothing of the others is lost."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from corn.distributed.messages import (
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult, StopReason
 from corn.distributed.summing import STEPS_BETWEEN_COMPARISONS, digest_model
+from corn.learn.perturbation import NoiseShare
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -540,11 +542,23 @@ def test_wrong_pieces_cost_the_links_of_their_sender(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("insider", [0, 1])
+@pytest.mark.parametrize(("mixing", "insider"), [("sum", 0), ("sum", 1), ("gossip", 2)])
 def test_endless_heartbeats_cost_the_links_of_their_sender(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, insider: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mixing: Mixing, insider: int
 ) -> None:
-    """The attack: from some step on the insider sends heartbeats and nothing else."""
-    plan = PLANS["sum"]
-    results = attack_network(monkeypatch, tmp_path, plan, insider, lambda _: iter(()), timeout=1)
-    require_unharmed(results, insider, is_sum=True)
+    """The attack: from some step on the insider sends heartbeats and nothing else.
+
+    Its neighbours begin to wait late, after agents that wait for them.
+    """
+    prepare = NoiseShare.prepare
+
+    def prepare_slowly(share: NoiseShare, step: int) -> None:
+        if AGENT.number in (insider - 1, insider + 1) and step == FIRST + 1:
+            time.sleep(0.5)
+        prepare(share, step)
+
+    monkeypatch.setattr(NoiseShare, "prepare", prepare_slowly)
+    results = attack_network(
+        monkeypatch, tmp_path, PLANS[mixing], insider, lambda _: iter(()), timeout=1
+    )
+    require_unharmed(results, insider, is_sum=mixing == "sum")

@@ -30,9 +30,9 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -
     members = [Membership(graph, agent) for agent in range(n)]
     lost = n - 1
     first, *others = sorted(graph[lost])
-    members[first].note_cut(lost, 10)
+    members[first].note(Kind.CUT, 10, lost)
     for peer in others:
-        members[peer].note_cut(lost, 11)  # it had got one more message
+        members[peer].note(Kind.CUT, 11, lost)  # it had got one more message
     links = nx.Graph(graph)
     links.remove_edges_from([(lost, peer) for peer in graph[lost]])
     spread(links, members, n - 2)
@@ -44,7 +44,7 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:
     """On a ring of 4, agent 1 has lost one link: agent 0 still reaches it over 3 and 2."""
     own = Membership(nx.cycle_graph(4), 0)
-    own.note_cut(1, 5)
+    own.note(Kind.CUT, 5, 1)
     assert own.cuts == {(0, 1): 5}
     assert (own.lost, own.cut_links) == ({}, {1: 5})
     own.merge(cut(1, 2, 6))
@@ -53,14 +53,14 @@ def test_a_cut_link_is_told_from_a_lost_agent() -> None:
 
 def test_agents_behind_a_lost_one_are_not_known_to_be_lost() -> None:
     own = Membership(nx.path_graph(4), 0)
-    own.note_cut(1, 3)
+    own.note(Kind.CUT, 3, 1)
     assert own.lost == {1: 3}
 
 
 def test_an_agent_that_leaves_is_lost_to_those_that_stay() -> None:
     members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
     for agent in (1, 2):
-        members[agent].note_leave(7)
+        members[agent].note(Kind.LEAVE, 7)
     spread(nx.cycle_graph(4), members, 2)
     for agent in (0, 3):
         assert members[agent].lost == {1: 7, 2: 7}
@@ -73,7 +73,7 @@ def test_an_agent_that_returns_can_be_lost_again() -> None:
     own, back = Membership(nx.cycle_graph(4), 0), Membership(nx.cycle_graph(4), 1)
     own.merge({**cut(0, 1, 5), **cut(1, 2, 6, 2)})
     assert own.lost == {1: 5}
-    back.note_return(20)
+    back.note(Kind.RETURN, 20)
     own.merge(back.news)
     assert (own.lost, own.cuts) == ({}, {})
     own.merge({**cut(0, 1, 20), **cut(1, 2, 31)})
@@ -161,6 +161,7 @@ def test_agents_believe_what_is_signed_by_those_that_it_is_about() -> None:
         # An agent that was never lost, or that nobody waits for, would mend its links on paper.
         ({**signed(1, Kind.CALL, 9), **signed(1, Kind.RETURN, 9)}, "false news"),
         (signed(1, Kind.RETURN, 9), "false news"),
+        (signed(1, Kind.WAIT, 5, 2), "false news"),
     ],
 )
 def test_false_news_is_refused(news: News, reason: str) -> None:
@@ -175,3 +176,38 @@ def test_a_call_is_no_return() -> None:
     ((_, said),) = call.items()
     with pytest.raises(ProtocolError, match="did not sign"):
         check({**cuts, **call, Subject(Kind.RETURN, 1, 1, 1): said}, cuts)
+
+
+def wait(agent: int, peer: int, number: int) -> News:
+    return signed(agent, Kind.WAIT, number, peer)
+
+
+def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_alone() -> None:
+    """On a ring, 1 and 3 wait for message 7 of agent 2, and 0 for message 8 of both."""
+    members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
+    said = {**members[1].say_waits(2, 7), **members[3].say_waits(2, 7)}
+    # It names an agent for which nobody waits, or repeats a wait that is over.
+    for lie in ({}, wait(2, 3, 6), {**wait(2, 3, 6), **wait(3, 0, 5), **wait(0, 1, 4)}):
+        for own in members:
+            own.merge_waits({**said, **lie})
+        for agent in (1, 3):
+            near, far = members[agent].count_waits(2, 7), members[0].count_waits(agent, 8)
+            assert near <= 1
+            assert near < far <= 2
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        {Subject(Kind.WAIT, 1, 2, 1): Saying(5)},
+        wait(2, 0, 5),
+        signed(2, Kind.CUT, 5, 1),
+    ],
+    ids=["not signed", "no link", "no wait"],
+)
+def test_false_waits_are_refused(false: News) -> None:
+    own = Membership(nx.cycle_graph(4), 0, keys=NewsKeys(make_credentials(0, 4), b"run"))
+    own.merge_waits(wait(1, 2, 5))
+    with pytest.raises(ProtocolError):
+        own.merge_waits(false)
+    assert own.count_waits(1, 6) == 1

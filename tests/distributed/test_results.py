@@ -16,6 +16,8 @@ from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
 from corn.distributed.launcher import LaunchResult, merge_results
 from corn.distributed.logs import writing_log
+from corn.distributed.membership import Membership
+from corn.distributed.messages import Kind
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -57,18 +59,22 @@ def make_journal(
     ledger: object = None,
     on_state: Callable[[AgentState, PrivateState], None] | None = None,
 ) -> Journal:
-    return Journal(
-        PLAN,
-        SETTINGS,
+    run = SimpleNamespace(
+        plan=PLAN,
+        settings=SETTINGS,
         agent=agent,
-        problem=replace(PROBLEM, public_parts=("test",) if is_public else ()),
-        parts={"train": SAMPLES, "test": SAMPLES},
-        ledger=ledger or FakeLedger(),  # type: ignore[arg-type]
+        ledger=ledger or FakeLedger(),
         folders=make_folders(out, agent),
-        read_memory=lambda: None,
-        count_bytes=lambda: 0,
-        on_state=on_state,
+        stepper=SimpleNamespace(memory=None),
+        exchange=SimpleNamespace(
+            membership=Membership(PLAN.network.graph, agent),
+            count_bytes=lambda: 0,
+            seconds_waited=0.0,
+        ),
     )
+    problem = replace(PROBLEM, public_parts=("test",) if is_public else ())
+    parts = {"train": SAMPLES, "test": SAMPLES}
+    return Journal(run, problem, parts, on_state)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -134,14 +140,14 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
     model = shared / "models" / "step-6.bin"
     model.write_bytes(model.read_bytes()[:-4])
     folders = {agent: Folders.of_run(tmp_path).of_agent(agent) for agent in range(3)}
-    with pytest.raises(FileFormatError, match="the model of step 6 has 9 parameters, not 10"):
+    with pytest.raises(FileFormatError, match=r"step-6\.bin: has 9 parameters, not 10"):
         merge_measurements(PLAN, PROBLEM, folders, settings=SETTINGS)
 
 
 def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
     states: list[AgentState] = []
     journal = make_journal(tmp_path, 0, on_state=lambda state, _: states.append(state))
-    journal.observe(SimpleNamespace(seconds_waited=0.0, lost={}, cut_links={2: 3}))
+    journal._exchange.membership.note(Kind.CUT, 3, 2)
     journal.record_start(0, torch.zeros(TASK.num_parameters))
     assert states[-1].neighbours == (1,)
     assert states[-1].lost == {}

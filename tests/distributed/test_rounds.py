@@ -94,20 +94,25 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
     """A long one would otherwise look like a stall to ``/healthz`` and ``corn status``."""
     news: list[int] = []
     plan = small_plan("ring:4", 60)
-    rounds = TrainingRounds(
-        plan,
-        RunSettings(Constant(0.1)),
-        agent=0,
+    run = SimpleNamespace(
+        plan=plan,
+        settings=RunSettings(Constant(0.1)),
         activate=lambda plan, members: ActivePlan(plan, members, Silence()),  # type: ignore[arg-type]
-        stepper=SimpleNamespace(num_broken=0),  # type: ignore[arg-type]
-        exchange=SimpleNamespace(neighbours=(), start=lambda *_: None, finish=lambda: Outcome({})),  # type: ignore[arg-type]
-        returns=Silence(),  # type: ignore[arg-type]
-        membership=Membership(plan.network.graph, 0),
-        journal=SimpleNamespace(record_mixing=news.append, note=lambda _: None),  # type: ignore[arg-type]
+        stepper=SimpleNamespace(num_broken=0),
+        exchange=SimpleNamespace(
+            neighbours=(),
+            seconds_waited=0.0,
+            membership=Membership(plan.network.graph, 0),
+            start=lambda *_: None,
+            finish=lambda _: Outcome({}),
+        ),
+        returns=Silence(),
         first_step=0,
         last_step=0,
-        parameters=torch.zeros(3),
+        admission=None,
     )
+    journal = SimpleNamespace(record_mixing=news.append, note=lambda _: None)
+    rounds = TrainingRounds(run, journal, torch.zeros(3))  # type: ignore[arg-type]
     assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0
 

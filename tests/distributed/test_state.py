@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import signal
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from corn.distributed.journal import ReleaseAccount
+from corn.distributed.journal import epsilon_after, round_up_releases
 from corn.distributed.state import (
     StateFile,
     has_ended,
@@ -107,9 +108,10 @@ def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
 @pytest.mark.parametrize("num_steps", [1, 7, 100, 4001])
 def test_the_epsilon_of_a_state_is_never_below_that_of_its_releases(num_steps: int) -> None:
     budget = PrivacyBudget(8, 1e-5, num_steps=num_steps, clip=0.1)
-    account = ReleaseAccount(budget, 0.9 * budget.precision_cap)
+    epsilon = partial(epsilon_after, budget, 0.9 * budget.precision_cap)
     for releases in {0, 1, num_steps // 3, num_steps - 1, num_steps}:
-        assert account.bound_epsilon(releases) >= account.epsilon(releases)
-    assert account.bound_epsilon(0) == 0
-    assert account.bound_epsilon(num_steps) == account.epsilon(num_steps)
-    assert len({account.bound_epsilon(k) for k in range(0, num_steps, 3)}) <= 21
+        rounded = round_up_releases(releases, num_steps)
+        assert releases <= rounded <= num_steps
+        assert epsilon(rounded) >= epsilon(releases)
+    assert epsilon(round_up_releases(0, num_steps)) == 0
+    assert len({round_up_releases(k, num_steps) for k in range(num_steps)}) <= 21

@@ -128,7 +128,7 @@ def watching(
     record: Record, faults: list[Fault], down: set[int], piece_bytes: int
 ) -> Iterator[None]:
     """Inject faults, and record every release and every model."""
-    send, start = Exchange.send_piece, Exchange.start
+    send = Exchange.send_piece
     take, finish = NoiseShare.take, TrainingRounds._finish_step
     begin = TrainingRounds._begin
 
@@ -160,10 +160,6 @@ def watching(
         inject(self, peers, header, values, number)
         send(self, peers, header, values, number)
 
-    def disturb_gossip(self: Exchange, header: Header, values: Tensor) -> None:
-        inject(self, self.neighbours, header, values, 0)
-        start(self, header, values)
-
     def inject(
         self: Exchange, peers: Iterable[int], header: Header, values: Tensor, number: int
     ) -> None:
@@ -193,7 +189,6 @@ def watching(
         mock.patch.object(TrainingRounds, "_begin", note_plan),
         mock.patch.object(rounds, "_SECONDS_TO_GATHER", 0.05),
         mock.patch.object(Exchange, "send_piece", disturb),
-        mock.patch.object(Exchange, "start", disturb_gossip),
         mock.patch.object(messages, "PIECE_BYTES", piece_bytes),
         mock.patch.object(summing, "PIECE_BYTES", piece_bytes),
     ):

@@ -277,8 +277,8 @@ def recording_failures(found: Failures) -> Iterator[None]:
     """Note in which round each end of a link loses it."""
     finish = Exchange.finish
 
-    def record(self: Exchange) -> Outcome:
-        outcome = finish(self)
+    def record(self: Exchange, number: int) -> Outcome:
+        outcome = finish(self, number)
         header = self._own
         assert header is not None
         for peer in outcome.dropouts:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import networkx as nx
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -23,23 +24,20 @@ from corn.distributed.handshake import (
     announcing_failure,
     check_guarantee,
     naming_absent_agents,
-    require_budget,
     shake_hands,
 )
 from corn.distributed.journal import Journal, Reports
 from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
-from corn.distributed.messages import NewsKeys, ProtocolError, message_limit
+from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit
 from corn.distributed.planning import plan_together
-from corn.distributed.public_state import LAST_TOTAL
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
     Admission,
-    Request,
     Returns,
-    Welcome,
     load_addresses,
+    read_addresses,
     request_return,
     save_addresses,
 )
@@ -76,13 +74,7 @@ from corn.learn.training import make_task
 from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
-from corn.transport import (
-    Credentials,
-    Link,
-    LinkOpener,
-    Purpose,
-    open_links,
-)
+from corn.transport import Link, LinkOpener, Purpose, open_links
 
 _SECONDS_TO_SEND = 1.0
 
@@ -277,26 +269,23 @@ def run_steps(
             planned = check_guarantee(plan, agent).precision
             required.check(plan, agent)
             folders = None if out is None else make_folders(out, agent)
-            precision = settings.precision_of(plan, agent, planned)
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
-            ledger = stack.enter_context(
-                open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
-            )
+            precision = settings.precision_of(plan, agent, planned)
+            ledger = open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
+            stack.enter_context(ledger)
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
-            # What the ledger had counted, before a pass is chosen, which may skip some. A
-            # checkpoint that counts more belongs to another ledger, or to this one before it was
-            # restored.
+            # What the ledger had counted, before a pass is chosen, which may skip some.
             num_releases = plan.budget.num_steps - ledger.remaining
             stepper, parts, notes = prepare_work(
                 plan, agent, settings, problem, ledger, update=update
             )
             # All agents start from the same model: its seed is public, and they compare a hash.
             start = problem.task.initialize(settings.seed).to(getattr(torch, plan.dtype))
-            steps: set[int] = set()
+            checkpoints = {0}  # the initial model needs no file
             if folders is not None:
-                steps = CheckpointFolder(folders.private, plan, agent).find(
+                checkpoints |= CheckpointFolder(folders.private, plan, agent).find(
                     num_parameters=len(start),
                     num_releases=num_releases,
                     resume=settings.resume,
@@ -316,29 +305,20 @@ def run_steps(
                 },
                 nonce=ledger.nonce.hex(),  # public: noise follows from it only with the keys
                 remaining=ledger.remaining,
-                checkpoints=tuple(sorted(steps | {0})),  # the initial model needs no file
+                checkpoints=tuple(sorted(checkpoints)),
                 reserved=ledger.reserved_before,
+                first_free_step=ledger.first_free_step if rejoins else 0,
             )
-            run = AgreedRun(
-                plan=plan,
-                settings=settings,
-                agent=agent,
-                hello=hello,
-                credentials=rendezvous.credentials,
-                ledger=ledger,
-                stepper=stepper,
-                start=start,
-                folders=folders,
-                requirements=required,
+            run = AgentRun(
+                plan, settings, rendezvous, hello, ledger, stepper, start, folders, required
             )
-            run, entry = (return_to_run if rejoins else begin_run)(run, rendezvous)
-            stack.callback(entry.close)
+            stack.callback(run.close)
+            if rejoins:
+                run.return_to_others()
+            else:
+                run.begin()
         with naming_agent(agent):
-            return (
-                yield from train_agent(
-                    run, entry, reports, problem, parts=parts, private_notes=notes
-                )
-            )
+            return (yield from run.train(problem, parts, notes, reports))
 
 
 def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | None:
@@ -389,382 +369,270 @@ def describe_model(task: Task, start: Tensor) -> dict[str, str]:
     return {"the model": model, "the initial parameters": digest}
 
 
-def train_agent(
-    run: AgreedRun,
-    entry: Entry,
-    reports: Reports,
-    problem: TrainingProblem,
-    *,
-    parts: Mapping[str, Samples],
-    private_notes: Iterable[str],
-) -> Generator[AgentStepper, None, AgentResult]:
-    """Run all steps that are left, and record them."""
-    plan, settings, ledger = run.plan, run.settings, run.ledger
-    exchange = entry.exchange
-    if reports.on_message is not None:
-        exchange.on_send = partial(reports.on_message, run.agreed.nonce)
-    journal = Journal(
-        plan,
-        settings,
-        agent=run.agent,
-        problem=problem,
-        parts=parts,
-        ledger=ledger,
-        folders=run.folders,
-        read_memory=lambda: run.stepper.memory,
-        count_bytes=exchange.count_bytes,
-        on_state=reports.on_state,
-    )
-    # After the agreement: the step from which all continue is not known before, and later files are
-    # removed.
-    parameters, earlier = _restore(run, journal)
-    _note_ledger(run, journal)
-    for text in private_notes:
-        journal.note_privately(text)
-    rounds = TrainingRounds(
-        plan,
-        settings,
-        agent=run.agent,
-        activate=run.activate,
-        stepper=run.stepper,
-        exchange=exchange,
-        returns=entry.returns,
-        membership=entry.membership,
-        journal=journal,
-        first_step=run.first_step,
-        last_step=run.last_step,
-        parameters=parameters,
-        admission=run.admission,
-    )
-    journal.observe(rounds)
-    # A checkpoint of the start lets agents that crash early resume from a step they have in common.
-    journal.record_start(run.first_step, parameters, earlier)
-    # A caller that gave an interruption catches signals itself, and would miss those caught here.
-    given = reports.interruption
-    with catch_interruption() if given is None else nullcontext(given) as interruption:
-        yield from rounds.run(interruption)
-    missing = rounds.lost.keys() | rounds.cut_links.keys()
-    status = judge_status(all_steps=rounds.step == settings.steps_of(plan), lost=missing)
-    journal.record_end(rounds.step, rounds.parameters, status)
-    # Links count a message once it has left, and the last ones may still be on their way.
-    exchange.finish_sending(_SECONDS_TO_SEND)
-    return AgentResult(
-        agent=run.agent,
-        status=status,
-        first_step=run.first_step,
-        num_steps=rounds.step,
-        stop=rounds.stop,
-        lost=rounds.lost,
-        cut_links=rounds.cut_links,
-        notes=tuple(journal.notes),
-        traffic=exchange.traffic,
-        parameters=rounds.parameters,
-        rows=tuple(journal.rows),
-        measured=journal.measured,
-        private_notes=tuple(journal.private_notes),
-        seconds_waited=rounds.seconds_waited,
-        total=run.total,
-        simulation=problem.simulation,
-    )
+@dataclass(eq=False)
+class AgentRun:
+    """One agent's run of a plan, from its checks to its result.
 
+    ``begin`` or ``return_to_others`` fill the fields without an argument. Nothing is released
+    before ``train``: all checks that can refuse come before, so a refusal costs no budget.
 
-def _restore(run: AgreedRun, journal: Journal) -> tuple[Tensor, list[Row]]:
-    """Return the model to start from and the measurements before it; remove later files."""
-    step, folders = run.first_step, run.folders
-    if run.admission is not None:
-        # An agent that returns begins with its sponsor's model, and keeps its own measurements.
-        journal.note(f"took part again from step {step} on, with the model of a neighbour")
-        rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
-        state = {name: own for name, own in run.admission.state.items() if name != LAST_TOTAL}
-        try:
-            run.stepper.restore(state)
-        except InvalidArgumentError as error:
-            raise ProtocolError(f"a neighbour sent a state that does not fit: {error}") from error
-        return run.admission.parameters.clone(), list(rows.values())
-    if folders is not None and (removed := forget_after(folders, step)):
-        journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
-    if folders is None or step == 0:
-        return run.start.clone(), []
-    checkpoint = CheckpointFolder(folders.private, run.plan, run.agent).load(step)
-    run.stepper.memory = checkpoint.memory
-    return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
-
-
-def _note_ledger(run: AgreedRun, journal: Journal) -> None:
-    """Note how a ledger shortens the run."""
-    total, agreement = run.settings.steps_of(run.plan), run.agreed
-    if run.last_step < total:
-        # An agent that returns learns when the run ends, but not for whose sake.
-        why = (
-            "as the others had agreed before this agent returned"
-            if agreement.scarce is None
-            else f"agent {agreement.scarce}'s ledger allows {agreement.max_steps} more releases"
-        )
-        journal.note(f"the run ends at step {run.last_step} of {total}: {why}")
-    if agreement.reserved and run.agent == agreement.scarce:
-        journal.note(
-            f"a run that crashed had reserved {agreement.reserved} releases, which count as spent"
-        )
-    if skipped := run.ledger.num_skipped:
-        # Privately, as it tells that the data changed.
-        journal.note_privately(
-            f"{skipped} releases of a pass that an earlier run began count as spent: this run's "
-            "data may be other data, so it begins a new pass"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class AgreedRun:
-    """Everything that one agent's training needs, complete once all agents agreed.
-
-    ``total`` is that of all releases of its data, ``group_seeds`` are those of groups of three and
-    more, and ``admission`` is the model and the state of a sponsor, for an agent that returns.
+    Attributes:
+        total: that of all releases of the agent's data.
+        group_seeds: those of groups of three and more.
+        admission: the model and the state of a sponsor, for an agent that returns.
     """
 
     plan: Plan
     settings: RunSettings
-    agent: int
+    rendezvous: Rendezvous
     hello: Hello
-    credentials: Credentials
     ledger: ReleaseLedger
     stepper: AgentStepper
     start: Tensor
     folders: Folders | None
     requirements: Requirements
-    agreement: Agreement | None = None
-    total: ReleaseTotal | None = None
-    group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False)
-    admission: Admission | None = None
+    agreement: Agreement = field(init=False)
+    exchange: Exchange = field(init=False)
+    returns: Returns = field(init=False)
+    total: ReleaseTotal = field(init=False)
+    group_seeds: Mapping[int, Secret] = field(default_factory=dict, repr=False, init=False)
+    admission: Admission | None = field(default=None, init=False)
 
-    @property
-    def agreed(self) -> Agreement:
-        """The agreement, which must have been reached."""
-        if self.agreement is None:
-            raise InvalidArgumentError("agreement must be reached before training, found None")
-        return self.agreement
-
-    @property
-    def max_message_bytes(self) -> int:
-        """The most bytes of a message."""
+    def __post_init__(self) -> None:
+        self.agent = self.rendezvous.agent
+        self._opened = ExitStack()
+        graph = self.plan.network.graph
+        self.neighbours = frozenset(nx.all_neighbors(graph, self.agent))
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.start) if is_sum else self.start.nbytes
-        num_links = self.plan.network.graph.number_of_edges()
-        return message_limit(self.plan.num_agents, num_links, size)
+        self.max_bytes = message_limit(self.plan.num_agents, graph.number_of_edges(), size)
 
     @property
     def first_step(self) -> int:
         """Steps done before this run."""
-        return self.agreed.first_step
+        return self.agreement.first_step
 
     @property
     def last_step(self) -> int:
         """The end of the run: T, or earlier where a ledger allows fewer steps."""
-        return min(self.settings.steps_of(self.plan), self.first_step + self.agreed.max_steps)
+        return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
+
+    def close(self) -> None:
+        """Close all links."""
+        self._opened.close()
+
+    def begin(self) -> None:
+        """Agree with all agents, and connect to the neighbours."""
+        rendezvous = self.rendezvous
+        self.agreement = agreement = shake_hands(rendezvous, self.hello)
+        # The steps of this run are known now, for which the owner's limit is checked.
+        self._check_total(self.last_step - self.first_step)
+        self.group_seeds = share_group_seeds(rendezvous, self.plan, run_nonce=agreement.nonce)
+        # A store that answered agents differently would lead them to different agreements.
+        digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
+        opener = self._open_links()
+        # Nobody waits for the link of an agent that did not agree.
+        rendezvous.agree("linking", digest)
+        # From here on a failure names the agents that never became ready, not a neighbour that
+        # itself waited for them in vain.
+        with naming_absent_agents(rendezvous, "ready"):
+            links = open_links(
+                opener, self.neighbours, timeout=rendezvous.timeout, check=rendezvous.check
+            )
+            self._exchange_over(links, self._make_membership(), opener)
+            # Before the run begins, so that each of its agents can return to it. Not earlier:
+            # service managers add --rejoin where the file is, and after a failed start there is no
+            # run.
+            if self.folders is not None:
+                save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
+            rendezvous.agree("ready", digest)
+
+    def return_to_others(self) -> None:
+        """Return to a run under way, with the help of a neighbour."""
+        rendezvous, ledger = self.rendezvous, self.ledger
+        if self.plan.network.mixing == "gossip":
+            raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
+        require_pair_seeds(self.plan, "--rejoin")
+        # The step of the return is not known yet, so the check assumes all releases that the ledger
+        # allows.
+        self._check_total(ledger.remaining)
+        rendezvous.announce_address()
+        addresses = rendezvous.read_addresses()
+        if self.folders is not None:
+            # The store wins: an agent that moved has published its new address there.
+            addresses = load_addresses(self.folders.private)[1] | addresses
+        self.admission = admission = request_return(self, addresses)
+        welcome, step = admission.welcome, admission.welcome.return_step
+        # The nonce below is named by others, who could name that of an old run. The ledger refuses
+        # any step that it has ever reserved, so no noise repeats whatever they name.
+        ledger.join_run(step)
+        known = addresses | read_addresses(welcome.addresses)
+        rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
+        left = welcome.last_step - step
+        self.agreement = Agreement(
+            nonce=bytes.fromhex(welcome.nonce),
+            first_step=step,
+            max_steps=min(left, ledger.remaining),
+            scarce=self.agent if ledger.remaining < left else None,
+        )
+        if self.folders is not None:
+            save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
+        membership = self._make_membership()
+        # Without the news of the run this agent would take the graph for whole.
+        membership.check(admission.header, is_first=True)
+        membership.merge(admission.header.news)
+        links = dict(admission.links)
+        for peer in links.keys() - set(membership.reach(admission.header.sender)):
+            # The others are cut apart, and this agent returns to those of its sponsor alone.
+            links.pop(peer).close()
+        # Others count on it once it says so, which it does with its first message. That mends all
+        # own links on paper, so those that are still broken are announced anew.
+        membership.note(Kind.RETURN, step)
+        for peer in self.neighbours - links.keys():
+            membership.note(Kind.CUT, step, peer)
+        self._exchange_over(links, membership, self._open_links())
+
+    def _check_total(self, num_steps: int) -> None:
+        """Check the owner's limit on all plans together, for a run of so many steps."""
+        # With the ledger open, so that no second run can add to the total meanwhile, and before
+        # anything is released.
+        self.total = compose_total(
+            self.plan,
+            self.agent,
+            keys=self.rendezvous.key_folder,
+            ledger=self.ledger,
+            requirements=self.requirements,
+            num_steps=num_steps,
+        )
+        # Private: the total shows what else the data was used for.
+        log_event(self.agent, "total", self.total.describe(), is_private=True)
+
+    def _make_membership(self) -> Membership:
+        keys = NewsKeys(self.rendezvous.credentials, self.rendezvous.meeting.session)
+        graph = self.plan.network.graph
+        return Membership(graph, self.agent, keys=keys, last_step=self.last_step)
+
+    def _open_links(self) -> LinkOpener:
+        """Return the place where neighbours connect; open before any of them does."""
+        opener = self.rendezvous.make_link_opener(Purpose.LINK, max_bytes=self.max_bytes)
+        self._opened.callback(opener.close)
+        return opener
+
+    def _exchange_over(
+        self, links: Mapping[int, Link], membership: Membership, opener: LinkOpener
+    ) -> None:
+        """Exchange messages over links from now on, and listen to agents that return."""
+        is_sum = self.plan.network.mixing == "sum"
+        dtype = integer_type(self.plan.mask_bits) if is_sum else self.start.dtype
+        self.exchange = Exchange(links, membership, dtype=dtype, timeout=self.settings.timeout)
+        self.returns = Returns(self, opener)
+        self._opened.callback(self.returns.close)
+        self._opened.callback(self.exchange.close)
 
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
         noise = NoiseShare(
             plan,
             members.index(self.agent),
-            make_source(self.credentials, plan, members, self.group_seeds),
+            make_source(self.rendezvous.credentials, plan, members, self.group_seeds),
             # It has a new part from every agent: under it no noise was ever drawn before.
-            nonce=self.agreed.nonce,
+            nonce=self.agreement.nonce,
             num_parameters=len(self.start),
         )
         return ActivePlan(plan, members, noise)
 
-    def check_total(self, keys: Path, num_steps: int) -> ReleaseTotal:
-        """Check the owner's limit on all plans together, for a run of so many steps."""
-        # With the ledger open, so that no second run can add to the total meanwhile, and before
-        # anything is released.
-        total = compose_total(
-            self.plan,
-            self.agent,
-            keys=keys,
-            ledger=self.ledger,
-            requirements=self.requirements,
-            num_steps=num_steps,
-        )
-        # Private: the total shows what else the data was used for.
-        log_event(self.agent, "total", total.describe(), is_private=True)
-        return total
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """An agent's connections when it begins to take part, and what it knows of losses."""
-
-    exchange: Exchange
-    membership: Membership
-    returns: Returns
-
-    def close(self) -> None:
-        """Close all links."""
-        self.exchange.close()
-        self.returns.stop()
-
-
-def begin_run(run: AgreedRun, rendezvous: Rendezvous) -> tuple[AgreedRun, Entry]:
-    """Agree with all agents, and connect to the neighbours."""
-    plan = run.plan
-    # Nothing has been released yet, and nothing is until train_agent: all checks that can refuse
-    # come before, so a refusal costs no budget.
-    agreement = shake_hands(rendezvous, run.hello)
-    require_budget(agreement)
-    # The owner's limit is checked for the steps of this run only, which are known after the
-    # agreement.
-    left = run.settings.steps_of(plan) - agreement.first_step
-    total = run.check_total(rendezvous.key_folder, min(left, agreement.max_steps))
-    seeds = share_group_seeds(rendezvous, plan, run_nonce=agreement.nonce)
-    run = replace(run, agreement=agreement, total=total, group_seeds=seeds)
-    # A store that answered agents differently would lead them to different agreements.
-    digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-    senders, receivers = find_neighbours(plan, run.agent)
-    with ExitStack() as stack:
-        # Open before any neighbour connects.
-        opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
-        stack.callback(opener.close)
-        # Nobody waits for the link of an agent that did not agree.
-        rendezvous.agree("linking", digest)
-        # From here on a failure names the agents that never became ready, not a neighbour that
-        # itself waited for them in vain.
-        stack.enter_context(naming_absent_agents(rendezvous, "ready"))
-        links = open_links(
-            opener,
-            senders | receivers,
-            timeout=rendezvous.timeout,
-            check=rendezvous.check,
-        )
-        exchange = make_exchange(run, links)
-        stack.callback(exchange.close)
-        # Before the run begins, so that each of its agents can return to it. Not earlier: service
-        # managers add --rejoin where the file is, and after a failed start there is no run.
-        if run.folders is not None:
-            save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
-        rendezvous.agree("ready", digest)
-        stack.pop_all()  # all agents are there: links stay open
-    membership = make_membership(run, rendezvous)
-    return run, Entry(exchange, membership, make_returns(run, rendezvous, opener))
-
-
-def return_to_run(run: AgreedRun, rendezvous: Rendezvous) -> tuple[AgreedRun, Entry]:
-    """Return to a run under way, with the help of a neighbour."""
-    plan, ledger = run.plan, run.ledger
-    if plan.network.mixing == "gossip":
-        raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
-    require_pair_seeds(plan, "--rejoin")
-    # The step of the return is not known yet, so the check assumes all releases that the ledger
-    # allows.
-    total = run.check_total(rendezvous.key_folder, ledger.remaining)
-    rendezvous.announce_address()
-    addresses = rendezvous.read_addresses()
-    if run.folders is not None:
-        # The store wins: an agent that moved has published its new address there.
-        addresses = load_addresses(run.folders.private)[1] | addresses
-    senders, receivers = find_neighbours(plan, run.agent)
-    admission = request_return(
-        rendezvous,
-        Request(run.hello, ledger.first_free_step),
-        senders | receivers,
-        addresses,
-        start=run.start,
-        max_bytes=run.max_message_bytes,
-    )
-    welcome, step = admission.welcome, admission.welcome.return_step
-    # The nonce below is named by others, who could name that of an old run. The ledger refuses any
-    # step that it has ever reserved, so no noise repeats whatever they name.
-    ledger.join_run(step)
-    known = addresses | welcome.known_addresses
-    rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
-    agreement = Agreement(
-        nonce=bytes.fromhex(welcome.nonce),
-        first_step=step,
-        max_steps=min(welcome.last_step - step, ledger.remaining),
-        scarce=run.agent if ledger.remaining < welcome.last_step - step else None,
-    )
-    run = replace(run, agreement=agreement, total=total, admission=admission)
-    if run.folders is not None:
-        save_addresses(run.folders.private, rendezvous.meeting, rendezvous.bound)
-    membership = make_membership(run, rendezvous)
-    # Without the news of the run this agent would take the graph for whole.
-    membership.check(admission.header, is_first=True)
-    membership.merge(admission.header.news)
-    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=run.max_message_bytes)
-    links = dict(admission.links)
-    for peer in links.keys() - set(membership.reach(admission.header.sender)):
-        # The others are cut apart, and this agent returns to those of its sponsor alone.
-        links.pop(peer).close()
-    # Others count on it once it says so, which it does with its first message. That mends all own
-    # links on paper, so those that are still broken are announced anew.
-    membership.note_return(step)
-    for peer in (senders | receivers) - links.keys():
-        membership.note_cut(peer, step)
-    exchange = make_exchange(run, links)
-    return run, Entry(exchange, membership, make_returns(run, rendezvous, opener))
-
-
-def find_neighbours(plan: Plan, agent: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the agents that send to an agent, and those to which it sends."""
-    graph = plan.network.graph
-    # On a one-way link an agent only sends, or only receives.
-    receivers = frozenset(graph.neighbors(agent))
-    senders = frozenset(graph.predecessors(agent)) if graph.is_directed() else receivers
-    return senders, receivers
-
-
-def make_membership(run: AgreedRun, rendezvous: Rendezvous) -> Membership:
-    """Return an agent's knowledge of losses at its start: none."""
-    return Membership(
-        run.plan.network.graph,
-        run.agent,
-        keys=NewsKeys(rendezvous.credentials, rendezvous.meeting.session),
-        last_step=run.last_step,
-    )
-
-
-def message_type(plan: Plan, model: Tensor) -> torch.dtype:
-    """Return the type of the numbers in messages: that of models, or integers in exact sums."""
-    return integer_type(plan.mask_bits) if plan.network.mixing == "sum" else model.dtype
-
-
-def make_exchange(run: AgreedRun, links: Mapping[int, Link]) -> Exchange:
-    """Return the exchange of messages over links to neighbours."""
-    is_directed = run.plan.network.graph.is_directed()
-    senders, receivers = find_neighbours(run.plan, run.agent)
-    return Exchange(
-        links,
-        num_agents=run.plan.num_agents,
-        dtype=message_type(run.plan, run.start),
-        timeout=run.settings.timeout,
-        senders=senders if is_directed else None,
-        receivers=receivers if is_directed else None,
-    )
-
-
-def make_returns(
-    run: AgreedRun,
-    rendezvous: Rendezvous,
-    opener: LinkOpener,
-) -> Returns:
-    """Return the place where agents ask this one to let them in."""
-    meeting = rendezvous.meeting
-
-    def welcome(return_step: int, present: tuple[int, ...]) -> Welcome:
-        return Welcome(
-            session=meeting.session.hex(),
-            nonce=run.agreed.nonce.hex(),
-            return_step=return_step,
-            last_step=run.last_step,
-            addresses={str(agent): place for agent, place in meeting.addresses.items()},
-            present=present,
+    def train(
+        self,
+        problem: TrainingProblem,
+        parts: Mapping[str, Samples],
+        private_notes: Iterable[str],
+        reports: Reports,
+    ) -> Generator[AgentStepper, None, AgentResult]:
+        """Run all steps that are left, and record them."""
+        exchange, num_steps = self.exchange, self.settings.steps_of(self.plan)
+        if reports.on_message is not None:
+            exchange.on_send = partial(reports.on_message, self.agreement.nonce)
+        journal = Journal(self, problem, parts, reports.on_state)
+        # After the agreement: the step from which all continue is not known before, and later files
+        # are removed.
+        parameters, earlier = self._restore(journal)
+        self._note_ledger(journal)
+        for text in private_notes:
+            journal.note_privately(text)
+        rounds = TrainingRounds(self, journal, parameters)
+        # A checkpoint of the start lets agents that crash early resume from a step they have in
+        # common.
+        journal.record_start(self.first_step, parameters, earlier)
+        # A caller that gave an interruption catches signals itself, and would miss those caught
+        # here.
+        given = reports.interruption
+        with catch_interruption() if given is None else nullcontext(given) as interruption:
+            yield from rounds.run(interruption)
+        lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
+        status = judge_status(all_steps=rounds.step == num_steps, lost={*lost, *cut_links})
+        journal.record_end(rounds.step, rounds.parameters, status)
+        # Links count a message once it has left, and the last ones may still be on their way.
+        exchange.finish_sending(_SECONDS_TO_SEND)
+        return AgentResult(
+            agent=self.agent,
+            status=status,
+            first_step=self.first_step,
+            num_steps=rounds.step,
+            stop=rounds.stop,
+            lost=lost,
+            cut_links=cut_links,
+            notes=tuple(journal.notes),
+            traffic=exchange.traffic,
+            parameters=rounds.parameters,
+            rows=tuple(journal.rows),
+            measured=journal.measured,
+            private_notes=tuple(journal.private_notes),
+            seconds_waited=exchange.seconds_waited,
+            total=self.total,
+            simulation=problem.simulation,
         )
 
-    return Returns(
-        run.hello,
-        rendezvous,
-        opener,
-        welcome=welcome,
-        last_step=run.last_step,
-        timeout=run.settings.timeout,
-    )
+    def _restore(self, journal: Journal) -> tuple[Tensor, list[Row]]:
+        """Return the model to start from and the measurements before it; remove later files."""
+        step, folders = self.first_step, self.folders
+        if self.admission is not None:
+            # An agent that returns begins with its sponsor's model, and keeps its own measurements.
+            journal.note(f"took part again from step {step} on, with the model of a neighbour")
+            rows = {} if folders is None else read_rows(folders.private / "metrics.csv")
+            try:
+                self.stepper.restore(self.admission.state)
+            except InvalidArgumentError as error:
+                raise ProtocolError(
+                    f"a neighbour sent a state that does not fit: {error}"
+                ) from error
+            return self.admission.parameters.clone(), list(rows.values())
+        if folders is not None and (removed := forget_after(folders, step)):
+            journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
+        if folders is None or step == 0:
+            return self.start.clone(), []
+        checkpoint = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
+        self.stepper.memory = checkpoint.memory
+        return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
+
+    def _note_ledger(self, journal: Journal) -> None:
+        """Note how a ledger shortens the run."""
+        total, agreed = self.settings.steps_of(self.plan), self.agreement
+        if self.last_step < total:
+            # An agent that returns learns when the run ends, but not for whose sake.
+            why = (
+                "as the others had agreed before this agent returned"
+                if agreed.scarce is None
+                else f"agent {agreed.scarce}'s ledger allows {agreed.max_steps} more releases"
+            )
+            journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
+        if agreed.reserved and self.agent == agreed.scarce:
+            journal.note(
+                f"a run that crashed had reserved {agreed.reserved} releases, which count as spent"
+            )
+        if skipped := self.ledger.num_skipped:
+            # Privately, as it tells that the data changed.
+            journal.note_privately(
+                f"{skipped} releases of a pass that an earlier run began count as spent: this "
+                "run's data may be other data, so it begins a new pass"
+            )

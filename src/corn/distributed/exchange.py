@@ -8,6 +8,10 @@ An agent that waits for a slow neighbour is not slow itself. So an agent that ha
 third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
 that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
 run without trouble there are no heartbeats.
+
+An agent that sends nothing but heartbeats is lost too, after n + 1 time-outs. In a mixing round
+those that wait for its neighbours must not lose patience first. So heartbeats say for whom their
+sender waits, with the signed waits of all agents behind it, and each of them is worth a time-out.
 """
 
 from __future__ import annotations
@@ -16,12 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
+from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
     ProtocolError,
@@ -32,7 +37,8 @@ from corn.distributed.messages import (
     is_piece,
     is_sane,
 )
-from corn.transport import Link, LinkError, Traffic
+from corn.errors import InvalidArgumentError
+from corn.transport import Dropout, Link, LinkError, Traffic
 
 SUSPENDED_SHARE = 0.5
 """The share of the time-out after which an agent that was suspended may have been declared lost:
@@ -75,43 +81,42 @@ class Exchange:
 
     Args:
         links: one for each neighbour.
-        num_agents: n.
+        membership: this agent's knowledge of others, by which news that arrives is checked.
         dtype: of the numbers in messages.
         timeout: seconds without a message after which a neighbour is lost.
-        senders: the neighbours that send to this agent; by default all.
-        receivers: the neighbours to which this agent sends; by default all.
 
     Attributes:
         on_send: called with every message once all its numbers are known, for audits.
-        check_news: called with every header that arrives; raises ``ProtocolError`` for false news.
         check_call: called with every call for a recovery; raises ``ProtocolError`` for a false one.
         dtype: of the numbers in messages.
+        seconds_waited: how long this agent has waited for others in steps.
     """
 
     def __init__(
         self,
         links: Mapping[int, Link],
+        membership: Membership,
         *,
-        num_agents: int,
         dtype: torch.dtype,
         timeout: float,
-        senders: frozenset[int] | None = None,
-        receivers: frozenset[int] | None = None,
     ) -> None:
-        self._links, self._num_agents, self.timeout = dict(links), num_agents, timeout
-        self._senders, self._receivers = senders, receivers
+        self._links = dict(links)
+        self.membership = membership
+        self.timeout = timeout
         self.dtype = dtype
+        self.seconds_waited = 0.0
         self.on_send: Callable[[Header, Tensor], None] | None = None
-        self.check_news: Callable[[Header], None] = lambda _: None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
+        # In a mixing round: the neighbour that this agent waits for, and the message's number.
+        self._awaited: tuple[int, int] | None = None
         self._buffers: list[tuple[Link, memoryview]] = []
         self._pieces: dict[int, memoryview] = {}
         self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
         self._lock, self._last_sent = threading.RLock(), time.monotonic()
-        self._last_check = self._last_sent
+        self._last_check = self._began = self._last_sent
         # At the start no pause has happened: the count begins where was_suspended is False.
         self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
         self._heart = threading.Thread(
@@ -135,14 +140,15 @@ class Exchange:
         """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
         # A chain of agents that wait for each other ends after n time-outs at the latest, so a
         # neighbour that sends heartbeats for longer has a step that never ends.
-        return self.timeout * (self._num_agents + 1)
+        return self.timeout * (self.membership.num_agents + 1)
 
     @property
     def traffic(self) -> dict[int, Traffic]:
         """Traffic over each link so far, broken ones included."""
         now = {peer: link.traffic for peer, link in self._links.items()}
         return {
-            peer: _add(self._closed.get(peer), now.get(peer)) for peer in self._closed.keys() | now
+            peer: _add(own[peer] for own in (self._closed, now) if peer in own)
+            for peer in self._closed.keys() | now
         }
 
     def count_bytes(self) -> int:
@@ -153,25 +159,33 @@ class Exchange:
         """Begin to send to every neighbour; links receive all the time."""
         # Only now, as parameters of the last round point into these buffers until it is mixed.
         self.recycle()
-        self.note_message(header, parameters)
-        message, self._own = _write(header.encode(), parameters), header
-        with self._lock:
-            for peer in self.neighbours:
-                if self._receivers is None or peer in self._receivers:
-                    self._links[peer].send(memoryview(message))
-            self._last_sent = time.monotonic()
+        self._own = header
+        receivers = [peer for peer in self.neighbours if peer in self.membership.receivers]
+        self.send(receivers, header, parameters)
+        self._began = self._last_sent = time.monotonic()
 
-    def finish(self) -> Outcome:
-        """Wait for every neighbour; those that dropped out are no longer neighbours."""
-        began = time.monotonic()
+    def finish(self, number: int = 0) -> Outcome:
+        """Wait for every neighbour; those that dropped out are no longer neighbours.
+
+        ``number`` is that of the round in the run, over all steps.
+        """
         received, dropouts, call = {}, {}, None
+        if self._own is None:
+            raise InvalidArgumentError("finish must come after start, found no round under way")
+        check = self.expect(self._own)
         for peer in self.neighbours:
             try:
                 # The receiver of a one-way link sends nothing but calls.
-                if self._senders is None or peer in self._senders or self.has_arrived(peer):
+                if peer in self.membership.senders or self.has_arrived(peer):
                     # The silence of all neighbours counts from the same moment, so that several
                     # lost ones cost one time-out together.
-                    found = self.receive(peer, self._check_round, since=began)
+                    self._awaited = peer, number
+                    found = self.receive(
+                        peer,
+                        check,
+                        since=self._began,
+                        deadline=self._began + self.patience,
+                    )
                     if found.header.attempt:
                         self.put_back(peer, found)
                         call = found.header
@@ -184,6 +198,8 @@ class Exchange:
                 dropouts[peer] = error
                 received.pop(peer, None)
                 self.drop(peer)
+            finally:
+                self._awaited = None
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
         if not dropouts and call is None:
             self.note_exchange()
@@ -255,18 +271,51 @@ class Exchange:
         return peer in self._put_back or self._links[peer].has_arrived
 
     def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
-        limit = self.patience if deadline is None else deadline - time.monotonic()
-        return self._links[peer].receive(self.timeout, limit=limit, since=since)
+        if deadline is None:
+            deadline = time.monotonic() + self.patience
+        while True:
+            limit = deadline - time.monotonic()
+            # What has arrived is read even now, but not for ever.
+            if limit < -self.timeout:
+                raise LinkError(f"agent {peer} does not come to an end", Dropout.STALLED)
+            try:
+                return self._links[peer].receive(self.timeout, limit=limit, since=since)
+            except LinkError as error:
+                later = self._extend(deadline)
+                if error.dropout is not Dropout.STALLED or later <= deadline:
+                    raise
+                deadline = later
+
+    def _extend(self, deadline: float) -> float:
+        """Return when the wait of a mixing round ends, or this deadline outside of one."""
+        if self._awaited is None:
+            return deadline
+        self._gather_waits()
+        return (
+            self._began + self.patience + self.timeout * self.membership.count_waits(*self._awaited)
+        )
+
+    def _gather_waits(self) -> None:
+        """Read for whom neighbours wait, from their last heartbeats."""
+        with self._lock:
+            for peer, link in self._links.items():
+                # Whoever sends something else is lost as soon as one that says nothing.
+                with suppress(ProtocolError):
+                    if len(link.note):
+                        self.membership.merge_waits(self._parse(peer, link.note)[0].news)
+
+    def _parse(self, peer: int, data: memoryview) -> tuple[Header, Tensor]:
+        return decode_message(
+            data, num_agents=self.membership.num_agents, sender=peer, dtype=self.dtype
+        )
 
     def _decode(
         self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
     ) -> Received:
         self._buffers.append((self._links[peer], data))
-        header, values = decode_message(
-            data, num_agents=self._num_agents, sender=peer, dtype=self.dtype
-        )
+        header, values = self._parse(peer, data)
         check(header)
-        self.check_news(header)
+        self.membership.check(header)
         # A recovery sends whole sums.
         is_whole = values.nbytes == header.payload_bytes
         if not is_whole and (header.attempt or not in_pieces):
@@ -307,8 +356,8 @@ class Exchange:
         with self._lock:
             # Traffic of closed links is kept, as results report all that was sent.
             if peer in self._links:
+                self._closed[peer] = self.traffic[peer]
                 link = self._links.pop(peer)
-                self._closed[peer] = _add(self._closed.get(peer), link.traffic)
                 self._put_back.pop(peer, None)
                 self._pieces.pop(peer, None)
                 link.close()
@@ -335,12 +384,16 @@ class Exchange:
         for peer in self.neighbours:
             self.drop(peer)
 
-    def _check_round(self, header: Header) -> None:
-        """Raise unless a header is that of this round, or of a call for a recovery."""
-        if header.attempt:
-            self.check_call(header)
-        elif self._own is not None:
-            check_header(header, self._own)
+    def expect(self, own: Header) -> Callable[[Header], None]:
+        """Return a check that a header is one like the own, or a call for a recovery."""
+
+        def check(header: Header) -> None:
+            if header.attempt:
+                self.check_call(header)
+            else:
+                check_header(header, own)
+
+        return check
 
     def _check_recovery(self, header: Header) -> None:
         """Raise unless a message that comes in the place of a piece calls for a recovery."""
@@ -360,6 +413,15 @@ class Exchange:
             if self._last_check - before > SUSPENDED_SHARE * self.timeout:
                 self._exchanges_since_pause = 0
 
+    def _make_note(self) -> bytes:
+        """Return for whom this agent waits in a mixing round; nothing outside of one."""
+        awaited = self._awaited  # once, as the agent's own thread changes it
+        if awaited is None or self._own is None:
+            return b""
+        self._gather_waits()
+        news = self.membership.say_waits(*awaited)
+        return replace(self._own, payload_bytes=0, news=news).encode()
+
     def _send_heartbeats(self) -> None:
         # A thread of its own, as the agent may compute or wait for longer than the time-out.
         pause = self.timeout / _HEARTBEATS_PER_TIMEOUT
@@ -369,8 +431,9 @@ class Exchange:
                 # Messages are signs of life too. Heartbeats fill the gaps only.
                 if time.monotonic() - self._last_sent < pause:
                     continue
+                note = self._make_note()
                 for link in self._links.values():
-                    link.send_heartbeat()
+                    link.send_heartbeat(note)
                 self._last_sent = time.monotonic()
 
 
@@ -383,11 +446,5 @@ def _write(start: bytes, values: Tensor) -> bytearray:
     return message
 
 
-def _add(first: Traffic | None, second: Traffic | None) -> Traffic:
-    both = [one for one in (first, second) if one is not None]
-    return Traffic(
-        messages_sent=sum(one.messages_sent for one in both),
-        messages_received=sum(one.messages_received for one in both),
-        bytes_sent=sum(one.bytes_sent for one in both),
-        heartbeats=sum(one.heartbeats for one in both),
-    )
+def _add(counts: Iterable[Traffic]) -> Traffic:
+    return Traffic(*map(sum, zip(*map(astuple, counts), strict=True)))

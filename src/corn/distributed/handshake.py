@@ -54,6 +54,7 @@ class Hello:
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
         reserved: releases that its ledger counts though a run that crashed may not have made them.
+        first_free_step: the first step that its ledger has never reserved, if it returns to a run.
     """
 
     plan: str
@@ -62,13 +63,14 @@ class Hello:
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
     reserved: int = 0
+    first_free_step: int = 0
 
     def __post_init__(self) -> None:
         # Hellos of other agents come from the store, and may hold anything.
         check_fingerprint(parse_hex(self.plan, "plan"))
         check_nonce(parse_hex(self.nonce, "nonce"))
-        if min(self.remaining, self.reserved, *self.checkpoints, 0) < 0:
-            raise InvalidArgumentError("remaining, reserved and checkpoints must not be negative")
+        if min(self.remaining, self.reserved, self.first_free_step, *self.checkpoints, 0) < 0:
+            raise InvalidArgumentError("numbers of releases and steps must not be negative")
         if 0 not in self.checkpoints:
             raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
 
@@ -111,7 +113,15 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
     except CornError as error:
         # An agent that is missed may have refused: then that is the reason.
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-            _raise_refusal_instead(rendezvous, error)
+            try:
+                # Callers name the agent in failures inside; this one is new.
+                with naming_agent(rendezvous.agent):
+                    rendezvous.raise_refusal()
+            except RefusalError as refusal:
+                rendezvous.leave()
+                raise refusal from error
+            except CornError:
+                pass
         # Whoever follows another's refusal has no reason of its own.
         if isinstance(error, RefusalError):
             rendezvous.leave()
@@ -148,18 +158,6 @@ def _refuse(rendezvous: Rendezvous, reason: str) -> None:
         rendezvous.leave()
 
 
-def _raise_refusal_instead(rendezvous: Rendezvous, error: CornError) -> None:
-    try:
-        # Callers name the agent in failures inside ``announcing_failure``; this one is new.
-        with naming_agent(rendezvous.agent):
-            rendezvous.raise_refusal()
-    except RefusalError as refusal:
-        rendezvous.leave()
-        raise refusal from error
-    except CornError:
-        return
-
-
 @contextmanager
 def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
     """If links cannot be opened, name the agents that publish nothing under a topic.
@@ -180,7 +178,12 @@ def naming_absent_agents(rendezvous: Rendezvous, topic: str) -> Iterator[None]:
 
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
-    """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
+    """Compare terms with all agents; all raise the same error if any differs.
+
+    Raises:
+        HandshakeError: agents differ.
+        NoReleasesLeftError: some ledger allows no release.
+    """
     texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
     hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
     compare_hellos(hellos)
@@ -190,23 +193,20 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     # The number breaks ties, so that all agents name the same one: they compare the agreement bit
     # by bit.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
-    return Agreement(
+    agreement = Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
         first_step=_choose_start(hellos),
         max_steps=hellos[scarce].remaining,
         scarce=scarce,
         reserved=hellos[scarce].reserved,
     )
-
-
-def require_budget(agreement: Agreement) -> None:
-    """Raise unless every ledger allows at least one release."""
     if agreement.max_steps == 0:
         crashed = f", {agreement.reserved} of it reserved by a run that crashed"
         raise NoReleasesLeftError(
             f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
             f"budget is spent{crashed if agreement.reserved else ''}"
         )
+    return agreement
 
 
 def compare_hellos(hellos: Mapping[int, Hello]) -> None:
@@ -238,11 +238,10 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
 
 def _parse_hello(text: bytes, sender: int) -> Hello:
     try:
-        hello: Hello = build(Hello, parse_json(text), "it")
+        return build(Hello, parse_json(text), "it")  # type: ignore[no-any-return]
     except InvalidArgumentError as error:
         raise HandshakeError(
             f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}",
             topic="hello",
             agents=(sender,),
         ) from error
-    return hello

@@ -14,21 +14,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, partial
 from pathlib import Path
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
-from corn.distributed.settings import RunSettings
 from corn.distributed.state import TRAINING, AgentState, PrivateState, StateFile
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
-    Folders,
     append_private_note,
     write_model,
 )
@@ -48,10 +46,13 @@ from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel
 from corn.noise import ReleaseLedger
-from corn.plan import Plan, fingerprint
+from corn.plan import fingerprint
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
 from corn.version import __version__
+
+if TYPE_CHECKING:
+    from corn.distributed.agent import AgentRun
 
 _BLOCKS_OF_RELEASES = 20
 _STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
@@ -76,129 +77,89 @@ class Reports:
     on_ledger: Callable[[ReleaseLedger], None] | None = None
 
 
-@dataclass(frozen=True)
-class ReleaseAccount:
-    """The ε that an agent has spent under a plan.
+def epsilon_after(budget: PrivacyBudget, precision: float, num_releases: int) -> float:
+    """Return the ε spent by an agent with a promise after so many releases, at the promise's δ.
 
-    Attributes:
-        budget: the plan's promise to this agent.
-        precision: the largest [R⁻¹]_ii of any release, against the worst coalition.
+    ``precision`` is the largest [R⁻¹]_ii of any release, against the worst coalition.
     """
-
-    budget: PrivacyBudget
-    precision: float
-
-    def epsilon(self, num_releases: int) -> float:
-        """Return ε after so many releases, at the budget's δ."""
-        if num_releases == 0:
-            return 0.0
-        # With the loss by floating point included: the ε that is printed must be the one that is
-        # proved.
-        return float(account_floats([self.precision], self.budget, num_steps=num_releases)[0])
-
-    def bound_epsilon(self, num_releases: int) -> float:
-        """Return ε after at least so many releases: those to the end of a twentieth of the plan.
-
-        Accounting of Poisson sampling takes as long as several steps, so that the ε of every step
-        would delay training. This one changes twenty times in a run.
-        """
-        total = self.budget.num_steps
-        block = math.ceil(total / _BLOCKS_OF_RELEASES)
-        # Rounded up to a block, as ε grows with releases: the bound is never below the ε spent.
-        return self._epsilon_of_block(min(total, block * math.ceil(num_releases / block)))
-
-    @cached_property
-    def _epsilon_of_block(self) -> Callable[[int], float]:
-        # Per instance: a cache on the method itself would keep every account alive.
-        return cache(self.epsilon)
+    if num_releases == 0:
+        return 0.0
+    # With the privacy loss by floating point: the ε that is printed must be the one that is proved.
+    return float(account_floats([precision], budget, num_steps=num_releases)[0])
 
 
-@final
-class Pace:
-    """The number of steps per minute, over the last minute."""
+def round_up_releases(num_releases: int, num_steps: int) -> int:
+    """Return a number of releases rounded up to the end of a twentieth of the plan.
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+    Accounting of Poisson sampling takes as long as several steps, so that the ε of every step would
+    delay training. ε grows with releases, so that of more releases is a bound.
 
-    def measure(self, step: int, now: float) -> float:
-        """Return the steps per minute up to now, and remember this step.
-
-        >>> pace = Pace()
-        >>> pace.measure(0, now=10.0), pace.measure(20, now=40.0)
-        (0.0, 40.0)
-        """
-        self._seen.append((now, step))
-        # The second point decides: the first may be older than a minute, so that slow runs still
-        # have a pace.
-        while len(self._seen) > 2 and self._seen[1][0] < now - _SECONDS_OF_PACE:
-            self._seen.popleft()
-        began, first = self._seen[0]
-        return 60 * (step - first) / (now - began) if now > began else 0.0
+    >>> round_up_releases(1, 1000), round_up_releases(999, 1000)
+    (50, 1000)
+    """
+    block = math.ceil(num_steps / _BLOCKS_OF_RELEASES)
+    return min(num_steps, block * math.ceil(num_releases / block))
 
 
-class ObservedRounds(Protocol):
-    """The part of ``TrainingRounds`` that is reported."""
+def measure_pace(seen: deque[tuple[float, int]], step: int, now: float) -> float:
+    """Return the steps per minute, over the last minute, and add this step to those seen.
 
-    seconds_waited: float
-
-    @property
-    def lost(self) -> Mapping[int, int]:
-        """The lost agents, and the step at which each loss was first noticed."""
-
-    @property
-    def cut_links(self) -> Mapping[int, int]:
-        """Neighbours that still take part though the link to them broke, and since when."""
+    >>> seen = deque([(10.0, 0)])
+    >>> measure_pace(seen, 20, now=40.0)
+    40.0
+    """
+    seen.append((now, step))
+    # The second point decides: the first may be older than a minute, so that slow runs still have a
+    # pace.
+    while len(seen) > 2 and seen[1][0] < now - _SECONDS_OF_PACE:
+        seen.popleft()
+    began, first = seen[0]
+    return 60 * (step - first) / (now - began) if now > began else 0.0
 
 
 @final
 class Journal:
     """Writer of everything that an agent keeps of its run, and reporter of its state.
 
-    ``parts`` are the samples to measure on. Without ``folders`` nothing is written. ``read_memory``
-    returns the average of the agent's releases, if it has momentum.
+    ``parts`` are the samples to measure on. A run without folders writes nothing.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        settings: RunSettings,
-        *,
-        agent: int,
+        run: AgentRun,
         problem: TrainingProblem,
         parts: Mapping[str, Samples],
-        ledger: ReleaseLedger,
-        folders: Folders | None,
-        read_memory: Callable[[], Tensor | None],
-        count_bytes: Callable[[], int],
         on_state: Callable[[AgentState, PrivateState], None] | None = None,
     ) -> None:
-        budget = plan.budget.of_agent(agent)
+        plan, settings, ledger = run.plan, run.settings, run.ledger
+        membership = run.exchange.membership
+        budget = plan.budget.of_agent(run.agent)
+        self._agent = agent = run.agent
         self._plan = plan
         self._settings = settings
-        self._agent = agent
         self._problem = problem
         self._parts = parts
         self._ledger = ledger
-        self._folders = folders
-        self._read_memory = read_memory
-        self._count_bytes = count_bytes
+        self._folders = run.folders
+        self._stepper = run.stepper
+        self._exchange = run.exchange
         self._on_state = on_state
-        self._account = ReleaseAccount(budget, ledger.precision)
+        self._budget = budget
+        # Per instance: a cache on a function would keep every budget alive.
+        self._epsilon = cache(partial(epsilon_after, budget, ledger.precision))
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
         # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
-        self._pace = Pace()
+        # Times and steps of the last minute.
+        self._pace: deque[tuple[float, int]] = deque()
         self._last_state = self._last_file = -math.inf
-        self._rounds: ObservedRounds | None = None
-        self._file = None if folders is None else StateFile(folders.private)
+        self._file = None if run.folders is None else StateFile(run.folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
-        graph = plan.network.graph
-        senders = graph.predecessors(agent) if graph.is_directed() else ()
         # Made once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
             agent=agent,
@@ -214,7 +175,7 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=tuple({*graph.neighbors(agent), *senders}),
+            neighbours=tuple(membership.senders | membership.receivers),
             lost={},
             bytes_sent=0,
             steps_per_minute=0.0,
@@ -224,10 +185,6 @@ class Journal:
             timeout=settings.timeout,
             updated=0.0,
         )
-
-    def observe(self, rounds: ObservedRounds) -> None:
-        """Read losses and waits from the rounds of training from now on."""
-        self._rounds = rounds
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
@@ -254,7 +211,7 @@ class Journal:
         simulated = "simulated: " if state.simulation else ""
         text = (
             f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
-            f"{self._account.budget.describe()}, against {state.adversary}"
+            f"{self._budget.describe()}, against {state.adversary}"
             f"{f'; {state.simulation}' if state.simulation else ''}"
         )
         log_event(state.agent, "start", text, fields=asdict(state))
@@ -322,10 +279,14 @@ class Journal:
             statistics=statistics,
         )
         # By releases, which are more than steps after a restart.
-        spent = self._account.epsilon(self._num_releases)
-        promise: Row = {"epsilon": spent, "epsilon_least": spent}
-        promise |= {"delta": self._account.budget.promise.delta, "unit": self._account.budget.unit}
-        promise["central_ratio"] = self._plan.central_ratio
+        spent = self._epsilon(self._num_releases)
+        promise: Row = {
+            "epsilon": spent,
+            "epsilon_least": spent,
+            "delta": self._budget.promise.delta,
+            "unit": self._budget.unit,
+            "central_ratio": self._plan.central_ratio,
+        }
         self.rows.append(row | promise)
         if self._folders is None:
             return
@@ -339,7 +300,7 @@ class Journal:
 
     def _save(self, step: int, parameters: Tensor) -> None:
         if self._folders is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._read_memory())
+            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.memory)
             folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
             folder.save(step, checkpoint, num_kept=self._num_kept)
 
@@ -364,19 +325,18 @@ class Journal:
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
         # Scores on private samples are not even for the owner's display, training data excepted.
         loss = float(self._select_shared(row)["test_loss"])
-        rounds, now = self._rounds, time.monotonic()
-        lost = {} if rounds is None else rounds.lost
-        cut_links = {} if rounds is None else rounds.cut_links
+        own, now = self._exchange.membership, time.monotonic()
+        lost, cut_links = own.lost, own.cut_links
         state = replace(
             self._first,
             phase=phase,
             step=step,
-            epsilon=self._account.bound_epsilon(self._num_releases),
+            epsilon=self._epsilon(round_up_releases(self._num_releases, self._budget.num_steps)),
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=self._count_bytes(),
-            steps_per_minute=self._pace.measure(step, now),
+            bytes_sent=self._exchange.count_bytes(),
+            steps_per_minute=measure_pace(self._pace, step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),
         )
@@ -390,7 +350,7 @@ class Journal:
             norm, clipped = math.nan, math.nan
             if statistics is not None:
                 norm, clipped = float(statistics.gradient_norm), float(statistics.fraction_clipped)
-            waited = 0.0 if rounds is None else rounds.seconds_waited
+            waited = self._exchange.seconds_waited
             private = PrivateState(waited, float(row["train_loss"]), norm, clipped)
             self._on_state(state, private)
         return state

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
-from corn.distributed.journal import Pace
+from corn.distributed.journal import measure_pace
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import log_event, writing_log
 from corn.distributed.planning import PlanningRequest
@@ -59,7 +60,7 @@ class ProgressLog:
     def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
-        self._pace = Pace()
+        self._pace: deque[tuple[float, int]] = deque()
         self._last_line = time.monotonic()
         self._logged_step = 0
         self._num_logged = 0
@@ -91,7 +92,7 @@ class ProgressLog:
     def _log_progress(self, running: list[AgentState]) -> None:
         """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         slowest, now = min(running, key=lambda own: own.step), time.monotonic()
-        pace = self._pace.measure(slowest.step, now)
+        pace = measure_pace(self._pace, slowest.step, now)
         # A launch that resumes begins at a later step.
         reached = slowest.step - slowest.step % self._checkpoint_every
         if reached <= self._logged_step and now < self._last_line + _SECONDS_BETWEEN_LINES:

@@ -53,31 +53,32 @@ class Membership:
     ) -> None:
         # Undirected: a broken connection ends both directions of a link.
         self._graph = nx.Graph(graph)
-        self._agent = agent
+        self.agent = agent
+        # On a one-way link an agent only sends, or only receives.
+        self.receivers = frozenset(graph.neighbors(agent))
+        self.senders = self.receivers
+        if graph.is_directed():
+            self.senders = frozenset(graph.predecessors(agent))
+        self.num_agents = len(graph)
         self._keys = keys
         self._last_step = last_step
         self.news: News = {}
+        self._waits: News = {}
 
     @property
     def planned_neighbours(self) -> tuple[int, ...]:
         """The neighbours of this agent by the plan."""
-        return tuple(sorted(self._graph.neighbors(self._agent)))
+        return tuple(sorted(self._graph.neighbors(self.agent)))
 
-    def note_cut(self, peer: int, step: int) -> None:
-        """Note that the own link to an agent broke at a step."""
-        self._say(Kind.CUT, *sorted((self._agent, peer)), step=step)
+    def note(self, kind: Kind, step: int, peer: int | None = None) -> None:
+        """Say something of a step in this agent's name: about its link to a peer, or itself."""
+        self.merge(self._sign(kind, step, peer))
 
-    def note_leave(self, step: int) -> None:
-        """Note that this agent takes no more part from a step on."""
-        self._say(Kind.LEAVE, self._agent, self._agent, step=step)
-
-    def note_return(self, step: int) -> None:
-        """Note that this agent takes part again from a step on."""
-        self._say(Kind.RETURN, self._agent, self._agent, step=step)
-
-    def note_begun(self, num_steps: int) -> None:
-        """Note how many steps this agent has begun, at the start of a recovery."""
-        self._say(Kind.BEGUN, self._agent, self._agent, step=num_steps)
+    def _sign(self, kind: Kind, step: int, peer: int | None) -> News:
+        first, second = sorted((self.agent, self.agent if peer is None else peer))
+        subject = Subject(kind, first, second, self.agent)
+        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
+        return {subject: Saying(step, signature)}
 
     def forget_before(self, step: int) -> None:
         """Remove what a recovery has settled that ends at a step: steps begun, and calls for it."""
@@ -97,10 +98,40 @@ class Membership:
         self.merge({subject: said})
         return True
 
-    def _say(self, kind: Kind, first: int, second: int, *, step: int) -> None:
-        subject = Subject(kind, first, second, self._agent)
-        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
-        self.merge({subject: Saying(step, signature)})
+    def say_waits(self, peer: int, number: int) -> News:
+        """Return the waits that are known, and that for a neighbour's message of a number."""
+        return {**self._waits, **self._sign(Kind.WAIT, number, peer)}
+
+    def merge_waits(self, waits: News) -> None:
+        """Add waits of which a neighbour tells, if their authors signed them."""
+        new = {s: said for s, said in waits.items() if self._waits.get(s) != said}
+        for subject, said in new.items():
+            is_link = self._graph.has_edge(subject.first, subject.second)
+            is_signed = self._keys is None or self._keys.verify(subject, said)
+            if subject.kind is not Kind.WAIT or not is_link or not is_signed:
+                raise ProtocolError(f"sent a false wait of agent {subject.author}")
+        self._waits = _join(self._waits, new)
+
+    def count_waits(self, peer: int, number: int) -> int:
+        """Return the length of the chain of agents that wait for each other behind a neighbour.
+
+        This agent waits for its message of a number. The neighbour has sent all before, so it waits
+        for the one before of somebody else. Only the last waits of an agent count: others are over.
+        """
+        last: dict[int, int] = {}
+        for subject, said in self._waits.items():
+            last[subject.author] = max(said.step, last.get(subject.author, 0))
+        lengths: dict[int, int] = {}
+        for agent in sorted(last, key=lambda author: last[author]):
+            awaited = (
+                {subject.first, subject.second} - {agent}
+                for subject, said in self._waits.items()
+                if subject.author == agent and said.step == last[agent]
+            )
+            behind = {other for others in awaited for other in others} - {self.agent}
+            rest = (lengths[each] for each in behind if last.get(each) == last[agent] - 1)
+            lengths[agent] = 1 + max(rest, default=0) if behind else 0
+        return lengths[peer] if last.get(peer) == number - 1 else 0
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""
@@ -128,6 +159,8 @@ class Membership:
                 raise ProtocolError(f"{who} sent news that agent {subject.author} did not sign")
 
     def _may_say(self, subject: Subject, step: int, header: Header, *, is_first: bool) -> bool:
+        if subject.kind is Kind.WAIT:
+            return False
         if subject.kind is Kind.CALL:
             return subject.first == subject.second and step <= self._last_step
         # All else happened in a step that some agent has begun.
@@ -187,7 +220,7 @@ class Membership:
     @property
     def present(self) -> tuple[int, ...]:
         """The agents that this one still reaches, itself included."""
-        return self.reach(self._agent)
+        return self.reach(self.agent)
 
     def reach(self, agent: int) -> tuple[int, ...]:
         """Return the agents that another still reaches, itself included, in increasing order."""
@@ -207,9 +240,9 @@ class Membership:
         if not self.breaks:
             return {}
         lost = dict(self.leavers)
-        if self._agent in lost:
+        if self.agent in lost:
             # Those that left before this agent did.
-            lost = {agent: step for agent, step in lost.items() if step < lost[self._agent]}
+            lost = {agent: step for agent, step in lost.items() if step < lost[self.agent]}
         inside = {*self.present, *self.leavers}
         for edge, when in self.cuts.items():
             for here, there in (edge, edge[::-1]):
@@ -221,7 +254,7 @@ class Membership:
     def cut_links(self) -> dict[int, int]:
         """Neighbours that still take part though the link to them broke, and since when."""
         present = set(self.present) if self.breaks else set()
-        own = {peer: tuple(sorted((self._agent, peer))) for peer in self.planned_neighbours}
+        own = {peer: tuple(sorted((self.agent, peer))) for peer in self.planned_neighbours}
         cuts = self.cuts
         return {peer: cuts[edge] for peer, edge in own.items() if edge in cuts and peer in present}
 

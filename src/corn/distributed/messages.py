@@ -55,6 +55,9 @@ class Kind(IntEnum):
     """The agent that says it has come back, and takes part again from a step on."""
     BEGUN = 4
     """In a recovery: so many steps were begun by the agent that says it."""
+    WAIT = 5
+    """Under gossip: the agent that says it waits for the other end of a link, for the message of
+    this number. It is in heartbeats only."""
 
 
 class Subject(NamedTuple):

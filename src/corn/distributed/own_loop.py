@@ -154,7 +154,8 @@ def make_private(
     if not isinstance(data_loader, DataLoader):
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
     # Optimizers are public, and must be the same: agents with other steps would not agree.
-    rule = f"loop with {type(optimizer).__name__} {_describe_groups(optimizer)}"
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    rule = f"loop with {type(optimizer).__name__} {groups!r}"
     if table is not None:
         rule += f" and schedule {hashlib.sha256(repr(table).encode()).hexdigest()[:16]}"
     if rejoins and plan.network.mixing == "gossip":
@@ -346,7 +347,3 @@ def _check_loader(loader: DataLoader[Any], plan: Plan) -> None:
         raise InvalidArgumentError("data_loader must have at least one sample, found none")
     if plan.budget.unit == "sample":
         LoaderPart.of(loader).check()
-
-
-def _describe_groups(optimizer: Optimizer) -> str:
-    return repr([{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups])

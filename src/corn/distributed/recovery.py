@@ -39,7 +39,7 @@ from torch import Tensor
 
 from corn.covariance import ONE_STEP, GivenObjective, Objective, ThreatModel
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.membership import Edge, Membership, count_begun
+from corn.distributed.membership import Edge, count_begun
 from corn.distributed.messages import PREFIX_BYTES, Header, Kind, ProtocolError, Subject
 from corn.errors import InfeasibleError
 from corn.learn.perturbation import NoiseShare
@@ -48,7 +48,6 @@ from corn.privacy import PrivacyBudget
 from corn.privacy.floats import find_promise, set_aside
 from corn.threads import one_thread
 from corn.topology import Network, load_network
-from corn.topology.graphs import Graph
 from corn.transport import LinkError
 
 # Of ε, doubled with each attempt: the first ones cost nothing, and a few are enough for rounding.
@@ -160,37 +159,27 @@ def _join(values: list[Any]) -> Any:
 
 def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Network:
     """Return the survivors' network, with Metropolis weights and as many rounds as before."""
-    # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
-    before = plan.network
-    network = load_network(
-        _subgraph(plan, survivors, cuts), gossip=before.gossip, mixing=before.mixing
-    )
-    who = ",".join(map(str, survivors))
-    return replace(network, source=f"survivors {who} of {plan.network.source}")
-
-
-def _subgraph(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Graph:
-    """Return the survivors' graph with nodes and edges in a fixed order, as plans depend on it."""
     places = {agent: place for place, agent in enumerate(survivors)}
     left = nx.Graph(plan.network.graph)
     left.remove_edges_from(cuts)
-    # networkx keeps the order of insertion, which may differ with the history of a graph. It is
-    # sorted below, as fingerprints must agree.
-    graph = nx.relabel_nodes(left.subgraph(survivors), places)
-    ordered = nx.Graph()
-    ordered.add_nodes_from(range(len(survivors)))
-    ordered.add_edges_from(sorted(tuple(sorted(edge)) for edge in graph.edges))
-    return ordered
+    # Sorted, as fingerprints must agree: networkx keeps the order of insertion, which may differ
+    # with the history of a graph.
+    edges = (sorted((places[i], places[j])) for i, j in left.subgraph(survivors).edges)
+    graph = nx.empty_graph(len(survivors))
+    graph.add_edges_from(sorted(edges))
+    # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
+    before = plan.network
+    network = load_network(graph, gossip=before.gossip, mixing=before.mixing)
+    who = ",".join(map(str, survivors))
+    return replace(network, source=f"survivors {who} of {before.source}")
 
 
 def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
     """Return the threat with as many insiders as before, but fewer than there are survivors."""
     threat = plan.threat
+    # Masks must join all survivors. Seeds of pairs do, and follow from the keys at once.
+    seeds = "auto" if plan.decomposition.is_masked else threat.seeds
     # Groups that were listed by their members keep those that survive.
-    seeds = threat.seeds
-    if plan.decomposition.is_masked:
-        # Masks must join all survivors. Seeds of pairs do, and follow from the keys at once.
-        seeds = "auto"
     if not isinstance(seeds, str):
         places = {agent: place for place, agent in enumerate(survivors)}
         left = [[places[a] for a in group if a in places] for group in seeds]
@@ -222,25 +211,18 @@ class _Restart(Exception):  # noqa: N818 - a signal, not an error
 class Recovery:
     """One agent's part in all recoveries of a run.
 
-    Args:
-        exchange: The links to neighbours.
-        membership: This agent's knowledge, to which it adds all that it hears.
-        network: The network of the plan.
-        note_dropout: Called for each neighbour that is lost, before others hear of it.
-
-    Attributes:
-        attempt: The number of the last attempt.
+    ``note_dropout`` is called for each neighbour that is lost, before others hear of it.
+    ``attempt`` is the number of the last attempt.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        membership: Membership,
         network: Network,
         note_dropout: Callable[[int, LinkError], None],
     ) -> None:
         self._exchange = exchange
-        self._membership = membership
+        self._membership = exchange.membership
         self._note_dropout = note_dropout
         n = network.num_agents
         self._num_agents = n
@@ -253,6 +235,7 @@ class Recovery:
         # link is ahead by at most as many steps as there are agents.
         self._lead = n + 1 if network.graph.is_directed() else 2
         self._is_running = False
+        self._payload_bytes = 0
         self._has_learnt_breaks = False
         self._has_learnt_steps = False
         self.attempt = 0
@@ -282,11 +265,12 @@ class Recovery:
         """
         self.attempt += 1
         self._is_running = True
-        self._membership.note_begun(step + has_released)
+        self._payload_bytes = payload_bytes
+        self._membership.note(Kind.BEGUN, step + has_released)
         total: list[Tensor] = []
         for _ in range(self._max_attempts):
             try:
-                self._flood(step, before, total, make_header, payload_bytes)
+                self._flood(step, before, total, make_header)
                 break
             except _Restart as restart:
                 self.attempt = restart.attempt
@@ -315,7 +299,6 @@ class Recovery:
         before: Tensor | None,
         total: list[Tensor],
         make_header: Callable[[], Header],
-        payload_bytes: int,
     ) -> None:
         """Run all rounds of an attempt. Keep the sum of the own step in ``total``."""
         own = self._membership
@@ -331,7 +314,7 @@ class Recovery:
             if held is not None:
                 # Once is enough.
                 steps = {peer: theirs for peer, theirs in steps.items() if peer not in lacking}
-            for peer, found in self._receive_all(number, step, payload_bytes).items():
+            for peer, found in self._receive_all(number, step).items():
                 breaks, begun = own.breaks, count_begun(own.news)
                 own.merge(found.header.news)
                 if number == 0:
@@ -355,14 +338,14 @@ class Recovery:
         if total is not None:
             self._exchange.send(given, replace(header, payload_bytes=total.nbytes), total)
 
-    def _receive_all(self, number: int, step: int, payload_bytes: int) -> dict[int, Received]:
+    def _receive_all(self, number: int, step: int) -> dict[int, Received]:
         """Return the message of this round of each neighbour that is left."""
 
         def check(header: Header) -> None:
             if header.attempt > self.attempt:
                 self.check_call(header)
             elif header.attempt == self.attempt:
-                self._check(header, number, step, payload_bytes)
+                self._check(header, number, step)
 
         received = {}
         began = time.monotonic()
@@ -396,7 +379,7 @@ class Recovery:
             if found.header.attempt == self.attempt:
                 return found
 
-    def _check(self, header: Header, number: int, step: int, payload_bytes: int) -> None:
+    def _check(self, header: Header, number: int, step: int) -> None:
         """Raise ``ProtocolError`` unless a message belongs to this round."""
         who = f"agent {header.sender}"
         if header.mixing_round != number:
@@ -409,7 +392,7 @@ class Recovery:
         others = count_begun(self._membership.news, without=header.sender)
         if own not in header.news or header.news[own].step > max(step, others) + self._lead:
             raise ProtocolError(f"{who} has not begun the steps that it says")
-        if header.payload_bytes not in (0, payload_bytes):
+        if header.payload_bytes not in (0, self._payload_bytes):
             raise ProtocolError(
-                f"{who} passed on a sum of {header.payload_bytes} bytes, not {payload_bytes}"
+                f"{who} passed on a sum of {header.payload_bytes} bytes, not {self._payload_bytes}"
             )

@@ -17,7 +17,6 @@ from corn.distributed.keyring import find_terms
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise import ReleaseLedger
 from corn.noise.ledger import (
-    LedgerRecord,
     describe_total,
     ledger_path,
     read_history,
@@ -124,14 +123,14 @@ class Requirements:
                     f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
                     f'{quote(text)}: try "steps=100"'
                 )
-            field = name.replace("-", "_")
+            field, kind = name.replace("-", "_"), _VALUES[name]
             require(field not in fields, name, "given once", "several")
             try:
-                fields[field] = _VALUES[name](value)
+                fields[field] = kind(value)
             except ValueError as error:
-                kind = "a whole number" if _VALUES[name] is int else "a number"
+                number = "a whole number" if kind is int else "a number"
                 raise InvalidArgumentError(
-                    f"{name} must be {kind}, found {quote(value)}"
+                    f"{name} must be {number}, found {quote(value)}"
                 ) from error
         # Alone it would require nothing, and a plan with any δ would pass.
         require(
@@ -152,17 +151,14 @@ class Requirements:
         Raises:
             RequirementError: with all that are not met.
         """
-        terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
-        failures = list(self._find_failures(terms, source, agent))
+        failures = "; ".join(self._find_failures(source, agent))
         if failures:
             raise RequirementError(
-                "refuses to start, as the plan does not meet its owner's requirements: "
-                + "; ".join(failures)
+                "refuses to start, as the plan does not meet its owner's requirements: " + failures
             )
 
-    def _find_failures(
-        self, terms: PlanTerms, source: Plan | PlanningRequest, agent: int
-    ) -> Iterator[str]:
+    def _find_failures(self, source: Plan | PlanningRequest, agent: int) -> Iterator[str]:
+        terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
         budget = terms.budget
         protects_unit = self.unit in (None, "sample", budget.unit)
         if not protects_unit:
@@ -181,8 +177,10 @@ class Requirements:
         if is_known and promise.epsilon <= self.epsilon:
             return
         # The cap, not the present noise: after a loss a new plan may come up to it.
-        cap = float(source.precision_caps[agent]) if isinstance(source, Plan) else None
-        expense = Expense(terms, terms.precision_cap if cap is None else cap, budget.num_steps)
+        cap = terms.precision_cap
+        if isinstance(source, Plan):
+            cap = float(source.precision_caps[agent])
+        expense = Expense(terms, cap, budget.num_steps)
         found = compose_expenses([expense], self.delta, unit=self.unit)
         # Negated, so that an ε of NaN refuses too.
         if not found.epsilon <= self.epsilon:
@@ -216,17 +214,21 @@ class ReleaseTotal:
     def describe(self) -> str:
         """Return the totals in one line, with what they protect and against whom."""
         about = "at least " if self.problems else ""
-        rest = "; nothing is promised for the agent's whole data any more" * self.drops_agent
-        rest += "".join(f"; {problem}" for problem in self.problems)
+        parts = [
+            f"all releases of this data before this run: {about}{show_epsilon(self.before)}",
+            f"this run by itself: at most {show_epsilon(self.added)}",
+            f"total after it: {about or 'at most '}{describe_total(self.after)}",
+        ]
+        if self.drops_agent:
+            parts.append("nothing is promised for the agent's whole data any more")
+        parts += self.problems
         if self.uncounted:
             names = ", ".join(path.name for path in self.uncounted)
-            rest += f"; not counted are the ledgers in {names}: name those of the same data as "
-            rest += "other keys (--other-keys)"
-        return (
-            f"all releases of this data before this run: {about}{show_epsilon(self.before)}; this "
-            f"run by itself: at most {show_epsilon(self.added)}; total after it: "
-            f"{about or 'at most '}{describe_total(self.after)}{rest}"
-        )
+            parts.append(
+                f"not counted are the ledgers in {names}: name those of the same data as other "
+                "keys (--other-keys)"
+            )
+        return "; ".join(parts)
 
     def require_within(self, requirements: Requirements) -> None:
         """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
@@ -234,22 +236,18 @@ class ReleaseTotal:
         if most is None:
             return
         limit = f"the limit of ε = {write_exactly(most)} on all releases of this data"
-        if self.problems:
-            raise RequirementError(
-                f"refuses to start, as {limit} cannot be kept while the total is unknown: "
-                f"{self.problems[0]}"
-            )
-        # Negated, so that an ε of NaN refuses too.
-        if not self.after.epsilon <= most:
-            raise RequirementError(
-                f"refuses to start, as the total would exceed {limit}; {self.describe()}"
-            )
         against = self.after.max_colluders
-        if insiders is not None and against is not None and against < insiders:
-            raise RequirementError(
-                f"refuses to start, as {limit} must hold against {insiders} insiders, and earlier "
-                f"plans do not; {self.describe()}"
-            )
+        if self.problems:
+            why = f"{limit} cannot be kept while the total is unknown: {self.problems[0]}"
+        # Negated, so that an ε of NaN refuses too.
+        elif not self.after.epsilon <= most:
+            why = f"the total would exceed {limit}; {self.describe()}"
+        elif insiders is not None and against is not None and against < insiders:
+            why = f"{limit} must hold against {insiders} insiders, and earlier plans do not; "
+            why += self.describe()
+        else:
+            return
+        raise RequirementError(f"refuses to start, as {why}")
 
 
 def compose_total(
@@ -272,7 +270,13 @@ def compose_total(
     # The own ledger is locked by this process and passed in; its file would count the same releases
     # again.
     history = read_history([keys, *requirements.other_keys], agent, without=path)
-    others = [_foresee(record) for record in history.records]
+    # Another process may release all that is left of its plan while this run lasts: the limit must
+    # hold even then.
+    others = [
+        replace(one, num_releases=one.terms.budget.num_steps) if record.is_running else one
+        for record in history.records
+        for one in [record.content.expense]
+    ]
     added = min(num_steps, ledger.remaining)
     # Losses add up for one unit only. A promise for samples says nothing about an agent's whole
     # data.
@@ -297,12 +301,3 @@ def compose_total(
     )
     total.require_within(requirements)
     return total
-
-
-def _foresee(record: LedgerRecord) -> Expense:
-    """Return the releases by a ledger, in full if a process runs its plan now."""
-    expense = record.content.expense
-    limit = expense.terms.budget.num_steps
-    # Another process may release all that is left while this run lasts: the limit must hold even
-    # then.
-    return replace(expense, num_releases=limit) if record.is_running else expense

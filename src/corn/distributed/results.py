@@ -16,7 +16,7 @@ from corn.distributed.membership import name_agents
 from corn.distributed.requirements import ReleaseTotal
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model, read_rows
-from corn.errors import CornError, FileFormatError, StoppedByUserError
+from corn.errors import CornError, StoppedByUserError
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -108,9 +108,8 @@ class Failure:
 
     def describe_publicly(self, agent: int) -> str:
         """Return the part of the failure that anyone may read."""
-        if self.is_private:
-            return f"agent {agent}: failed, and reported the reason to its owner"
-        return self.message
+        hidden = f"agent {agent}: failed, and reported the reason to its owner"
+        return hidden if self.is_private else self.message
 
 
 def describe_exit(code: int | None) -> str:
@@ -200,16 +199,13 @@ def require_done(
     A run that lost agents and went on, or that a ledger ended, did what it was asked to.
     ``was_interrupted`` marks a stop that a person requested here, even if it came too late.
     """
-    # The exit code depends on the policy, not on losses: survivors that continued as asked are
-    # done, and so are agents whose budget is spent.
     stops = {own.stop for own in results}
     kept = "results so far are written; --resume continues from the newest checkpoint"
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
         raise StoppedByUserError(f"interrupted after {num_steps} steps; {kept}")
     done = (StopReason.NONE, StopReason.BUDGET_SPENT)
-    forced = {stop for stop in stops if stop.reason not in done}
-    if forced:
-        why = "; ".join(sorted({describe_stop(stop) for stop in forced}))
+    if forced := {describe_stop(stop) for stop in stops if stop.reason not in done}:
+        why = "; ".join(sorted(forced))
         raise CornError(f"stopped after {num_steps} steps: {why}; {kept}")
 
 
@@ -303,21 +299,16 @@ def merge_measurements(
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
     trial, seed = Trial(Mechanism.from_plan(plan), settings.schedule), settings.seed
     size = problem.task.num_parameters
-
-    def load(agent: int, step: int) -> Tensor:
-        model = read_model(folders[agent].shared, step, plan)
-        # A power failure may cut a file short.
-        if len(model) != size:
-            raise FileFormatError(
-                f"{folders[agent].shared}: the model of step {step} has {len(model)} parameters, "
-                f"not {size}"
-            )
-        return model
-
+    # Agents that are not there any more have no final model.
+    final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
     rows: list[Row] = []
     for step in sorted({step for table in tables.values() for step in table}):
         present = [agent for agent in sorted(folders) if step in tables[agent]]
-        models = torch.stack([load(agent, step) for agent in present])
+        models = torch.stack(
+            [read_model(folders[agent].shared, step, plan, size) for agent in present]
+        )
+        if step == last:
+            final[0, present] = models
         (row,) = measure(
             problem.task,
             models.view(1, len(present), 1, -1),
@@ -332,11 +323,6 @@ def merge_measurements(
         # ε is by releases, which only each agent's ledger knows.
         spent = [float(tables[agent][step]["epsilon"]) for agent in present]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
-    # Agents that are not there any more have no final model.
-    final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
-    for agent in folders:
-        if last in tables[agent]:
-            final[0, agent] = load(agent, last)
     return Result(
         trials=(trial,),
         seeds=(seed,),

@@ -8,30 +8,31 @@ releases, and the same step at all agents. After a loss all survivors recover, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import SUSPENDED_SHARE, Exchange
+from corn.distributed.exchange import SUSPENDED_SHARE
 from corn.distributed.journal import Journal
-from corn.distributed.membership import Membership, name_agents
-from corn.distributed.messages import DIGEST_BYTES, Header, is_sane
-from corn.distributed.public_state import LAST_TOTAL
+from corn.distributed.membership import name_agents
+from corn.distributed.messages import DIGEST_BYTES, Header, Kind, is_sane
 from corn.distributed.recovery import ActivePlan, Recovery, replan
-from corn.distributed.rejoin import Admission, Returns
 from corn.distributed.results import NO_STOP, StopNotice, StopReason
-from corn.distributed.settings import RunSettings, advise_return
+from corn.distributed.settings import advise_return
 from corn.distributed.summing import TreeSum, as_integers, digest_model, integer_type
 from corn.errors import CornError, InfeasibleError, PublicError
 from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
-from corn.plan import Plan, fingerprint
+from corn.plan import fingerprint
 from corn.topology.gossip import GossipRound
 from corn.transport import Dropout, LinkError
+
+if TYPE_CHECKING:
+    from corn.distributed.agent import AgentRun
 
 # Void steps without a loss: one may be an accident, and each costs budget.
 _MAX_VOID = 3
@@ -46,60 +47,30 @@ class LostError(PublicError):
 
 @final
 class TrainingRounds:
-    """One agent between steps.
+    """All steps of one agent, from the first of a run to the last.
 
-    Args:
-        plan: The plan of all agents, to begin with.
-        settings: How to run it.
-        agent: This agent's number.
-        activate: Returns a plan for some members with this agent's noise under it.
-        stepper: It makes the releases, and the steps along them.
-        exchange: The links to neighbours.
-        returns: The agents that come back.
-        membership: What is known of losses at the start.
-        journal: It records what happens.
-        first_step: How many steps were done before.
-        last_step: The end of the run: T, or earlier where a ledger allows fewer.
-        parameters: The model, of shape (d,).
-        admission: What this agent got to return to a run under way.
+    Attributes:
+        step: how many steps are done.
+        parameters: the model, of shape (d,).
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        settings: RunSettings,
-        *,
-        agent: int,
-        activate: Callable[[Plan, tuple[int, ...]], ActivePlan],
-        stepper: AgentStepper,
-        exchange: Exchange,
-        returns: Returns,
-        membership: Membership,
-        journal: Journal,
-        first_step: int,
-        last_step: int,
-        parameters: Tensor,
-        admission: Admission | None = None,
-    ) -> None:
+    def __init__(self, run: AgentRun, journal: Journal, parameters: Tensor) -> None:
+        plan, exchange, admission = run.plan, run.exchange, run.admission
+        self._run = run
         self._plan = plan
-        self._settings = settings
-        self._agent = agent
-        self._activate = activate
-        self._stepper = stepper
+        self._settings = run.settings
+        self._agent = exchange.membership.agent
+        self._stepper = run.stepper
         self._exchange = exchange
-        self._returns = returns
-        self._membership = membership
+        self._membership = exchange.membership
         self._journal = journal
-        self._num_steps = settings.steps_of(plan)
-        self._last_step = last_step
-        self._observed_steps = settings.evaluation_steps(plan)
-        self._recovery = Recovery(exchange, membership, plan.network, self._note_dropout)
-        exchange.check_news = membership.check
+        self._num_steps = run.settings.steps_of(plan)
+        self._last_step = run.last_step
+        self._observed_steps = run.settings.evaluation_steps(plan)
+        self._recovery = Recovery(exchange, plan.network, self._note_dropout)
         exchange.check_call = self._recovery.check_call
         # Members keep their first numbers in headers and links, whatever a new plan calls them.
-        self._active = activate(plan, tuple(range(plan.num_agents)))
-        self._weights: dict[int, float] = {}
-        self._tree: TreeSum | None = None
+        self._active = run.activate(plan, tuple(range(plan.num_agents)))
         self._follow(self._active)
         self._interruption = Interruption()
         self._asked_at: float | None = None
@@ -116,31 +87,19 @@ class TrainingRounds:
         if admission is not None:
             # It has all that its sponsor has, and goes on as the others do.
             self._recovery.attempt = admission.header.attempt
-            self._last_total = admission.state.get(LAST_TOTAL)
+            self._last_total = admission.last_total
             if self._last_total is not None:
                 exchange.dtype = self._last_total.dtype
-        self.step = first_step
+        self.step = run.first_step
         self.parameters = parameters
-        self.seconds_waited = 0.0
-
-    @property
-    def lost(self) -> dict[int, int]:
-        """The lost agents, and the step at which each loss was first noticed."""
-        return self._membership.lost
-
-    @property
-    def cut_links(self) -> dict[int, int]:
-        """Neighbours that still take part though the link to them broke, and since when."""
-        return self._membership.cut_links
 
     @property
     def stop(self) -> StopNotice:
         """The reason for an end before the last step; ``NO_STOP`` after the last step."""
         if self.step == self._num_steps:
             return NO_STOP
-        if self._stop is not NO_STOP:
-            return self._stop
-        return StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
+        spent = StopNotice(self.step, self._agent, StopReason.BUDGET_SPENT)
+        return spent if self._stop is NO_STOP else self._stop
 
     def run(self, interruption: Interruption) -> Iterator[AgentStepper]:
         """Run to the last step, or to a stop on which all agents agree.
@@ -161,10 +120,9 @@ class TrainingRounds:
             if self.step == self._last_step and not self._is_settled:
                 self._cool_down()
         finally:
-            if self._stepper.num_broken > 1:
+            if (broken := self._stepper.num_broken) > 1:
                 self._journal.note_privately(
-                    f"{self._stepper.num_broken} gradients in all were not finite and counted as "
-                    "zero"
+                    f"{broken} gradients in all were not finite and counted as zero"
                 )
             if self._num_void > 1:
                 self._journal.note(f"the sums of {self._num_void} steps in all were void")
@@ -208,14 +166,12 @@ class TrainingRounds:
             if k == 0 and cooldown_step is None:
                 self._prepare_next()
             began = time.perf_counter()
-            outcome = self._exchange.finish()
-            self.seconds_waited += time.perf_counter() - began
+            outcome = self._exchange.finish(self.step * len(schedule) + number)
+            self._exchange.seconds_waited += time.perf_counter() - began
             if outcome.call is not None:
                 self._membership.merge(outcome.call.news)
             if outcome.dropouts or outcome.call is not None:
-                has_released = cooldown_step is None
-                step, _ = self._recover(outcome.dropouts, has_released=has_released)
-                self._go_on(step)
+                self._recover(outcome.dropouts, has_released=cooldown_step is None)
                 return None
             received = {peer: one.parameters for peer, one in outcome.received.items()}
             mixed = mix_models(values, received, self._weights, before, gossip_round)
@@ -225,7 +181,7 @@ class TrainingRounds:
     def _cool_down(self) -> None:
         """Mix without gradients, which releases nothing new and spends nothing."""
         # Nobody may come back now, as there are no steps to release.
-        self._returns.close()
+        self._run.returns.close()
         for cooldown_step in range(self._plan.cooldown_steps):
             mixed = self._mix(self.parameters, cooldown_step=cooldown_step)
             if mixed is None:
@@ -252,9 +208,9 @@ class TrainingRounds:
             self._go_on(next_step)
 
     def _add_up(self, tree: TreeSum, own: Tensor) -> tuple[Tensor | None, int | None]:
-        """Return the sum of all agents' integers; after a loss also the step to go on with.
+        """Return the sum of all agents' integers; after a lost agent also the step to go on with.
 
-        After a loss the sum is there if any survivor has it.
+        The sum is there then if any survivor has it.
         """
         model, began = digest_model(self.parameters), time.perf_counter()
 
@@ -264,18 +220,18 @@ class TrainingRounds:
         def prepare() -> None:
             began = time.perf_counter()
             self._prepare_next()
-            self.seconds_waited -= time.perf_counter() - began
+            self._exchange.seconds_waited -= time.perf_counter() - began
 
         outcome = tree.add_up(own, make_header, prepare)
         total, next_step = outcome.total, None
         if total is None:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
-            self._returns.reject(self._called_at(self.step + 1))
-            next_step, total = self._recover(
+            self._run.returns.reject(self._called_at(self.step + 1))
+            next_step, total = self._agree(
                 outcome.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-        self.seconds_waited += time.perf_counter() - began
+        self._exchange.seconds_waited += time.perf_counter() - began
         return total, next_step
 
     def _count_void(self) -> None:
@@ -310,25 +266,23 @@ class TrainingRounds:
         """
         called = self._called_at(self.step)
         if not called and not self._is_returning:
-            self._returns.serve(self.step, self._membership)
+            self._run.returns.serve(self.step, self._membership)
             return False
         if not self._is_returning:
             for agent in sorted(called & set(self._membership.planned_neighbours)):
                 try:
-                    self._exchange.add(agent, self._returns.connect(agent))
+                    self._exchange.add(agent, self._run.returns.connect(agent))
                 except LinkError as error:
                     self._journal.note(f"{error} at step {self.step}")
-                    self._membership.note_cut(agent, self.step)
+                    self._membership.note(Kind.CUT, self.step, agent)
         self._is_returning = False
-        state = dict(self._stepper.save())
-        if self._last_total is not None:
-            state[LAST_TOTAL] = self._last_total
         header = replace(
             self._make_header(0, self.parameters.nbytes), attempt=self._recovery.attempt
         )
-        self._returns.hand_over(self.step, header, self.parameters, state)
-        next_step, _ = self._recover({}, has_released=False)
-        self._go_on(next_step)
+        self._run.returns.hand_over(
+            self.step, header, self.parameters, self._stepper.save(), self._last_total
+        )
+        self._recover({}, has_released=False)
         return True
 
     def _called_at(self, step: int) -> frozenset[int]:
@@ -336,19 +290,22 @@ class TrainingRounds:
         return frozenset(agent for agent, when in calls.items() if when == step)
 
     def _is_asked_to_leave(self) -> bool:
+        now = time.monotonic()
         if self._interruption.requested and self._asked_at is None:
-            self._asked_at = time.monotonic()
-        return self._asked_at is not None and (
-            time.monotonic() >= self._asked_at + _SECONDS_TO_GATHER
-        )
+            self._asked_at = now
+        return self._asked_at is not None and now >= self._asked_at + _SECONDS_TO_GATHER
 
     def _leave(self, reason: StopReason, *, has_released: bool = False) -> None:
         """Take no more part; the others go on without this agent, unless all leave."""
         self._stop = StopNotice(self.step, self._agent, reason)
-        next_step, _ = self._recover({}, has_released=has_released)
+        self._recover({}, has_released=has_released)
+
+    def _recover(self, dropouts: Mapping[int, LinkError], *, has_released: bool) -> None:
+        """Agree with all survivors, and go on after the steps that anybody has begun."""
+        next_step, _ = self._agree(dropouts, has_released=has_released)
         self._go_on(next_step)
 
-    def _recover(
+    def _agree(
         self, dropouts: Mapping[int, LinkError], *, has_released: bool, payload_bytes: int = 0
     ) -> tuple[int, Tensor | None]:
         """Agree with all survivors; see :meth:`Recovery.run`."""
@@ -357,7 +314,7 @@ class TrainingRounds:
         if self._interruption.requested and self._stop is NO_STOP:
             self._stop = StopNotice(self.step, self._agent, StopReason.INTERRUPTED)
         if self._stop is not NO_STOP:
-            self._membership.note_leave(self.step)
+            self._membership.note(Kind.LEAVE, self.step)
         return self._recovery.run(
             self.step,
             lambda: self._make_header(0, 0),
@@ -383,7 +340,7 @@ class TrainingRounds:
             for peer in unlinked:
                 self._exchange.drop(peer)
         # Whoever was called has come by now, or must ask again.
-        self._returns.cancel(self.step)
+        self._run.returns.cancel(self.step)
         if self.step == self._last_step:
             self._is_settled = True
             return
@@ -400,12 +357,12 @@ class TrainingRounds:
         except CornError as error:
             # The same for all survivors: their noise would not cancel any more.
             self._journal.note(f"stopped at step {self.step}: {error}")
-            lost = min(self.lost, default=min(own.cuts, default=(self._agent, 0))[0])
+            lost = min(own.lost, default=min(own.cuts, default=(self._agent, 0))[0])
             self._stop = StopNotice(self.step, lost, StopReason.LOSS)
             self._is_settled = True
             return
         self._void_since_loss = 0
-        self._follow(self._activate(plan, own.present))
+        self._follow(self._run.activate(plan, own.present))
         if came := set(own.present) - set(before):
             self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
         self._journal.note(
@@ -417,20 +374,19 @@ class TrainingRounds:
         """Put a plan in force."""
         self._active = active
         network = active.plan.network
+        self._tree: TreeSum | None = None
         if network.mixing == "gossip":
             self._weights = active.weights_of(self._agent)
-            return
-        self._exchange.dtype = integer_type(active.plan.mask_bits)
-        self._tree = TreeSum(
-            self._exchange, network.tree.rename(active.members), self._agent, self._membership
-        )
+        else:
+            self._exchange.dtype = integer_type(active.plan.mask_bits)
+            self._tree = TreeSum(self._exchange, network.tree.rename(active.members))
 
     def _skip_to(self, step: int) -> None:
         """Leave steps out that cannot be completed."""
         if step == self.step:
             return
         skipped = ", ".join(map(str, range(self.step, step)))
-        lost = self.lost
+        lost = self._membership.lost
         who = f" without {name_agents(lost)}" if lost else ", as a link broke or agents left"
         count = f"{step - self.step} of {self._num_steps} steps"
         self._journal.note(
@@ -446,19 +402,18 @@ class TrainingRounds:
 
     def _note_losses(self) -> None:
         """Note what a recovery has shown of broken links."""
-        cut_links = self.cut_links
+        own = self._membership
+        cut_links, leavers, present = own.cut_links, own.leavers, own.present
         for peer in cut_links.keys() - self._noted_cuts:
             self._journal.note(
                 f"agent {peer} is alive, as others reach it: only its link to agent {self._agent} "
                 f"was cut at step {cut_links[peer]}"
             )
         self._noted_cuts = frozenset(cut_links)
-        leavers = self._membership.leavers
         for agent in leavers.keys() - self._noted_leavers:
             self._journal.note(f"agent {agent} left the run at step {leavers[agent]}")
         self._noted_leavers = frozenset(leavers)
-        present = self._membership.present
-        if set(range(self._plan.num_agents)) - set(present) - self.lost.keys() and len(present) > 1:
+        if set(range(self._plan.num_agents)) - set(present) - own.lost.keys() and len(present) > 1:
             who = ", ".join(map(str, present))
             self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
 
@@ -481,8 +436,8 @@ class TrainingRounds:
         }[error.dropout]
         self._journal.note(f"agent {peer} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
-            self._returns.ban(peer)
-        self._membership.note_cut(peer, self.step)
+            self._run.returns.ban(peer)
+        self._membership.note(Kind.CUT, self.step, peer)
 
     def _finish_step(self, parameters: Tensor, statistics: StepStatistics) -> None:
         self.parameters = parameters
@@ -510,8 +465,8 @@ class TrainingRounds:
         return self._settings.schedule.at(self.step + 1, self._num_steps)
 
     def _prepare_next(self) -> None:
-        # The next noise is drawn while messages travel. If a stop keeps it from being sent, no
-        # budget is spent on it: its step is reserved later, before the noise is used.
+        """Draw the next noise while messages travel."""
+        # If a stop keeps it from being sent, no budget is spent on it: its step is reserved later.
         if self.step + 1 < self._last_step:
             self._active.noise.prepare(self.step + 1)
 

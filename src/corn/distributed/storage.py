@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import math
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,13 +92,16 @@ def write_model(folder: Path, step: int, parameters: Tensor) -> None:
         partial.write_bytes(parameters.numpy().tobytes())
 
 
-def read_model(folder: Path, step: int, plan: Plan) -> Tensor:
+def read_model(folder: Path, step: int, plan: Plan, num_parameters: int | None = None) -> Tensor:
     """Return the model that an agent shared after a step."""
     path = folder / "models" / f"step-{step}.bin"
     try:
         values = np.fromfile(path, dtype=plan.dtype)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    # A power failure may cut a file short.
+    if num_parameters not in (None, len(values)):
+        raise FileFormatError(f"{path}: has {len(values)} parameters, not {num_parameters}")
     return torch.from_numpy(values)
 
 
@@ -112,7 +113,9 @@ def read_rows(path: Path) -> dict[int, Row]:
         with path.open(newline="", encoding="utf-8") as stream:
             # An editor may have added an empty line, which is no row.
             columns, *lines = filter(None, csv.reader(stream))
-            rows = [_parse_row(columns, line) for line in lines]
+            # Strict, as a cell that is missing would be read as NaN.
+            cells = [zip(columns, line, strict=True) for line in lines]
+            rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
@@ -123,17 +126,10 @@ def read_rows(path: Path) -> dict[int, Row]:
     return {int(row["step"]): row for row in rows}
 
 
-def _parse_row(columns: Sequence[str], cells: Sequence[str]) -> Row:
-    parsed: Row = {}
-    # Strict, as a cell that is missing would be read as NaN.
-    for name, text in zip(columns, cells, strict=True):
-        if name in _TEXT_COLUMNS:
-            parsed[name] = text
-        elif name in ("seed", "step"):
-            parsed[name] = int(text)
-        else:
-            parsed[name] = float(text) if text else math.nan
-    return parsed
+def _parse(name: str, text: str) -> str | float:
+    if name in _TEXT_COLUMNS:
+        return text
+    return int(text) if name in ("seed", "step") else float(text or "nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,11 +162,10 @@ class CheckpointFolder:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
         # The head names plan, agent and step, so that no file can be taken for another's. The
         # digest at the end finds damage anywhere.
-        kept = [checkpoint.parameters]
+        kept, memory = [checkpoint.parameters], checkpoint.memory
         if self.plan.momentum:
             # Before the first step there are no releases, whose average is zero.
-            empty = torch.zeros_like(checkpoint.parameters)
-            kept.append(empty if checkpoint.memory is None else checkpoint.memory)
+            kept.append(torch.zeros_like(kept[0]) if memory is None else memory)
         values = b"".join(each.to(kept[0]).cpu().numpy().tobytes() for each in kept)
         content = self._head(step) + _encode(checkpoint.num_releases) + values
         target = self.path_of(step)
@@ -255,16 +250,15 @@ def list_checkpoints(folder: Path) -> set[int]:
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
     # Files of both runs side by side would be merged to one table of measurements.
-    num_removed = 0
-    for path in (
+    found = (
         *folders.private.glob("checkpoint-*.corn"),
         *folders.shared.glob("models/step-*.bin"),
-    ):
-        number = path.stem.rpartition("-")[2]
-        if number.isdecimal() and int(number) > step:
-            path.unlink(missing_ok=True)
-            num_removed += 1
-    return num_removed
+    )
+    numbers = {path: path.stem.rpartition("-")[2] for path in found}
+    later = [path for path, text in numbers.items() if text.isdecimal() and int(text) > step]
+    for path in later:
+        path.unlink(missing_ok=True)
+    return len(later)
 
 
 def _encode(value: int) -> bytes:

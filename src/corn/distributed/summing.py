@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from corn.distributed.exchange import Exchange, Received
-from corn.distributed.membership import Membership
-from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError, check_header
+from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
 from corn.transport import Dropout, LinkError
@@ -63,20 +62,12 @@ class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
 
 @final
 class TreeSum:
-    """One agent's part in the sums of all steps.
+    """One agent's part in the sums of all steps, along a tree of the links."""
 
-    Args:
-        exchange: the links to neighbours.
-        tree: along which sums travel.
-        agent: this agent's number.
-        membership: its knowledge, to which it adds all news that it hears.
-    """
-
-    def __init__(
-        self, exchange: Exchange, tree: SpanningTree, agent: int, membership: Membership
-    ) -> None:
+    def __init__(self, exchange: Exchange, tree: SpanningTree) -> None:
+        agent = exchange.membership.agent
         self._exchange = exchange
-        self._membership = membership
+        self._membership = exchange.membership
         self._root = tree.root
         self._parent = None if agent == tree.root else tree.parents[agent]
         self._children = tree.children[agent]
@@ -178,12 +169,7 @@ class TreeSum:
         if number:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
 
-        def check(header: Header) -> None:
-            if header.attempt:
-                self._exchange.check_call(header)
-            else:
-                check_header(header, expected)
-
+        check = self._exchange.expect(expected)
         found = self._exchange.receive(peer, check, in_pieces=True, deadline=deadline)
         if not found.header.attempt:
             if found.parameters.nbytes != like.nbytes:

@@ -24,6 +24,8 @@ from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 
 _MAX_SPARE = 3
+# No other message begins like this.
+_HEARTBEAT = b"corn/hbt"
 # More messages than a neighbour may be ahead; the network holds back the rest.
 _MAX_ARRIVED = 32
 # A condition is not woken when another agent refuses at the store, so waits are cut into pieces.
@@ -42,11 +44,7 @@ class Dropout(StrEnum):
 
 
 class LinkError(PublicError):
-    """Messages to and from one neighbour, in the order they were sent.
-
-    An empty message is a heartbeat: it is counted, and never delivered. No message may be longer
-    than ``max_bytes``.
-    """
+    """A neighbour that is lost, or a link to it that is broken: ``dropout`` says how."""
 
     def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
         self.dropout = dropout
@@ -71,11 +69,14 @@ class Traffic:
 class Link:
     """Messages to and from one neighbour, in the order they were sent.
 
-    An empty message is a heartbeat: it is counted, and never delivered.
+    Heartbeats are counted, and never delivered.
 
     Args:
         channel: to the neighbour.
         max_bytes: the longest message that may arrive.
+
+    Attributes:
+        note: what the last heartbeat said; empty if nothing.
     """
 
     def __init__(self, channel: Channel, *, max_bytes: int) -> None:
@@ -90,6 +91,7 @@ class Link:
         # counted.
         self._num_queued, self._num_left, self._cannot_send = 0, 0, False
         self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
+        self.note = memoryview(b"")
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
         self._receiver.start()
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -109,9 +111,9 @@ class Link:
         self._num_queued += 1
         self._outbox.put(message)
 
-    def send_heartbeat(self) -> None:
-        """Show the neighbour that this agent is alive."""
-        self.send(b"")
+    def send_heartbeat(self, note: bytes = b"") -> None:
+        """Show the neighbour that this agent is alive, and what it waits for."""
+        self.send(_HEARTBEAT + note)
 
     def receive(
         self, seconds: float, *, limit: float = math.inf, since: float | None = None
@@ -196,10 +198,11 @@ class Link:
                 message = self._channel.receive(max_bytes=self._max_bytes, into=spare)
                 with self._changed:
                     self._last_heard = time.monotonic()
-                    if len(message):
-                        self._arrived.append(message)
-                    else:
+                    if message[: len(_HEARTBEAT)] == _HEARTBEAT:
                         self.heartbeats += 1
+                        self.note = message[len(_HEARTBEAT) :]
+                    else:
+                        self._arrived.append(message)
                     self._changed.notify_all()
                     # A neighbour that only sends, over a one-way link, may run ahead.
                     self._changed.wait_for(self._has_room)
@@ -213,7 +216,7 @@ class Link:
             while (message := self._outbox.get()) is not None:
                 sent = self._channel.send(message)
                 with self._changed:
-                    if len(message):
+                    if message[: len(_HEARTBEAT)] != _HEARTBEAT:
                         self.bytes_sent += sent
                         self.messages_sent += 1
                     self._num_left += 1
