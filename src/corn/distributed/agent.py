@@ -60,7 +60,7 @@ from corn.distributed.summing import integer_type
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
-    make_sampler,
+    BatchSampler,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
@@ -370,7 +370,7 @@ def prepare_work(
     stepper = AgentStepper(
         query,
         ledger.reserve,
-        make_sampler(data, (query,), batch_size=size, choices=[choices]),
+        BatchSampler.of_agent(query, data, [choices], batch_size=size),
         num_parameters=problem.task.num_parameters,
         # A caller's own rule takes the place of momentum: both would smooth twice.
         momentum=plan.momentum if update is None else 0.0,

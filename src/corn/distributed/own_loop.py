@@ -191,7 +191,7 @@ def make_private(
                 except StopIteration as end:
                     result: AgentResult = end.value
                     return result.parameters
-                yield Turn(agent, own.step, own.parameters, own.batch, own.compute, own.parameters)
+                yield Turn(agent, own, own.parameters)
 
     def list_expenses(_: int) -> list[Expense]:
         # What the ledger counts, in all runs and under all plans for survivors.

@@ -253,13 +253,6 @@ class Batch:
     is_average: bool
     most_samples: int = 1
 
-    def take(self, cell: int) -> Batch:
-        """Return the batch of one cell."""
-        own = slice(cell, cell + 1)
-        return replace(
-            self, inputs=self.inputs[own], targets=self.targets[own], weights=self.weights[own]
-        )
-
     def split(self, num_cells: int) -> list[Batch]:
         """Return batches of ``num_cells`` cells each; the last may have fewer."""
         parts = (torch.split(each, num_cells) for each in (self.inputs, self.targets, self.weights))
@@ -479,24 +472,3 @@ class BatchSampler:
         if self._divisor is not None:
             real = torch.float64  # in float32 1/B could round up to more than accounting assumes
         return torch.from_numpy(weights).to(device=inputs.device, dtype=real)
-
-
-def make_sampler(
-    data: AgentData,
-    queries: Sequence[ClippedQuery],
-    *,
-    batch_size: int | None,
-    choices: Sequence[Choices] | None = None,
-    is_public: bool = False,
-) -> BatchSampler:
-    """Return the sampler of all agents by public choices, or of one whose data noise protects.
-
-    In one batch of all agents, the number of one agent's samples would change the last bits of
-    other agents' gradients, but accounting assumes that neighbouring data sets change one agent's
-    gradient. Without choices they follow from new secrets, as amplification by sampling assumes
-    that nobody knows which samples are in a batch.
-    """
-    if is_public and choices is not None:
-        return BatchSampler(data, queries, batch_size=batch_size, choices=choices)
-    (query,) = queries
-    return BatchSampler.of_agent(query, data, choices, batch_size=batch_size)

@@ -19,6 +19,7 @@ import atexit
 import copy
 import math
 import random
+import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,34 +34,28 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import AgentData, Batch, SeededChoices, make_sampler
-from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import ClippedGradients, Mixer, StepReleases, UpdateRule, clip_for_release
+from corn.learn.batches import AgentData, Batch, BatchSampler, SeededChoices
+from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
+from corn.learn.step import AgentStepper, Mixer, UpdateRule
 from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
+from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
-@dataclass(frozen=True, eq=False)
-class Turn:
+class Turn(NamedTuple):
     """One agent's part of a step.
 
     Attributes:
         agent: The agent whose turn it is.
-        step: The step of the network, from 0.
-        parameters: The agent's model.
-        batch: The batch, with row numbers in place of samples.
-        compute: Takes a function that computes the gradient, from the norm to clip samples to, if
-            any. The next turn releases it.
+        stepper: Its step, which has begun. The next turn releases the gradient that it is given;
+            inputs of its batch are row numbers in place of samples.
         shown: The model that the module has until the turn begins; None leaves it as it is.
     """
 
     agent: int
-    step: int
-    parameters: Tensor
-    batch: Batch
-    compute: Callable[[Callable[[Tensor | None], Gradients]], None]
+    stepper: AgentStepper
     shown: Tensor | None
 
 
@@ -251,7 +246,7 @@ class PrivateOptimizer(Optimizer):
 
     def begin(self, turn: Turn, batch: Any) -> Any:
         """Take the model and the state of the agent whose turn it is; return its batch to show."""
-        self._model.write(turn.parameters)
+        self._model.write(turn.stepper.parameters)
         self._model.forget_gradient()
         # Momentum is each agent's own under gossip: a simulation swaps it with the model.
         owner = self._owner_of(turn)
@@ -262,12 +257,12 @@ class PrivateOptimizer(Optimizer):
         if self._schedule is not None:
             self._require_same_groups()
             for group, values in zip(
-                self._inner.param_groups, self._schedule[turn.step], strict=True
+                self._inner.param_groups, self._schedule[turn.stepper.step], strict=True
             ):
                 group.update(values)
             self._groups = _copy_groups(self._inner)
         self._turn = turn
-        return self._model.watch(batch, num_samples=turn.batch.inputs.shape[1])
+        return self._model.watch(batch, num_samples=turn.stepper.batch.inputs.shape[1])
 
     def backward(self, losses: Tensor) -> None:
         """Compute the gradient of each sample from the losses of all samples, for unit ``sample``.
@@ -283,7 +278,7 @@ class PrivateOptimizer(Optimizer):
             raise CornError("optimizer.backward() must follow a batch of the private loader")
         # Gradients at parameters that depend on the batch would depend on all of its samples.
         self._model.require_unchanged()
-        self._model.backward(losses, num_samples=self._turn.batch.inputs.shape[1])
+        self._model.backward(losses, num_samples=self._turn.stepper.batch.inputs.shape[1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it.
@@ -306,7 +301,7 @@ class PrivateOptimizer(Optimizer):
         self._model.require_unchanged()
         self._require_same_groups()
         self._require_same_state(self._owner_of(turn))
-        turn.compute(lambda clip: self._model.compute(turn.batch, clip))
+        turn.stepper.compute(lambda clip: self._model.compute(turn.stepper.batch, clip))
         shown = self._advance()
         self._model.forget_gradient()
         self._model.require_frozen()
@@ -375,7 +370,7 @@ class PrivateOptimizer(Optimizer):
         worst: dict[tuple[PlanTerms, int], Expense] = {}
         begun = self._plan.budget.num_steps
         if self._next is not None:
-            begun = self._next.step + (self._next.agent > 0)
+            begun = self._next.stepper.step + (self._next.agent > 0)
         for expense in self._list_expenses(begun):
             kind = expense.terms, expense.num_releases
             worst[kind] = max(expense, worst.get(kind, expense), key=lambda own: own.precision)
@@ -681,7 +676,7 @@ class PrivateLoader:
             turn = self._optimizer.find_turn()
             if turn is None:
                 return
-            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.batch))
+            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.stepper.batch))
 
 
 class PrivateTraining(NamedTuple):
@@ -732,53 +727,40 @@ def simulate_turns(
     # One row per agent, or one for all: they start from the user's model.
     models = model.read().to(dtype).repeat(1 if is_sum else plan.num_agents, 1)
     mixer = None if is_sum else Mixer(plan.network, dtype=dtype)
-    noise = KeyedNoise(
-        [plan.decomposition],
-        seeds=(seed,),
-        num_parameters=model.num_parameters,
-        is_secret=secure,
-    )
-    releases = StepReleases(
-        noise,
-        mechanism_of=torch.zeros(1, dtype=torch.long),
-        grid=torch.tensor([[plan.grid]], dtype=torch.float64),
-        # One seed and one trial.
-        models=models[None, :, None],
-        num_agents=plan.num_agents,
-        is_sum=is_sum,
-    )
-    samplers = [
-        make_sampler(
-            number_rows(size),
-            [plan.budget.of_agent(agent).query],
-            batch_size=batch_size,
+    source = make_source(plan.decomposition, seed, is_secret=secure)
+    nonce = secrets.token_bytes(NONCE_BYTES) if secure else simulation_nonce(seed)
+    agents = []
+    for agent, size in enumerate(sizes):
+        query, rows = plan.budget.of_agent(agent).query, number_rows(size)
+        if secure:
+            sampler = BatchSampler.of_agent(query, rows, batch_size=batch_size)
+        else:
             # A seed for each agent: agents of one size would draw the same samples from one.
-            choices=None if secure else [SeededChoices((seed << 20) + agent)],
-            is_public=not secure,
-        )
-        for agent, size in enumerate(sizes)
-    ]
-    clipped: list[ClippedGradients] = []
-
-    def compute(gradients: Callable[[Tensor | None], Gradients]) -> None:
-        # All agents have one clipping norm and may differ in sampling.
-        clipped.append(clip_for_release(gradients, plan.budget.queries[0]))
-
+            choices = [SeededChoices((seed << 20) + agent)]
+            sampler = BatchSampler(rows, [query], batch_size=batch_size, choices=choices)
+        share = NoiseShare(plan, agent, source, nonce=nonce, num_parameters=model.num_parameters)
+        # Keys are used once, in this run, so that no ledger has to remember a release.
+        agents.append((AgentStepper(query, lambda step: step, sampler, update=update), share))
     shown: Tensor | None = None
     for step in range(plan.budget.num_steps):
-        # One draw has the shares of all agents.
-        releases.begin(step)
-        for agent, sampler in enumerate(samplers):
-            own = models[0 if is_sum else agent]
-            yield Turn(agent, step, own, sampler.draw(step), compute, shown)
+        messages = []
+        for agent, (stepper, share) in enumerate(agents):
+            stepper.begin(step, share, models[0 if is_sum else agent])
+            yield Turn(agent, stepper, shown)
             shown = None
-            releases.release(slice(agent, agent + 1), clipped.pop())
-            if not is_sum:
-                # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
-                # step all agents' gradients are taken before any exchange.
-                models[agent] = update.take_step(releases.values[0, agent, 0].clone()).to(models)
+            # Sizes of steps are those of the user's optimizer.
+            if is_sum:
+                messages.append(stepper.release_masked(observe=False))
+            else:
+                # The half step is kept, not mixed yet: in a step all agents' gradients are taken
+                # before any exchange.
+                models[agent] = stepper.release_half_step(step_size=1.0, observe=False)
         if mixer is None:
-            models[0] = update.take_step(releases.finish()[0, 0, 0].clone()).to(models)
+            total = np.add.reduce(messages, dtype=messages[0].dtype)
+            moved = agents[0][0].finish(total, step_size=1.0)
+            if moved is None:
+                raise CornError("masks of a simulation must cancel, found that they did not")
+            models[0] = moved
             shown = models[0]
         else:
             models = mixer.mix(models[None])[0]

@@ -267,7 +267,7 @@ class KeyedNoise:
         self._stop, self._device = num_parameters, device
         # For secret noise, each mechanism and run gets keys of its own: no two of them share noise.
         self._draws = [
-            [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
+            [(shares, make_source(shares, seed, is_secret=is_secret)) for shares in decompositions]
             for seed in seeds
         ]
         # A release takes a new nonce as well: even with equal keys, no run repeats the noise of
@@ -379,7 +379,8 @@ class NoiseShare:
         return drawn
 
 
-def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSource:
+def make_source(shares: Decomposition, seed: int, *, is_secret: bool) -> SecureSource:
+    """Return keys of all agents that follow from a seed, or new secret ones."""
     if not is_secret:
         return SecureSource(simulated_keys(shares, seed=seed))
     everyone = range(shares.num_agents)

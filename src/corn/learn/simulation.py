@@ -24,20 +24,23 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
+    BatchSampler,
     SeededChoices,
-    make_sampler,
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
+    ClippedGradients,
     Mixer,
     RunOptimizers,
-    StepReleases,
     StepStatistics,
+    average_integers,
     compute_gradients,
     join_gradients,
+    release,
+    release_integers,
     require_exact_sums,
     smooth,
 )
@@ -78,16 +81,18 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        size, seeded = settings.batch_size, [SeededChoices(seed) for seed in settings.seeds]
+        size = settings.batch_size
         if settings.noise_keys == "secret" and queries:
+            # One sampler for each agent: in one batch of all agents, the number of one agent's
+            # samples would change the last bits of other agents' gradients.
             each = queries * data.num_agents if len(queries) == 1 else queries
             self._samplers = [
-                make_sampler(data.of_agent(agent), (query,), batch_size=size)
+                BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
                 for agent, query in enumerate(each)
             ]
         else:
-            options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
-            self._samplers = [make_sampler(data, queries, **options)]
+            seeded = [SeededChoices(seed) for seed in settings.seeds]
+            self._samplers = [BatchSampler(data, queries, batch_size=size, choices=seeded)]
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
         # With exact sums there is one model for all agents, and nothing to mix.
@@ -101,10 +106,11 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
-        noise, self._mechanism_of = self._make_noise()
+        self._source, self._mechanism_of = self._make_noise()
+        self._is_regular = _is_regular(self._mechanism_of.tolist())
         grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
-        grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
+        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step, self._broken = 0, torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
@@ -117,14 +123,16 @@ class Simulation:
         if settings.optimizer is not None:
             require_exact_sums(network)
             self._optimizers = RunOptimizers(settings.optimizer, self.parameters)
-        self._releases = StepReleases(
-            noise,
-            mechanism_of=self._mechanism_of,
-            grid=grid,
-            models=self.parameters,
-            num_agents=self._num_agents,
-            is_sum=self._is_sum,
-        )
+        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
+        is_keyed = isinstance(self._source, KeyedNoise)
+        self._sums_integers = self._is_sum and is_keyed and min(grids) > 0
+        # The noise of the present step, shape (seeds, agents, mechanisms, d).
+        self._noise: Tensor | None = None
+        # What agents release, or its average in exact sums, in memory that every step overwrites.
+        self._released = torch.empty_like(self.parameters)
+        self._total = self._released.flatten(0, 1)
+        if self._sums_integers:
+            self._total = torch.zeros_like(self._total, dtype=torch.int64)
         self._cells_at_once = self._choose_cells()
 
     @property
@@ -166,9 +174,8 @@ class Simulation:
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
-        self._releases.begin(self.step)
         norms, fraction = self._release_all()
-        released = self._releases.finish()
+        released = self._released
         if self.on_release is not None:
             self.on_release(self.parameters, released)
         self.parameters, self.step = self._update(released), self.step + 1
@@ -199,35 +206,75 @@ class Simulation:
         return mixed
 
     def _release_all(self) -> tuple[Tensor, Tensor]:
-        """Release all gradients; return their norms and fractions clipped.
+        """Release all gradients, into ``_released``; return their norms and fractions clipped.
 
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
+        self._noise = None if self._source is None else self._source.draw(self.step)
+        offset = None
+        if isinstance(self._source, KeyedNoise):
+            offset = self._source.draw_offset(self.step)
+        if self._is_sum:
+            self._total.zero_()
         models, statistics, start = self.parameters.flatten(0, 1), [], 0
         for batches in self._draw_batches():
             cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
+            # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
+            seed_of = torch.arange(start, cells.stop, device=models.device) // self._num_agents
             start = cells.stop
-            # With exact sums there is one model for all agents of a seed.
-            chosen = models[self._releases.seeds_of(cells) if self._is_sum else cells]
-            parts = []
-            # One or several batches have these cells.
-            for own, batch in zip(
-                torch.split(chosen, [len(batch.inputs) for batch in batches]), batches, strict=True
-            ):
-                part = compute_gradients(
+            chosen = models[seed_of if self._is_sum else cells]
+            sizes = [len(batch.inputs) for batch in batches]
+            found = join_gradients(
+                compute_gradients(
                     self._task, own, batch, self._clip, clips_samples=self._clips_samples
                 )
-                parts.append(part)
-            found = join_gradients(parts)
-            self._releases.release(cells, found)
+                for own, batch in zip(torch.split(chosen, sizes), batches, strict=True)
+            )
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+            values = self._add_noise(found, cells, None if offset is None else offset[seed_of])
+            if self._is_sum:
+                self._total.index_add_(0, seed_of, values.to(self._total))
+            else:
+                self._total[cells] = values
+        if self._sums_integers:
+            average = average_integers(self._total, self._num_agents, self._grid, offset)
+            self._released.copy_(average.view(self._released.shape))
+        elif self._is_sum:
+            self._released.div_(self._num_agents)
+        if self._noise is not None and isinstance(self._source, AverageNoise):
+            self._released.add_(self._noise.index_select(2, self._mechanism_of))
         norms, fraction, num_broken = (
             torch.cat(column).view(-1, self._num_agents, len(self._trials))
             for column in zip(*statistics, strict=True)
         )
         self._note_broken(norms, num_broken)
         return norms, fraction
+
+    def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
+        """Return the releases of some cells, shape (cells, trials, d), once in a step."""
+        # Clipping factors are applied together with the noise: product, sum and rounding are one
+        # operation, for an agent and for a simulation alike.
+        gradients, factors = found.values, found.factors.unsqueeze(-1)
+        # The noise of an average is drawn as one, and added at the end.
+        if self._noise is None or isinstance(self._source, AverageNoise):
+            return gradients * factors
+        # Shape (cells, mechanisms, d): the trials of a mechanism share its noise.
+        noise = self._noise.flatten(0, 1)[cells]
+        if self._sums_integers or not self._is_regular:
+            own = noise.index_select(1, self._mechanism_of)
+            if self._sums_integers:
+                return release_integers(gradients, factors, own, self._grid, offset)
+            return release(gradients, factors, own, self._grid)
+        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
+        count, mechanisms, d = noise.shape
+        released = release(
+            gradients.view(count, mechanisms, -1, d),
+            factors.view(count, mechanisms, -1, 1),
+            noise.unsqueeze(2),
+            self._grid.view(mechanisms, -1, 1),
+        )
+        return released.view(gradients.shape)
 
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
@@ -270,10 +317,9 @@ class Simulation:
 
     def _mean_norm(self, like: Tensor) -> Tensor:
         """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
-        noise = self._releases.noise
-        if noise is None:
+        if self._noise is None:
             return torch.zeros_like(like[:, 0])
-        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
+        norms: Tensor = torch.linalg.vector_norm(self._noise, dim=-1).mean(1)
         return norms.index_select(1, self._mechanism_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
@@ -329,6 +375,12 @@ class Simulation:
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
+
+
+def _is_regular(indices: list[int]) -> bool:
+    """Return whether indices are 0 0 … 1 1 …, each equally often."""
+    times = indices.count(0)
+    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
 
 
 def _check_trials(
