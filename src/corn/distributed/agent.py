@@ -66,13 +66,13 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.metrics import Row, Samples
-from corn.learn.own_loop import LoopTask
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
+from corn.learn.user_model import UserModel
 from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
@@ -345,7 +345,7 @@ def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | Non
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
     # A loop's samples are in the user's data set, which may draw its items at random: each run of a
     # loop begins a new pass.
-    is_known = not isinstance(problem.task, LoopTask)
+    is_known = not isinstance(problem.task, UserModel)
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
     return problem.digest() if is_known and is_in_passes else None
 

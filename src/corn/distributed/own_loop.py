@@ -36,7 +36,6 @@ from corn.learn.mechanism import Mechanism
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
-    LoopTask,
     PrivateLoader,
     PrivateOptimizer,
     PrivateTraining,
@@ -167,7 +166,7 @@ def make_private(
     if chosen.batch_of(plan) is None:
         chosen = replace(chosen, batch_size=data_loader.batch_size)
     agent, part, ledgers = rendezvous.agent, LoaderPart.of(data_loader), list[ReleaseLedger]()
-    problem = TrainingProblem(LoopTask(model), number_rows(len(part.rows)))
+    problem = TrainingProblem(model, number_rows(len(part.rows)))
 
     def take_turns(update: UpdateRule) -> Turns:
         steps = run_steps(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import math
 import random
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import AgentData, Batch, BatchSampler, SeededChoices
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.step import AgentStepper, Mixer, UpdateRule
-from corn.learn.tasks.protocol import Gradients, Scores
 from corn.learn.user_model import UserModel, has_same_values
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
@@ -61,44 +59,6 @@ class Turn(NamedTuple):
 
 Turns: TypeAlias = Generator[Turn, None, Tensor]
 """The turns of all agents of a simulation, or of one of a running network; then the last model."""
-
-
-@final
-class LoopTask:
-    """The user's loop in the place of a task: it computes gradients, and scores do not exist."""
-
-    def __init__(self, model: UserModel) -> None:
-        self._model = model
-        self._start = model.read()
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return self._model.num_parameters
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Return row numbers as they are."""
-        return inputs
-
-    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002 - the module has its own start
-        """Return the module's parameters."""
-        return self._start.clone()
-
-    def gradient(self, *_: object, **__: object) -> Gradients:
-        """Raise, as the user's loop computes the gradients."""
-        raise CornError("gradients are those of the user's loop")
-
-    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
-        """Return no scores: only the user's loop knows the loss."""
-        return Scores(parameters.new_full((len(parameters),), math.nan))
-
-    def describe(self) -> str:
-        """See ``Task``."""
-        return self._model.describe()
-
-    def fingerprint(self) -> bytes:
-        """See ``Task``."""
-        return self._model.fingerprint()
 
 
 HyperParameters: TypeAlias = list[dict[str, Any]]
@@ -301,7 +261,7 @@ class PrivateOptimizer(Optimizer):
         self._model.require_unchanged()
         self._require_same_groups()
         self._require_same_state(self._owner_of(turn))
-        turn.stepper.compute(lambda clip: self._model.compute(turn.stepper.batch, clip))
+        turn.stepper.differentiate(self._model)
         shown = self._advance()
         self._model.forget_gradient()
         self._model.require_frozen()

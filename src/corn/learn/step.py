@@ -240,20 +240,6 @@ def drop_broken_inputs(inputs: Tensor, factors: Tensor) -> Tensor:
     return torch.nan_to_num(inputs, 0.0, 0.0, 0.0) if bool((factors == 0).any()) else inputs
 
 
-def fraction_clipped(factors: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the fraction of factors below 1 along dim 1, without samples of weight 0."""
-    shortened = (factors < 1).to(factors.dtype)
-    if weights is None:
-        return shortened.mean(dim=1)
-    present = (weights > 0).to(factors.dtype).unsqueeze(-1)
-    return (shortened * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
-
-
-def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
-    """Return the number of samples along dim 1 whose gradient is not finite, without padding."""
-    return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
-
-
 def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
