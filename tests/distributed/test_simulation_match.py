@@ -109,19 +109,6 @@ def test_agents_of_different_sizes_match_under_every_sampling(
     compare(plan, tmp_path, settings=settings)
 
 
-def test_poisson_batches_are_those_of_the_simulation() -> None:
-    data = WORKLOAD.build(4).data
-    choices = [SeededChoices(SEED)]
-    query = ClippedQuery(1.0, unit="sample", batch_size=8, sampling_rate=0.1)
-    sampler = BatchSampler(data, (query,), choices=choices)
-    whole = sampler.draw(5)
-    for agent in range(4):
-        own = sampler.draw(5).take(agent)
-        assert own.inputs.shape[0] == 1
-        torch.testing.assert_close(own.inputs[0], whole.inputs[agent])
-        torch.testing.assert_close(own.weights[0], whole.weights[agent])
-
-
 def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:
     network = load_network(
         nx.cycle_graph(4, create_using=nx.DiGraph), gossip=Gossip(2), mixing="gossip"

@@ -294,7 +294,9 @@ class BatchSampler:
         choices: Sequence[Choices],
         fixed_shape: bool = False,
     ) -> None:
-        self._data, self._choices, self._sizes = data, tuple(choices), data.sizes
+        self._data = data
+        self._choices = tuple(choices)
+        self._sizes = data.sizes
         each = tuple(queries) * data.num_agents if len(queries) == 1 else tuple(queries)
         require_length("queries", len(each) or data.num_agents, data.num_agents, per="agent")
         clips_samples = bool(each) and each[0].unit == "sample"
@@ -375,8 +377,12 @@ class BatchSampler:
     def choose_rows(self, number: int) -> list[IntArray]:
         """Return the rows of ``data`` in the batch of each cell; −1 is a slot without a sample."""
         if self._limits is not None:
-            limits = self._limits
-            return [rows for each in self._choices for rows in self._toss(each, number, limits)]
+            coins = [choices.draw_coins(number, self._sizes) for choices in self._choices]
+            # Coins are of all agents at once. Row numbers increase, so that the offsets cut them
+            # into the agents' own parts.
+            taken = [np.flatnonzero(own < self._limits) for own in coins]
+            cuts = self._data.offsets[1:-1]
+            return [rows for own in taken for rows in np.split(own, np.searchsorted(own, cuts))]
         runs, agents = range(len(self._choices)), range(self._data.num_agents)
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
         return [self._read_slots(run, agent, number) for run in runs for agent in agents]
@@ -432,13 +438,6 @@ class BatchSampler:
             self._passes[run, agent] = known
         return known[1][place * self._batch_size : (place + 1) * self._batch_size]
 
-    def _toss(self, choices: Choices, number: int, limits: FloatArray) -> list[IntArray]:
-        # Coins are of all agents at once. Row numbers increase, so that the offsets cut them into
-        # the agents' own parts.
-        taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < limits)
-        cuts = np.searchsorted(taken, self._data.offsets[1:-1])
-        return np.split(taken, cuts)
-
     def _gather(self, table: IntArray) -> Batch:
         """Return the samples of a table of rows, shape (cells, width), in which −1 is padding."""
         data, (cells, width) = self._data, table.shape
@@ -448,21 +447,21 @@ class BatchSampler:
         inputs = data.inputs.index_select(0, index)
         targets = data.targets.index_select(0, index)
         is_full = bool(present.all())
+        # Weights without padding are kept, because most steps use them.
+        weights = self._cached_weights if is_full else None
+        if weights is None or weights.shape != present.shape:
+            weights = self._weigh(present)
+        if is_full:
+            self._cached_weights = weights
         return Batch(
             inputs.view(cells, width, *inputs.shape[1:]),
             targets.view(cells, width, *targets.shape[1:]),
-            self._full_weights(present) if is_full else self._weigh(present),
+            weights,
             # With a fixed divisor the weights are 1/B. They are an average only if B samples are
             # there.
             is_full and self._divisor in (None, width),
             self._most,
         )
-
-    def _full_weights(self, present: NDArray[np.bool_]) -> Tensor:
-        """Return weights of batches without padding, cached because most steps use them."""
-        if self._cached_weights is None or self._cached_weights.shape != present.shape:
-            self._cached_weights = self._weigh(present)
-        return self._cached_weights
 
     def _weigh(self, present: NDArray[np.bool_]) -> Tensor:
         inputs = self._data.inputs

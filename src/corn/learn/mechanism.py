@@ -47,7 +47,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
-from corn.topology import Mixing, Network
+from corn.topology import Network
 from corn.topology.sparse import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
@@ -419,39 +419,34 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
-    row = find_lattice(network.sparse_matrix)
-    # Fourier transforms diagonalise R only if the network looks the same from every agent: a
-    # lattice, and one cap for all.
-    if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
-        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT, network.mixing)
-        if lattice is not None:
-            solve, holds = lattice
-            noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
-            ratio = disagreement_ratio(
-                network,
-                noise,
-                precision_cap=float(caps[0]),
-                momentum=objective.momentum,
-                num_steps=budget.num_steps,
-            )
-            made = Mechanism.private(name, noise, budget, threat=holds)
-            return replace(made, disagreement_ratio=ratio)
-    if name == "corn":
-        require_feasible_size(n, threat or DEFAULT_THREAT)
-    return None
-
-
-def _choose_lattice_design(
-    name: str, threat: ThreatModel, mixing: Mixing
-) -> tuple[Callable[..., LatticeNoise], ThreatModel] | None:
-    """Return the design of a mechanism on rings and tori, and the threat that it holds against."""
-    if name == "decor":
-        return partial(design_lattice_pairs, mixing=mixing), EAVESDROPPER
-    if name == "corn" and threat == EAVESDROPPER:
-        return design_lattice, EAVESDROPPER
     # This design has seeds of sparse hops, so the promise names them also where the default
     # arrangement was asked for.
     sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
-    if name == "corn" and threat in (DEFAULT_THREAT, sparse):
-        return design_lattice_insider, sparse
+    solve: Callable[..., LatticeNoise] | None = None
+    holds = EAVESDROPPER
+    if name == "decor":
+        solve = partial(design_lattice_pairs, mixing=network.mixing)
+    elif name == "corn" and threat == EAVESDROPPER:
+        solve = design_lattice
+    elif name == "corn" and threat in (None, DEFAULT_THREAT, sparse):
+        solve = design_lattice_insider
+        holds = sparse
+    row = find_lattice(network.sparse_matrix)
+    # Fourier transforms diagonalise R only if the network looks the same from every agent: a
+    # lattice, and one cap for all.
+    is_even = row is not None and isinstance(objective, Horizon) and not np.ptp(caps)
+    if solve is not None and is_even:
+        cap = float(caps[0])
+        noise = solve(row, cap, objective=objective, gossip=network.gossip)
+        ratio = disagreement_ratio(
+            network,
+            noise,
+            precision_cap=cap,
+            momentum=objective.momentum,
+            num_steps=budget.num_steps,
+        )
+        made = Mechanism.private(name, noise, budget, threat=holds)
+        return replace(made, disagreement_ratio=ratio)
+    if name == "corn":
+        require_feasible_size(n, threat or DEFAULT_THREAT)
     return None

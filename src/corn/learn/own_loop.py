@@ -130,11 +130,6 @@ class PrivateOptimizer(Optimizer):
             raise
         return self._next.shown
 
-    def _require_no_error(self) -> None:
-        # A loop that goes on after an error gets the same one again.
-        if self._error is not None:
-            raise self._error
-
     def leave(self) -> None:
         """Take no more turns."""
         atexit.unregister(self.leave)
@@ -198,7 +193,9 @@ class PrivateOptimizer(Optimizer):
 
     def find_turn(self) -> Turn | None:
         """Return the next turn; None after the last step."""
-        self._require_no_error()
+        # A loop that goes on after an error gets the same one again.
+        if self._error is not None:
+            raise self._error
         # Which batches are followed by a step must not depend on data, so all of them must be.
         if self._turn is not None:
             raise CornError("optimizer.step() must follow every batch of the loader, once")
@@ -245,8 +242,10 @@ class PrivateOptimizer(Optimizer):
 
         With exact sums the step follows from the average release, after the last agent's batch.
         """
-        self._require_no_error()
-        turn, loss = self._turn, None
+        if self._error is not None:
+            raise self._error
+        turn = self._turn
+        loss = None
         if turn is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
@@ -465,8 +464,8 @@ def _list_held(optimizer: Optimizer) -> list[list[int]]:
 def _copy_state(optimizer: Optimizer, state: Any) -> Any:
     """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return len(state), [tree_map(_copy_value, dict(state.get(p, {}))) for p in parameters]
+    every = _list_parameters(optimizer)
+    return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
 
 
 def _copy_value(value: Any) -> Any:

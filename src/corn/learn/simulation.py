@@ -10,7 +10,7 @@ Where releases are summed exactly all agents hold one model, and the tensor has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -112,7 +112,8 @@ class Simulation:
         # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
-        self.step, self._broken = 0, torch.zeros_like(self._alive)
+        self.step = 0
+        self._broken = torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
@@ -140,26 +141,27 @@ class Simulation:
         """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
 
-    def save_optimizers(self) -> list[dict[str, Any]] | None:
-        """Return the state of each run's optimizer, if there are any."""
-        return None if self._optimizers is None else self._optimizers.save()
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint; batches and noise follow from the step."""
+        return {
+            "step": self.step,
+            "parameters": self.parameters.cpu(),
+            "memory": None if self.memory is None else self.memory.cpu(),
+            "optimizers": None if self._optimizers is None else self._optimizers.save(),
+            "alive": self.alive,
+        }
 
-    def restore(
-        self,
-        step: int,
-        parameters: Tensor,
-        alive: Tensor,
-        *,
-        memory: Tensor | None = None,
-        optimizers: list[dict[str, Any]] | None = None,
-    ) -> None:
-        """Continue from a saved state; batches and noise follow from the step."""
-        if self._optimizers is not None and optimizers is not None:
-            self._optimizers.restore(optimizers)
-        if self.memory is not None and memory is not None:
-            self.memory = memory.to(device=self._settings.device).clone()
-        self.step, self._alive = step, alive.clone()
-        self.parameters = parameters.to(device=self._settings.device).clone()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        device = self._settings.device
+        self.step = state["step"]
+        self._alive = state["alive"].clone()
+        self.parameters = state["parameters"].to(device=device).clone()
+        if self.memory is not None:
+            self.memory = state["memory"].to(device=device).clone()
+        if self._optimizers is not None:
+            self._optimizers.restore(state["optimizers"])
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
@@ -178,7 +180,8 @@ class Simulation:
         released = self._released
         if self.on_release is not None:
             self.on_release(self.parameters, released)
-        self.parameters, self.step = self._update(released), self.step + 1
+        self.parameters = self._update(released)
+        self.step += 1
         if not observe:
             return None
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(norms))
@@ -278,7 +281,8 @@ class Simulation:
 
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
-        count, drawn = self._cells_at_once, [own.draw(self.step) for own in self._samplers]
+        count = self._cells_at_once
+        drawn = [own.draw(self.step) for own in self._samplers]
         if len(drawn) == 1:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
@@ -434,11 +438,9 @@ def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
 
 
 def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
-    if mechanism.noise is not None and mechanism.noise.num_agents != network.num_agents:
-        raise InvalidArgumentError(
-            f"the noise of {mechanism.name!r} must be for {network.num_agents} agents, found "
-            f"{mechanism.noise.num_agents}"
-        )
+    if mechanism.noise is not None:
+        of = f"the noise of {mechanism.name!r}"
+        require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
     if isinstance(mechanism.noise, Decomposition):
         require_mixing(mechanism.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
