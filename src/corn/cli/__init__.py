@@ -25,7 +25,6 @@ from corn.cli import (
     compare,
     data,
     explore,
-    graph,
     keys,
     launch,
     plan,
@@ -38,7 +37,7 @@ from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
+    "Choose a network, a mechanism and a budget": (compare, advise, account, explore),
     "Simulate": (train, data),
     "Run": (plan, keys, launch, agent, status),
     "Check": (verify, audit),
