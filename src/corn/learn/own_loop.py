@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
@@ -494,24 +494,7 @@ class LoaderPart:
     def check(self) -> None:
         """Raise if the collate function puts samples along another dimension, or mixes them."""
         with _restored_randomness():
-            self._check_dimension()
             self._check_independence()
-
-    def _check_dimension(self) -> None:
-        first = self.dataset[self.rows[0]]
-        # A second batch with one more sample shows which dimension numbers the samples.
-        batches = [tree_leaves(self.collate([first] * count)) for count in (2, 3)]
-        tensors = [[leaf for leaf in batch if isinstance(leaf, Tensor)] for batch in batches]
-        # Lists with one tensor for each sample differ in length, and have no dimension to check.
-        if len(tensors[0]) != len(tensors[1]):
-            return
-        for two, three in zip(*tensors, strict=True):
-            if two.shape[1:] != three.shape[1:]:
-                raise InvalidArgumentError(
-                    f"collate_fn must put samples along the first dimension, found {two.dim()} "
-                    "dimensions of which another one numbers them: gradients of single samples "
-                    "need it"
-                )
 
     def _check_independence(self) -> None:
         """Replace the first sample of small batches; the rows of all others must stay."""
@@ -525,10 +508,11 @@ class LoaderPart:
             )
             if not _keeps_others(before, after, _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
-                    "collate_fn must make each row from its own sample alone, found that another "
-                    "sample changes it, as in mixup and in normalisation by statistics of the "
-                    "batch: clipping a sample then does not bound its influence; change single "
-                    "samples in the data set, or use unit='agent'"
+                    "collate_fn must put samples along the first dimension, and make each row from "
+                    "its own sample alone, found that another sample changes a row, as in mixup "
+                    "and in normalisation by statistics of the batch: clipping a sample then does "
+                    "not bound its influence; change single samples in the data set, or use "
+                    "unit='agent'"
                 )
 
     def _collate_with(self, seed: int, samples: list[Any]) -> Any:
