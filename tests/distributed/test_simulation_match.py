@@ -12,10 +12,9 @@ from corn.distributed.results import merge_measurements
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
 from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep
-from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
-from corn.privacy import ClippedQuery, PrivacyBudget, Sampling
+from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
 from .harness import failures, run_processes, small_plan
