@@ -45,7 +45,9 @@ def test_example_runs_and_is_short(
         if find_spec("flwr") is None or find_spec("ray") is None:
             pytest.skip("needs the extra flower and its simulation engine: flwr[simulation]")
         # In a process of its own, since Ray warns of its own future, and starts processes.
-        process = subprocess.run([sys.executable, path], check=False, capture_output=True)
+        process = subprocess.run(
+            [sys.executable, str(path)], check=False, capture_output=True, text=True
+        )
         assert process.returncode == 0, process.stderr
         assert process.stdout.strip()
         return
