@@ -699,7 +699,7 @@ class GradientSteps:
     def differentiate(self, parameters: Tensor) -> ClippedGradients:
         """Return the gradient of a new batch at a model, shape (d,), clipped for the unit."""
         model = parameters.to(self._dtype).view(1, 1, -1)
-        batch = self._batches.draw(self._num_drawn).take(0)
+        batch = self._batches.draw(self._num_drawn)
         self._num_drawn += 1
         return compute_gradients(
             self._task, model, batch, self._clip, clips_samples=self._is_sample

@@ -106,7 +106,7 @@ def sharing_batches(plan: Plan, everyone: TrainingProblem, agents: Sequence[int]
 
     def sample(_: Any, __: Any, choices: Any, *, batch_size: int | None = None) -> Any:
         sampler = BatchSampler(data, plan.budget.queries, batch_size=batch_size, choices=choices)
-        return SimpleNamespace(draw=lambda number: sampler.draw(number).take(agent))
+        return SimpleNamespace(draw=lambda number: sampler.draw(number).split(1)[agent])
 
     with mock.patch.object(BatchSampler, "of_agent", sample):
         yield

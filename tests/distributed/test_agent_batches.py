@@ -21,7 +21,7 @@ from corn.distributed.keyring import make_keys, open_ledger
 from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width
-from corn.learn.own_loop import LoopTask, number_rows
+from corn.learn.own_loop import number_rows
 from corn.learn.problem import DataSource, TrainingProblem, make_problem
 from corn.learn.training import make_task
 from corn.learn.user_model import UserModel
@@ -216,7 +216,7 @@ def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
     assert digest("poisson", one) is None
     assert digest("every-step", one) is None
     model = UserModel(nn.Linear(5, 2), clips_samples=True)
-    loop = TrainingProblem(LoopTask(model), number_rows(SAMPLES))
+    loop = TrainingProblem(model, number_rows(SAMPLES))
     assert digest_data(sample_plan("passes"), 0, loop) is None
 
 

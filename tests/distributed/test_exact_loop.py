@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,23 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from corn.checks import FloatArray
 from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError
-from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
+from corn.learn import (
+    Constant,
+    Mechanism,
+    SweepSettings,
+    TrainingProblem,
+    Trial,
+    perturbation,
+    run_sweep,
+)
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining, save_state
-from corn.learn.perturbation import KeyedNoise
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -99,7 +108,7 @@ def test_without_noise_it_is_plain_torch_on_the_average_gradient(
 ) -> None:
     # A fine grid and a large clipping norm leave gradients as they are.
     monkeypatch.setattr(Plan, "check_parameters", lambda *_: None)
-    monkeypatch.setattr(KeyedNoise, "draw", lambda *_: torch.zeros(1, N, 1, 39).double())
+    monkeypatch.setattr(perturbation, "draw_share", lambda *_, out, **__: out.fill(0))
     plan = replace(sum_plan(clip=1000), grid=2.0**-40)
     found = run_loop(open_loop(plan, factory))
     model = make_model()
@@ -137,15 +146,14 @@ def test_models_depend_on_the_sum_of_releases_alone(
     factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Single releases have too little noise: moving some from one to another changes no bit."""
-    plan, zeros = sum_plan(), torch.zeros(1, N, 1, 39, dtype=torch.float64)
-    offset = torch.linspace(0, 0.9, 39, dtype=torch.float64).view(1, 1, -1)
-    monkeypatch.setattr(KeyedNoise, "draw_offset", lambda *_: offset)
+    plan, offset = sum_plan(), np.linspace(0, 0.9, 39, dtype=np.float32)
+    monkeypatch.setattr(perturbation, "draw_offset", lambda *_, **__: offset)
 
     def find_model(shift: int) -> Tensor:
-        shares = zeros.clone()
-        shares[:, 0] += shift * plan.grid
-        shares[:, 2] -= shift * plan.grid
-        monkeypatch.setattr(KeyedNoise, "draw", lambda *_: shares)
+        def draw_share(_: object, agent: int, *, out: FloatArray, **__: object) -> None:
+            out.fill({0: shift, 2: -shift}.get(agent, 0) * plan.grid)
+
+        monkeypatch.setattr(perturbation, "draw_share", draw_share)
         return run_loop(open_loop(plan, factory, secure=True))
 
     expected = find_model(0)

@@ -31,7 +31,7 @@ from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining
-from corn.learn.perturbation import KeyedNoise
+from corn.learn.perturbation import NoiseShare
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
@@ -334,7 +334,7 @@ def test_a_loop_that_goes_on_after_a_failure_gets_the_same_error_again(
     def fail(*_: object) -> None:
         raise CornError("the disk is full")
 
-    monkeypatch.setattr(KeyedNoise, "draw", fail)
+    monkeypatch.setattr(NoiseShare, "take", fail)
     with pytest.raises(CornError, match="the disk is full"):
         run_loop(private)
     with pytest.raises(CornError, match="the disk is full"):

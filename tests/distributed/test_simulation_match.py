@@ -12,10 +12,9 @@ from corn.distributed.results import merge_measurements
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
 from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep
-from corn.learn.batches import BatchSampler, SeededChoices
 from corn.learn.workloads import Workload
 from corn.plan import FloatType, Plan, make_plan
-from corn.privacy import ClippedQuery, PrivacyBudget, Sampling
+from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
 from .harness import failures, run_processes, small_plan
@@ -107,19 +106,6 @@ def test_agents_of_different_sizes_match_under_every_sampling(
     )
     settings = RunSettings(Constant(0.2), seed=SEED, timeout=30, evaluate_at=(0,))
     compare(plan, tmp_path, settings=settings)
-
-
-def test_poisson_batches_are_those_of_the_simulation() -> None:
-    data = WORKLOAD.build(4).data
-    choices = [SeededChoices(SEED)]
-    query = ClippedQuery(1.0, unit="sample", batch_size=8, sampling_rate=0.1)
-    sampler = BatchSampler(data, (query,), choices=choices)
-    whole = sampler.draw(5)
-    for agent in range(4):
-        own = sampler.draw(5).take(agent)
-        assert own.inputs.shape[0] == 1
-        torch.testing.assert_close(own.inputs[0], whole.inputs[agent])
-        torch.testing.assert_close(own.weights[0], whole.weights[agent])
 
 
 def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_padding_is_a_sample_of_the_same_agent() -> None:
 def test_inconsistent_agent_data_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="none for agent 1"):
         numbered([2, 0])
-    with pytest.raises(InvalidArgumentError, match="must agree on the number of samples"):
+    with pytest.raises(InvalidArgumentError):
         AgentData(torch.zeros(3, 1), torch.zeros(2), (0, 3))
 
 

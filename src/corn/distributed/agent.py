@@ -58,19 +58,19 @@ from corn.distributed.summing import integer_type
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
-    make_sampler,
+    BatchSampler,
     note_batch_size,
     note_large_delta,
     require_fitting_samples,
 )
 from corn.learn.metrics import Row, Samples
-from corn.learn.own_loop import LoopTask
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
 from corn.learn.training import make_task
+from corn.learn.user_model import UserModel
 from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
@@ -325,7 +325,7 @@ def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | Non
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
     # A loop's samples are in the user's data set, which may draw its items at random: each run of a
     # loop begins a new pass.
-    is_known = not isinstance(problem.task, LoopTask)
+    is_known = not isinstance(problem.task, UserModel)
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
     return problem.digest() if is_known and is_in_passes else None
 
@@ -350,7 +350,7 @@ def prepare_work(
     stepper = AgentStepper(
         query,
         ledger.reserve,
-        make_sampler(data, (query,), batch_size=size, choices=[choices]),
+        BatchSampler.of_agent(query, data, [choices], batch_size=size),
         num_parameters=problem.task.num_parameters,
         # A caller's own rule takes the place of momentum: both would smooth twice.
         momentum=plan.momentum if update is None else 0.0,

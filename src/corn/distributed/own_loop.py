@@ -36,7 +36,6 @@ from corn.learn.mechanism import Mechanism
 from corn.learn.own_loop import (
     HyperParameters,
     LoaderPart,
-    LoopTask,
     PrivateLoader,
     PrivateOptimizer,
     PrivateTraining,
@@ -168,7 +167,7 @@ def make_private(
     if chosen.batch_of(plan) is None:
         chosen = replace(chosen, batch_size=data_loader.batch_size)
     agent, part, ledgers = rendezvous.agent, LoaderPart.of(data_loader), list[ReleaseLedger]()
-    problem = TrainingProblem(LoopTask(model), number_rows(len(part.rows)))
+    problem = TrainingProblem(model, number_rows(len(part.rows)))
 
     def take_turns(update: UpdateRule) -> Turns:
         steps = run_steps(
@@ -192,7 +191,7 @@ def make_private(
                 except StopIteration as end:
                     result: AgentResult = end.value
                     return result.parameters
-                yield Turn(agent, own.step, own.parameters, own.batch, own.compute, own.parameters)
+                yield Turn(agent, own, own.parameters)
 
     def list_expenses(_: int) -> list[Expense]:
         # What the ledger counts, in all runs and under all plans for survivors.

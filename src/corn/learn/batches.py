@@ -253,13 +253,6 @@ class Batch:
     is_average: bool
     most_samples: int = 1
 
-    def take(self, cell: int) -> Batch:
-        """Return the batch of one cell."""
-        own = slice(cell, cell + 1)
-        return replace(
-            self, inputs=self.inputs[own], targets=self.targets[own], weights=self.weights[own]
-        )
-
     def split(self, num_cells: int) -> list[Batch]:
         """Return batches of ``num_cells`` cells each; the last may have fewer."""
         parts = (torch.split(each, num_cells) for each in (self.inputs, self.targets, self.weights))
@@ -301,7 +294,9 @@ class BatchSampler:
         choices: Sequence[Choices],
         fixed_shape: bool = False,
     ) -> None:
-        self._data, self._choices, self._sizes = data, tuple(choices), data.sizes
+        self._data = data
+        self._choices = tuple(choices)
+        self._sizes = data.sizes
         each = tuple(queries) * data.num_agents if len(queries) == 1 else tuple(queries)
         require_length("queries", len(each) or data.num_agents, data.num_agents, per="agent")
         clips_samples = bool(each) and each[0].unit == "sample"
@@ -382,8 +377,12 @@ class BatchSampler:
     def choose_rows(self, number: int) -> list[IntArray]:
         """Return the rows of ``data`` in the batch of each cell; −1 is a slot without a sample."""
         if self._limits is not None:
-            limits = self._limits
-            return [rows for each in self._choices for rows in self._toss(each, number, limits)]
+            coins = [choices.draw_coins(number, self._sizes) for choices in self._choices]
+            # Coins are of all agents at once. Row numbers increase, so that the offsets cut them
+            # into the agents' own parts.
+            taken = [np.flatnonzero(own < self._limits) for own in coins]
+            cuts = self._data.offsets[1:-1]
+            return [rows for own in taken for rows in np.split(own, np.searchsorted(own, cuts))]
         runs, agents = range(len(self._choices)), range(self._data.num_agents)
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
         return [self._read_slots(run, agent, number) for run in runs for agent in agents]
@@ -439,13 +438,6 @@ class BatchSampler:
             self._passes[run, agent] = known
         return known[1][place * self._batch_size : (place + 1) * self._batch_size]
 
-    def _toss(self, choices: Choices, number: int, limits: FloatArray) -> list[IntArray]:
-        # Coins are of all agents at once. Row numbers increase, so that the offsets cut them into
-        # the agents' own parts.
-        taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < limits)
-        cuts = np.searchsorted(taken, self._data.offsets[1:-1])
-        return np.split(taken, cuts)
-
     def _gather(self, table: IntArray) -> Batch:
         """Return the samples of a table of rows, shape (cells, width), in which −1 is padding."""
         data, (cells, width) = self._data, table.shape
@@ -455,21 +447,21 @@ class BatchSampler:
         inputs = data.inputs.index_select(0, index)
         targets = data.targets.index_select(0, index)
         is_full = bool(present.all())
+        # Weights without padding are kept, because most steps use them.
+        weights = self._cached_weights if is_full else None
+        if weights is None or weights.shape != present.shape:
+            weights = self._weigh(present)
+        if is_full:
+            self._cached_weights = weights
         return Batch(
             inputs.view(cells, width, *inputs.shape[1:]),
             targets.view(cells, width, *targets.shape[1:]),
-            self._full_weights(present) if is_full else self._weigh(present),
+            weights,
             # With a fixed divisor the weights are 1/B. They are an average only if B samples are
             # there.
             is_full and self._divisor in (None, width),
             self._most,
         )
-
-    def _full_weights(self, present: NDArray[np.bool_]) -> Tensor:
-        """Return weights of batches without padding, cached because most steps use them."""
-        if self._cached_weights is None or self._cached_weights.shape != present.shape:
-            self._cached_weights = self._weigh(present)
-        return self._cached_weights
 
     def _weigh(self, present: NDArray[np.bool_]) -> Tensor:
         inputs = self._data.inputs
@@ -479,24 +471,3 @@ class BatchSampler:
         if self._divisor is not None:
             real = torch.float64  # in float32 1/B could round up to more than accounting assumes
         return torch.from_numpy(weights).to(device=inputs.device, dtype=real)
-
-
-def make_sampler(
-    data: AgentData,
-    queries: Sequence[ClippedQuery],
-    *,
-    batch_size: int | None,
-    choices: Sequence[Choices] | None = None,
-    is_public: bool = False,
-) -> BatchSampler:
-    """Return the sampler of all agents by public choices, or of one whose data noise protects.
-
-    In one batch of all agents, the number of one agent's samples would change the last bits of
-    other agents' gradients, but accounting assumes that neighbouring data sets change one agent's
-    gradient. Without choices they follow from new secrets, as amplification by sampling assumes
-    that nobody knows which samples are in a batch.
-    """
-    if is_public and choices is not None:
-        return BatchSampler(data, queries, batch_size=batch_size, choices=choices)
-    (query,) = queries
-    return BatchSampler.of_agent(query, data, choices, batch_size=batch_size)

@@ -46,7 +46,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
-from corn.topology import Mixing, Network
+from corn.topology import Network
 from corn.topology.spectrum import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
@@ -418,31 +418,27 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
+    solve: Callable[..., LatticeNoise] | None = None
+    if name == "decor":
+        solve = partial(design_lattice_pairs, mixing=network.mixing)
+    elif name == "corn" and threat == EAVESDROPPER:
+        solve = design_lattice
     row = find_lattice(network.sparse_matrix)
     # Fourier transforms diagonalise R only if the network looks the same from every agent: a
     # lattice, and one cap for all.
-    if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
-        solve = _choose_lattice_design(name, threat or DEFAULT_THREAT, network.mixing)
-        if solve is not None:
-            noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
-            ratio = disagreement_ratio(
-                network,
-                noise,
-                precision_cap=float(caps[0]),
-                momentum=objective.momentum,
-                num_steps=budget.num_steps,
-            )
-            made = Mechanism.private(name, noise, budget)
-            return replace(made, disagreement_ratio=ratio)
+    is_even = row is not None and isinstance(objective, Horizon) and not np.ptp(caps)
+    if solve is not None and is_even:
+        cap = float(caps[0])
+        noise = solve(row, cap, objective=objective, gossip=network.gossip)
+        ratio = disagreement_ratio(
+            network,
+            noise,
+            precision_cap=cap,
+            momentum=objective.momentum,
+            num_steps=budget.num_steps,
+        )
+        made = Mechanism.private(name, noise, budget)
+        return replace(made, disagreement_ratio=ratio)
     if name == "corn":
         require_feasible_size(n, threat or DEFAULT_THREAT)
     return None
-
-
-def _choose_lattice_design(
-    name: str, threat: ThreatModel, mixing: Mixing
-) -> Callable[..., LatticeNoise] | None:
-    """Return the design of a mechanism on rings and tori, against an eavesdropper."""
-    if name == "decor":
-        return partial(design_lattice_pairs, mixing=mixing)
-    return design_lattice if name == "corn" and threat == EAVESDROPPER else None

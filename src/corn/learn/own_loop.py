@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import atexit
 import copy
-import math
 import random
+import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,81 +29,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import AgentData, Batch, SeededChoices, make_sampler
-from corn.learn.perturbation import KeyedNoise
-from corn.learn.step import ClippedGradients, Mixer, StepReleases, UpdateRule, clip_for_release
-from corn.learn.tasks.protocol import Gradients, Scores
+from corn.learn.batches import AgentData, Batch, BatchSampler, SeededChoices
+from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
+from corn.learn.step import AgentStepper, Mixer, UpdateRule
 from corn.learn.user_model import UserModel, has_same_values
+from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
 
-@dataclass(frozen=True, eq=False)
-class Turn:
+class Turn(NamedTuple):
     """One agent's part of a step.
 
     Attributes:
         agent: The agent whose turn it is.
-        step: The step of the network, from 0.
-        parameters: The agent's model.
-        batch: The batch, with row numbers in place of samples.
-        compute: Takes a function that computes the gradient, from the norm to clip samples to, if
-            any. The next turn releases it.
+        stepper: Its step, which has begun. The next turn releases the gradient that it is given;
+            inputs of its batch are row numbers in place of samples.
         shown: The model that the module has until the turn begins; None leaves it as it is.
     """
 
     agent: int
-    step: int
-    parameters: Tensor
-    batch: Batch
-    compute: Callable[[Callable[[Tensor | None], Gradients]], None]
+    stepper: AgentStepper
     shown: Tensor | None
 
 
 Turns: TypeAlias = Generator[Turn, None, Tensor]
 """The turns of all agents of a simulation, or of one of a running network; then the last model."""
-
-
-@final
-class LoopTask:
-    """The user's loop in the place of a task: it computes gradients, and scores do not exist."""
-
-    def __init__(self, model: UserModel) -> None:
-        self._model = model
-        self._start = model.read()
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return self._model.num_parameters
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Return row numbers as they are."""
-        return inputs
-
-    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002 - the module has its own start
-        """Return the module's parameters."""
-        return self._start.clone()
-
-    def gradient(self, *_: object, **__: object) -> Gradients:
-        """Raise, as the user's loop computes the gradients."""
-        raise CornError("gradients are those of the user's loop")
-
-    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
-        """Return no scores: only the user's loop knows the loss."""
-        return Scores(parameters.new_full((len(parameters),), math.nan))
-
-    def describe(self) -> str:
-        """See ``Task``."""
-        return self._model.describe()
-
-    def fingerprint(self) -> bytes:
-        """See ``Task``."""
-        return self._model.fingerprint()
 
 
 HyperParameters: TypeAlias = list[dict[str, Any]]
@@ -175,11 +130,6 @@ class PrivateOptimizer(Optimizer):
             raise
         return self._next.shown
 
-    def _require_no_error(self) -> None:
-        # A loop that goes on after an error gets the same one again.
-        if self._error is not None:
-            raise self._error
-
     def leave(self) -> None:
         """Take no more turns."""
         atexit.unregister(self.leave)
@@ -243,7 +193,9 @@ class PrivateOptimizer(Optimizer):
 
     def find_turn(self) -> Turn | None:
         """Return the next turn; None after the last step."""
-        self._require_no_error()
+        # A loop that goes on after an error gets the same one again.
+        if self._error is not None:
+            raise self._error
         # Which batches are followed by a step must not depend on data, so all of them must be.
         if self._turn is not None:
             raise CornError("optimizer.step() must follow every batch of the loader, once")
@@ -251,7 +203,7 @@ class PrivateOptimizer(Optimizer):
 
     def begin(self, turn: Turn, batch: Any) -> Any:
         """Take the model and the state of the agent whose turn it is; return its batch to show."""
-        self._model.write(turn.parameters)
+        self._model.write(turn.stepper.parameters)
         self._model.forget_gradient()
         # Momentum is each agent's own under gossip: a simulation swaps it with the model.
         owner = self._owner_of(turn)
@@ -262,12 +214,12 @@ class PrivateOptimizer(Optimizer):
         if self._schedule is not None:
             self._require_same_groups()
             for group, values in zip(
-                self._inner.param_groups, self._schedule[turn.step], strict=True
+                self._inner.param_groups, self._schedule[turn.stepper.step], strict=True
             ):
                 group.update(values)
             self._groups = _copy_groups(self._inner)
         self._turn = turn
-        return self._model.watch(batch, num_samples=turn.batch.inputs.shape[1])
+        return self._model.watch(batch, num_samples=turn.stepper.batch.inputs.shape[1])
 
     def backward(self, losses: Tensor) -> None:
         """Compute the gradient of each sample from the losses of all samples, for unit ``sample``.
@@ -283,15 +235,17 @@ class PrivateOptimizer(Optimizer):
             raise CornError("optimizer.backward() must follow a batch of the private loader")
         # Gradients at parameters that depend on the batch would depend on all of its samples.
         self._model.require_unchanged()
-        self._model.backward(losses, num_samples=self._turn.batch.inputs.shape[1])
+        self._model.backward(losses, num_samples=self._turn.stepper.batch.inputs.shape[1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it.
 
         With exact sums the step follows from the average release, after the last agent's batch.
         """
-        self._require_no_error()
-        turn, loss = self._turn, None
+        if self._error is not None:
+            raise self._error
+        turn = self._turn
+        loss = None
         if turn is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
@@ -306,7 +260,7 @@ class PrivateOptimizer(Optimizer):
         self._model.require_unchanged()
         self._require_same_groups()
         self._require_same_state(self._owner_of(turn))
-        turn.compute(lambda clip: self._model.compute(turn.batch, clip))
+        turn.stepper.differentiate(self._model)
         shown = self._advance()
         self._model.forget_gradient()
         self._model.require_frozen()
@@ -375,7 +329,7 @@ class PrivateOptimizer(Optimizer):
         worst: dict[tuple[PlanTerms, int], Expense] = {}
         begun = self._plan.budget.num_steps
         if self._next is not None:
-            begun = self._next.step + (self._next.agent > 0)
+            begun = self._next.stepper.step + (self._next.agent > 0)
         for expense in self._list_expenses(begun):
             kind = expense.terms, expense.num_releases
             worst[kind] = max(expense, worst.get(kind, expense), key=lambda own: own.precision)
@@ -510,8 +464,8 @@ def _list_held(optimizer: Optimizer) -> list[list[int]]:
 def _copy_state(optimizer: Optimizer, state: Any) -> Any:
     """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return len(state), [tree_map(_copy_value, dict(state.get(p, {}))) for p in parameters]
+    every = _list_parameters(optimizer)
+    return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
 
 
 def _copy_value(value: Any) -> Any:
@@ -540,24 +494,7 @@ class LoaderPart:
     def check(self) -> None:
         """Raise if the collate function puts samples along another dimension, or mixes them."""
         with _restored_randomness():
-            self._check_dimension()
             self._check_independence()
-
-    def _check_dimension(self) -> None:
-        first = self.dataset[self.rows[0]]
-        # A second batch with one more sample shows which dimension numbers the samples.
-        batches = [tree_leaves(self.collate([first] * count)) for count in (2, 3)]
-        tensors = [[leaf for leaf in batch if isinstance(leaf, Tensor)] for batch in batches]
-        # Lists with one tensor for each sample differ in length, and have no dimension to check.
-        if len(tensors[0]) != len(tensors[1]):
-            return
-        for two, three in zip(*tensors, strict=True):
-            if two.shape[1:] != three.shape[1:]:
-                raise InvalidArgumentError(
-                    f"collate_fn must put samples along the first dimension, found {two.dim()} "
-                    "dimensions of which another one numbers them: gradients of single samples "
-                    "need it"
-                )
 
     def _check_independence(self) -> None:
         """Replace the first sample of small batches; the rows of all others must stay."""
@@ -571,10 +508,11 @@ class LoaderPart:
             )
             if not _keeps_others(before, after, _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
-                    "collate_fn must make each row from its own sample alone, found that another "
-                    "sample changes it, as in mixup and in normalisation by statistics of the "
-                    "batch: clipping a sample then does not bound its influence; change single "
-                    "samples in the data set, or use unit='agent'"
+                    "collate_fn must put samples along the first dimension, and make each row from "
+                    "its own sample alone, found that another sample changes a row, as in mixup "
+                    "and in normalisation by statistics of the batch: clipping a sample then does "
+                    "not bound its influence; change single samples in the data set, or use "
+                    "unit='agent'"
                 )
 
     def _collate_with(self, seed: int, samples: list[Any]) -> Any:
@@ -681,7 +619,7 @@ class PrivateLoader:
             turn = self._optimizer.find_turn()
             if turn is None:
                 return
-            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.batch))
+            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.stepper.batch))
 
 
 class PrivateTraining(NamedTuple):
@@ -732,53 +670,40 @@ def simulate_turns(
     # One row per agent, or one for all: they start from the user's model.
     models = model.read().to(dtype).repeat(1 if is_sum else plan.num_agents, 1)
     mixer = None if is_sum else Mixer(plan.network, dtype=dtype)
-    noise = KeyedNoise(
-        [plan.decomposition],
-        seeds=(seed,),
-        num_parameters=model.num_parameters,
-        is_secret=secure,
-    )
-    releases = StepReleases(
-        noise,
-        mechanism_of=torch.zeros(1, dtype=torch.long),
-        grid=torch.tensor([[plan.grid]], dtype=torch.float64),
-        # One seed and one trial.
-        models=models[None, :, None],
-        num_agents=plan.num_agents,
-        is_sum=is_sum,
-    )
-    samplers = [
-        make_sampler(
-            number_rows(size),
-            [plan.budget.of_agent(agent).query],
-            batch_size=batch_size,
+    source = make_source(plan.decomposition, seed, is_secret=secure)
+    nonce = secrets.token_bytes(NONCE_BYTES) if secure else simulation_nonce(seed)
+    agents = []
+    for agent, size in enumerate(sizes):
+        query, rows = plan.budget.of_agent(agent).query, number_rows(size)
+        if secure:
+            sampler = BatchSampler.of_agent(query, rows, batch_size=batch_size)
+        else:
             # A seed for each agent: agents of one size would draw the same samples from one.
-            choices=None if secure else [SeededChoices((seed << 20) + agent)],
-            is_public=not secure,
-        )
-        for agent, size in enumerate(sizes)
-    ]
-    clipped: list[ClippedGradients] = []
-
-    def compute(gradients: Callable[[Tensor | None], Gradients]) -> None:
-        # All agents have one clipping norm and may differ in sampling.
-        clipped.append(clip_for_release(gradients, plan.budget.queries[0]))
-
+            choices = [SeededChoices((seed << 20) + agent)]
+            sampler = BatchSampler(rows, [query], batch_size=batch_size, choices=choices)
+        share = NoiseShare(plan, agent, source, nonce=nonce, num_parameters=model.num_parameters)
+        # Keys are used once, in this run, so that no ledger has to remember a release.
+        agents.append((AgentStepper(query, lambda step: step, sampler, update=update), share))
     shown: Tensor | None = None
     for step in range(plan.budget.num_steps):
-        # One draw has the shares of all agents.
-        releases.begin(step)
-        for agent, sampler in enumerate(samplers):
-            own = models[0 if is_sum else agent]
-            yield Turn(agent, step, own, sampler.draw(step), compute, shown)
+        messages = []
+        for agent, (stepper, share) in enumerate(agents):
+            stepper.begin(step, share, models[0 if is_sum else agent])
+            yield Turn(agent, stepper, shown)
             shown = None
-            releases.release(slice(agent, agent + 1), clipped.pop())
-            if not is_sum:
-                # A copy, as the next step overwrites it. The half step is kept, not mixed yet: in a
-                # step all agents' gradients are taken before any exchange.
-                models[agent] = update.take_step(releases.values[0, agent, 0].clone()).to(models)
+            # Sizes of steps are those of the user's optimizer.
+            if is_sum:
+                messages.append(stepper.release_masked(observe=False))
+            else:
+                # The half step is kept, not mixed yet: in a step all agents' gradients are taken
+                # before any exchange.
+                models[agent] = stepper.release_half_step(step_size=1.0, observe=False)
         if mixer is None:
-            models[0] = update.take_step(releases.finish()[0, 0, 0].clone()).to(models)
+            total = np.add.reduce(messages, dtype=messages[0].dtype)
+            moved = agents[0][0].finish(total, step_size=1.0)
+            if moved is None:
+                raise CornError("masks of a simulation must cancel, found that they did not")
+            models[0] = moved
             shown = models[0]
         else:
             models = mixer.mix(models[None])[0]

@@ -164,16 +164,8 @@ class JointNoise:
     """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
 
     Mechanisms share their normals, as far as they need the same number of them. Seeds are public:
-    this noise protects nobody.
-
-    Args:
-        noises: The noise of each mechanism.
-        seeds: One per run.
-        num_parameters: d, the number of coordinates.
-        dtype: float32 or float64, of the normals and of the noise.
-        device: The torch device of the noise.
-        is_dense: Whether one product of dense roots gives the noise; by default where it is
-            fastest.
+    this noise protects nobody. By default one product of dense roots gives the noise where that is
+    fastest.
     """
 
     def __init__(
@@ -245,14 +237,8 @@ class KeyedNoise:
     """Noise from keys, as agents draw it: each agent's own share, in float64.
 
     It is slower and without common random numbers: for releases, and for comparing agents'
-    processes with a simulation.
-
-    Args:
-        decompositions: the shares of all agents, for each mechanism.
-        seeds: one per run. Keys are derived from them, unless ``is_secret``.
-        num_parameters: d, the number of coordinates.
-        device: the torch device of the noise.
-        is_secret: draw with new keys and a new nonce, which are never stored.
+    processes with a simulation. Keys are derived from the seed of each run; with ``is_secret``
+    keys and nonces are new, and never stored.
     """
 
     def __init__(
@@ -264,10 +250,11 @@ class KeyedNoise:
         device: torch.device | str = "cpu",
         is_secret: bool = False,
     ) -> None:
-        self._stop, self._device = num_parameters, device
+        self._stop = num_parameters
+        self._device = device
         # For secret noise, each mechanism and run gets keys of its own: no two of them share noise.
         self._draws = [
-            [(shares, _make_source(shares, seed, is_secret)) for shares in decompositions]
+            [(shares, make_source(shares, seed, is_secret=is_secret)) for shares in decompositions]
             for seed in seeds
         ]
         # A release takes a new nonce as well: even with equal keys, no run repeats the noise of
@@ -281,7 +268,13 @@ class KeyedNoise:
         """See ``StepNoise``."""
         noise = [
             # Each draw is (n, d); mechanisms become axis 1 of a run, and runs axis 0 of the whole.
-            np.stack([self._draw_one(*draw, nonce, step) for draw in draws], axis=1)
+            np.stack(
+                [
+                    draw_all_shares(own, source=source, nonce=nonce, step=step, stop=self._stop)
+                    for own, source in draws
+                ],
+                axis=1,
+            )
             for draws, nonce in zip(self._draws, self._nonces, strict=True)
         ]
         return torch.from_numpy(np.stack(noise)).to(self._device)
@@ -292,11 +285,6 @@ class KeyedNoise:
             return None
         offsets = [draw_offset(nonce, step, self._stop) for nonce in self._nonces]
         return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None]
-
-    def _draw_one(
-        self, shares: Decomposition, source: SecureSource, nonce: bytes, step: int
-    ) -> FloatArray:
-        return draw_all_shares(shares, source=source, nonce=nonce, step=step, stop=self._stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,7 +367,8 @@ class NoiseShare:
         return drawn
 
 
-def _make_source(shares: Decomposition, seed: int, is_secret: bool) -> SecureSource:
+def make_source(shares: Decomposition, seed: int, *, is_secret: bool) -> SecureSource:
+    """Return keys of all agents that follow from a seed, or new secret ones."""
     if not is_secret:
         return SecureSource(simulated_keys(shares, seed=seed))
     everyone = range(shares.num_agents)

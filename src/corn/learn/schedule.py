@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, SupportsFloat, TypeAlias, final
+from typing import ClassVar, Literal, Protocol, SupportsFloat, TypeAlias, final
 
 from corn.checks import require, require_choice
 
@@ -32,11 +32,16 @@ _LARGEST = 3e38
 @dataclass(frozen=True)
 class _Decay:
     initial: float
+    _text: ClassVar[str]
 
     def __post_init__(self) -> None:
         is_valid = 0 < self.initial <= _LARGEST
         rule = f"positive and at most {_LARGEST:g}"
         require(is_valid, "the step size", rule, self.initial, advice="try 0.01")
+
+    def describe(self) -> str:
+        """See ``Schedule``."""
+        return self._text.format(self.initial)
 
 
 @final
@@ -44,13 +49,11 @@ class _Decay:
 class Constant(_Decay):
     """η_t = η."""
 
+    _text = "{:g}"
+
     def at(self, step: int, num_steps: int) -> float:  # noqa: ARG002
         """See ``Schedule``."""
         return self.initial
-
-    def describe(self) -> str:
-        """See ``Schedule``."""
-        return f"{self.initial:g}"
 
 
 @final
@@ -62,33 +65,26 @@ class InverseSqrt(_Decay):
     0.005
     """
 
+    _text = "{:g}/√t"
+
     def at(self, step: int, num_steps: int) -> float:  # noqa: ARG002
         """See ``Schedule``."""
         return self.initial / math.sqrt(step)
-
-    def describe(self) -> str:
-        """See ``Schedule``."""
-        return f"{self.initial:g}/√t"
 
 
 @final
 @dataclass(frozen=True)
 class Cosine(_Decay):
-    """Half a cosine from η₁ down towards 0.
+    """Half a cosine from η₁ down towards 0, which it would reach one step after the last.
 
-    It would reach the end one step after the last: a step of size zero would spend privacy without
-    any progress.
+    A step of size zero would spend privacy without any progress.
     """
+
+    _text = "cosine from {:g}"
 
     def at(self, step: int, num_steps: int) -> float:
         """See ``Schedule``."""
-        # From 0 at the first step to (T − 1)/T at the last.
-        progress = (step - 1) / num_steps
-        return self.initial * (1 + math.cos(math.pi * progress)) / 2
-
-    def describe(self) -> str:
-        """See ``Schedule``."""
-        return f"cosine from {self.initial:g}"
+        return self.initial * (1 + math.cos(math.pi * (step - 1) / num_steps)) / 2
 
 
 def make_schedule(step_size: float | Schedule, name: ScheduleName = "constant") -> Schedule:

@@ -10,7 +10,7 @@ Where releases are summed exactly all agents hold one model, and the tensor has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -24,20 +24,23 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
+    BatchSampler,
     SeededChoices,
-    make_sampler,
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
+    ClippedGradients,
     Mixer,
     RunOptimizers,
-    StepReleases,
     StepStatistics,
+    average_integers,
     compute_gradients,
     join_gradients,
+    release,
+    release_integers,
     require_exact_sums,
     smooth,
 )
@@ -78,16 +81,18 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
-        size, seeded = settings.batch_size, [SeededChoices(seed) for seed in settings.seeds]
+        size = settings.batch_size
         if settings.noise_keys == "secret" and queries:
+            # One sampler for each agent: in one batch of all agents, the number of one agent's
+            # samples would change the last bits of other agents' gradients.
             each = queries * data.num_agents if len(queries) == 1 else queries
             self._samplers = [
-                make_sampler(data.of_agent(agent), (query,), batch_size=size)
+                BatchSampler.of_agent(query, data.of_agent(agent), batch_size=size)
                 for agent, query in enumerate(each)
             ]
         else:
-            options: dict[str, Any] = {"batch_size": size, "choices": seeded, "is_public": True}
-            self._samplers = [make_sampler(data, queries, **options)]
+            seeded = [SeededChoices(seed) for seed in settings.seeds]
+            self._samplers = [BatchSampler(data, queries, batch_size=size, choices=seeded)]
         self._num_agents = network.num_agents
         self._is_sum = network.mixing == "sum"
         # With exact sums there is one model for all agents, and nothing to mix.
@@ -101,12 +106,14 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
-        noise, self._mechanism_of = self._make_noise()
+        self._source, self._mechanism_of = self._make_noise()
+        self._is_regular = _is_regular(self._mechanism_of.tolist())
         grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
-        grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
+        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
-        self.step, self._broken = 0, torch.zeros_like(self._alive)
+        self.step = 0
+        self._broken = torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
@@ -117,14 +124,16 @@ class Simulation:
         if settings.optimizer is not None:
             require_exact_sums(network)
             self._optimizers = RunOptimizers(settings.optimizer, self.parameters)
-        self._releases = StepReleases(
-            noise,
-            mechanism_of=self._mechanism_of,
-            grid=grid,
-            models=self.parameters,
-            num_agents=self._num_agents,
-            is_sum=self._is_sum,
-        )
+        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
+        is_keyed = isinstance(self._source, KeyedNoise)
+        self._sums_integers = self._is_sum and is_keyed and min(grids) > 0
+        # The noise of the present step, shape (seeds, agents, mechanisms, d).
+        self._noise: Tensor | None = None
+        # What agents release, or its average in exact sums, in memory that every step overwrites.
+        self._released = torch.empty_like(self.parameters)
+        self._total = self._released.flatten(0, 1)
+        if self._sums_integers:
+            self._total = torch.zeros_like(self._total, dtype=torch.int64)
         self._cells_at_once = self._choose_cells()
 
     @property
@@ -132,26 +141,27 @@ class Simulation:
         """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
 
-    def save_optimizers(self) -> list[dict[str, Any]] | None:
-        """Return the state of each run's optimizer, if there are any."""
-        return None if self._optimizers is None else self._optimizers.save()
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint; batches and noise follow from the step."""
+        return {
+            "step": self.step,
+            "parameters": self.parameters.cpu(),
+            "memory": None if self.memory is None else self.memory.cpu(),
+            "optimizers": None if self._optimizers is None else self._optimizers.save(),
+            "alive": self.alive,
+        }
 
-    def restore(
-        self,
-        step: int,
-        parameters: Tensor,
-        alive: Tensor,
-        *,
-        memory: Tensor | None = None,
-        optimizers: list[dict[str, Any]] | None = None,
-    ) -> None:
-        """Continue from a saved state; batches and noise follow from the step."""
-        if self._optimizers is not None and optimizers is not None:
-            self._optimizers.restore(optimizers)
-        if self.memory is not None and memory is not None:
-            self.memory = memory.to(device=self._settings.device).clone()
-        self.step, self._alive = step, alive.clone()
-        self.parameters = parameters.to(device=self._settings.device).clone()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        device = self._settings.device
+        self.step = state["step"]
+        self._alive = state["alive"].clone()
+        self.parameters = state["parameters"].to(device=device).clone()
+        if self.memory is not None:
+            self.memory = state["memory"].to(device=device).clone()
+        if self._optimizers is not None:
+            self._optimizers.restore(state["optimizers"])
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
@@ -166,12 +176,12 @@ class Simulation:
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
-        self._releases.begin(self.step)
         norms, fraction = self._release_all()
-        released = self._releases.finish()
+        released = self._released
         if self.on_release is not None:
             self.on_release(self.parameters, released)
-        self.parameters, self.step = self._update(released), self.step + 1
+        self.parameters = self._update(released)
+        self.step += 1
         if not observe:
             return None
         return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(norms))
@@ -199,29 +209,44 @@ class Simulation:
         return mixed
 
     def _release_all(self) -> tuple[Tensor, Tensor]:
-        """Release all gradients; return their norms and fractions clipped.
+        """Release all gradients, into ``_released``; return their norms and fractions clipped.
 
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
+        self._noise = None if self._source is None else self._source.draw(self.step)
+        offset = None
+        if isinstance(self._source, KeyedNoise):
+            offset = self._source.draw_offset(self.step)
+        if self._is_sum:
+            self._total.zero_()
         models, statistics, start = self.parameters.flatten(0, 1), [], 0
         for batches in self._draw_batches():
             cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
+            # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
+            seed_of = torch.arange(start, cells.stop, device=models.device) // self._num_agents
             start = cells.stop
-            # With exact sums there is one model for all agents of a seed.
-            chosen = models[self._releases.seeds_of(cells) if self._is_sum else cells]
-            parts = []
-            # One or several batches have these cells.
-            for own, batch in zip(
-                torch.split(chosen, [len(batch.inputs) for batch in batches]), batches, strict=True
-            ):
-                part = compute_gradients(
+            chosen = models[seed_of if self._is_sum else cells]
+            sizes = [len(batch.inputs) for batch in batches]
+            found = join_gradients(
+                compute_gradients(
                     self._task, own, batch, self._clip, clips_samples=self._clips_samples
                 )
-                parts.append(part)
-            found = join_gradients(parts)
-            self._releases.release(cells, found)
+                for own, batch in zip(torch.split(chosen, sizes), batches, strict=True)
+            )
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
+            values = self._add_noise(found, cells, None if offset is None else offset[seed_of])
+            if self._is_sum:
+                self._total.index_add_(0, seed_of, values.to(self._total))
+            else:
+                self._total[cells] = values
+        if self._sums_integers:
+            average = average_integers(self._total, self._num_agents, self._grid, offset)
+            self._released.copy_(average.view(self._released.shape))
+        elif self._is_sum:
+            self._released.div_(self._num_agents)
+        if self._noise is not None and isinstance(self._source, AverageNoise):
+            self._released.add_(self._noise.index_select(2, self._mechanism_of))
         norms, fraction, num_broken = (
             torch.cat(column).view(-1, self._num_agents, len(self._trials))
             for column in zip(*statistics, strict=True)
@@ -229,9 +254,35 @@ class Simulation:
         self._note_broken(norms, num_broken)
         return norms, fraction
 
+    def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
+        """Return the releases of some cells, shape (cells, trials, d), once in a step."""
+        # Clipping factors are applied together with the noise: product, sum and rounding are one
+        # operation, for an agent and for a simulation alike.
+        gradients, factors = found.values, found.factors.unsqueeze(-1)
+        # The noise of an average is drawn as one, and added at the end.
+        if self._noise is None or isinstance(self._source, AverageNoise):
+            return gradients * factors
+        # Shape (cells, mechanisms, d): the trials of a mechanism share its noise.
+        noise = self._noise.flatten(0, 1)[cells]
+        if self._sums_integers or not self._is_regular:
+            own = noise.index_select(1, self._mechanism_of)
+            if self._sums_integers:
+                return release_integers(gradients, factors, own, self._grid, offset)
+            return release(gradients, factors, own, self._grid)
+        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
+        count, mechanisms, d = noise.shape
+        released = release(
+            gradients.view(count, mechanisms, -1, d),
+            factors.view(count, mechanisms, -1, 1),
+            noise.unsqueeze(2),
+            self._grid.view(mechanisms, -1, 1),
+        )
+        return released.view(gradients.shape)
+
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
-        count, drawn = self._cells_at_once, [own.draw(self.step) for own in self._samplers]
+        count = self._cells_at_once
+        drawn = [own.draw(self.step) for own in self._samplers]
         if len(drawn) == 1:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
@@ -270,10 +321,9 @@ class Simulation:
 
     def _mean_norm(self, like: Tensor) -> Tensor:
         """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
-        noise = self._releases.noise
-        if noise is None:
+        if self._noise is None:
             return torch.zeros_like(like[:, 0])
-        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
+        norms: Tensor = torch.linalg.vector_norm(self._noise, dim=-1).mean(1)
         return norms.index_select(1, self._mechanism_of).to(like.dtype)
 
     def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
@@ -331,6 +381,12 @@ class Simulation:
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
 
 
+def _is_regular(indices: list[int]) -> bool:
+    """Return whether indices are 0 0 … 1 1 …, each equally often."""
+    times = indices.count(0)
+    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
+
+
 def _check_trials(
     trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
 ) -> tuple[ClippedQuery, ...]:
@@ -382,11 +438,9 @@ def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
 
 
 def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
-    if mechanism.noise is not None and mechanism.noise.num_agents != network.num_agents:
-        raise InvalidArgumentError(
-            f"the noise of {mechanism.name!r} must be for {network.num_agents} agents, found "
-            f"{mechanism.noise.num_agents}"
-        )
+    if mechanism.noise is not None:
+        of = f"the noise of {mechanism.name!r}"
+        require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
     if isinstance(mechanism.noise, Decomposition):
         require_mixing(mechanism.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.

@@ -28,14 +28,7 @@ from torch.optim import Optimizer
 from corn.checks import require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
-from corn.learn.perturbation import (
-    AverageNoise,
-    DrawnNoise,
-    KeyedNoise,
-    NoiseShare,
-    StepNoise,
-    to_sparse_tensor,
-)
+from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
 from corn.noise import load_compiled
 from corn.noise.masks import SIGNED, MaskWords, Offset, is_possible, mask_release, read_average
 from corn.plan import Plan
@@ -143,20 +136,6 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
     )
 
 
-@torch.no_grad()
-def clip_for_release(
-    gradients: Callable[[Tensor | None], Gradients], query: ClippedQuery
-) -> ClippedGradients:
-    """Clip the gradient of one model as a query demands.
-
-    ``gradients`` computes it; its argument is the norm to clip samples to, if any.
-    """
-    # In float64, so that the true norm is at most C (docs/floats.md).
-    clip = torch.tensor([query.clip], dtype=torch.float64)
-    is_sample = query.unit == "sample"
-    return clip_gradients(gradients(clip if is_sample else None), clip, clips_samples=is_sample)
-
-
 def sum_clipped_samples(
     slopes: Tensor, clip: Tensor, weights: Tensor, *, most_samples: int
 ) -> tuple[Tensor, Tensor]:
@@ -259,20 +238,6 @@ def drop_broken_inputs(inputs: Tensor, factors: Tensor) -> Tensor:
     A residual of zero times an infinite input would be NaN, not zero.
     """
     return torch.nan_to_num(inputs, 0.0, 0.0, 0.0) if bool((factors == 0).any()) else inputs
-
-
-def fraction_clipped(factors: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the fraction of factors below 1 along dim 1, without samples of weight 0."""
-    shortened = (factors < 1).to(factors.dtype)
-    if weights is None:
-        return shortened.mean(dim=1)
-    present = (weights > 0).to(factors.dtype).unsqueeze(-1)
-    return (shortened * present).sum(dim=1) / present.sum(dim=1).clamp(min=1)
-
-
-def count_broken(factors: Tensor, weights: Tensor) -> Tensor:
-    """Return the number of samples along dim 1 whose gradient is not finite, without padding."""
-    return ((factors == 0) & (weights > 0).unsqueeze(-1)).sum(dim=1)
 
 
 def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Tensor:
@@ -400,7 +365,6 @@ class AgentStepper:
         query: The gradient that is released, and its sensitivity.
         reserve: Allows the release of a step, once and durably, and returns its number.
         batches: The sampler of the agent's batches; none where others compute gradients.
-        cell: The agent's place in these batches.
         num_parameters: The length of the model, for momentum.
         momentum: The part of the average of all releases so far that stays in a step.
         update: A rule that replaces the step along the release, or along the average of all.
@@ -420,7 +384,6 @@ class AgentStepper:
         reserve: Callable[[int], int],
         batches: BatchSampler | None = None,
         *,
-        cell: int = 0,
         num_parameters: int = 0,
         momentum: float = 0.0,
         update: UpdateRule | None = None,
@@ -428,7 +391,6 @@ class AgentStepper:
         self._query = query
         self._reserve = reserve
         self._batches = batches
-        self._cell = cell
         self._momentum = momentum
         self._update = update
         self._batch: Batch | None = None
@@ -459,24 +421,29 @@ class AgentStepper:
         if parameters is not None:
             self.parameters = parameters
         if self._batches is not None:
-            self._batch = self._batches.draw(number).take(self._cell)
+            self._batch = self._batches.draw(number)
 
+    @torch.no_grad()
     def compute(self, gradients: Callable[[Tensor | None], Gradients]) -> None:
-        """Compute and clip the gradient of the step: see :func:`clip_for_release`."""
-        self.hand_over(clip_for_release(gradients, self._query))
+        """Take the gradient of the step and clip it as the query demands.
+
+        ``gradients`` computes it, from the norm to clip samples to, if any.
+        """
+        # In float64, so that the true norm is at most C (docs/floats.md).
+        clip = torch.tensor([self._query.clip], dtype=torch.float64)
+        is_sample = self._query.unit == "sample"
+        found = gradients(clip if is_sample else None)
+        self.hand_over(clip_gradients(found, clip, clips_samples=is_sample))
+
+    def differentiate(self, task: Task) -> None:
+        """Compute and clip the gradient of a task on the batch."""
+        model = self.parameters.view(1, 1, -1)
+        self.compute(lambda clip: task.gradient(model, self.batch, sample_clip=clip))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
         """Take the gradient of the step, clipped as the query demands."""
         self._found = clipped
         self.num_broken += int(clipped.num_broken.sum())
-
-    @torch.no_grad()
-    def differentiate(self, task: Task) -> None:
-        """Compute and clip the gradient of a task on the batch."""
-        # The same code as in a simulation, for one cell.
-        clip = torch.tensor([self._query.clip], dtype=torch.float64)
-        is_sample, model = self._query.unit == "sample", self.parameters.view(1, 1, -1)
-        self.hand_over(compute_gradients(task, model, self.batch, clip, clips_samples=is_sample))
 
     def _take(self, *, observe: bool) -> tuple[tuple[Tensor, Tensor, Tensor], DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
@@ -560,121 +527,6 @@ def read_sum(
         return None
     n = plan.num_agents
     return read_average(total, num_agents=n, grid=plan.grid, offset=offset, dtype=dtype)
-
-
-@final
-class StepReleases:
-    """What all agents of all runs release in a step: ``begin``, ``release``, then ``finish``.
-
-    A cell is an agent in a seed's run; cells are run-major, as the sampler's are. Where releases
-    are summed exactly, ``values`` is their average, and has one row in place of n.
-
-    Args:
-        noise: The noise of all mechanisms; None for none.
-        mechanism_of: The place of each trial's mechanism in the noise, shape (trials,).
-        grid: γ of each trial, shape (trials, 1).
-        models: All models, shape (seeds, agents, trials, d), or (seeds, 1, trials, d) for sums.
-        num_agents: n, the number of agents.
-        is_sum: Whether releases are summed exactly.
-    """
-
-    def __init__(
-        self,
-        noise: StepNoise | None,
-        *,
-        mechanism_of: Tensor,
-        grid: Tensor,
-        models: Tensor,
-        num_agents: int,
-        is_sum: bool,
-    ) -> None:
-        self._source = noise
-        self._mechanism_of = mechanism_of
-        self._is_regular = _is_regular(mechanism_of.tolist())
-        self._grid = grid
-        self._num_agents = num_agents
-        self._is_sum = is_sum
-        # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
-        has_grid = bool((grid > 0).all())
-        self._sums_integers = is_sum and isinstance(noise, KeyedNoise) and has_grid
-        self._offset: Tensor | None = None
-        self.noise: Tensor | None = None
-        # In memory that every step overwrites.
-        self.values = torch.empty_like(models)
-        self._total = self.values.flatten(0, 1)
-        if self._sums_integers:
-            self._total = torch.zeros_like(self._total, dtype=torch.int64)
-
-    def begin(self, step: int) -> None:
-        """Draw the noise of a step, shape (seeds, agents, mechanisms, d), and its public offset."""
-        self.noise = None if self._source is None else self._source.draw(step)
-        if isinstance(self._source, KeyedNoise):
-            self._offset = self._source.draw_offset(step)
-        if self._is_sum:
-            self._total.zero_()
-
-    def seeds_of(self, cells: slice) -> Tensor:
-        """Return the place of each cell's seed."""
-        cell = torch.arange(cells.start, cells.stop, device=self.values.device)
-        return cell // self._num_agents
-
-    def release(self, cells: slice, found: ClippedGradients) -> None:
-        """Release the gradients of some cells, once in a step: their noise must not be reused."""
-        noise = None
-        # The noise of an average is drawn as one, and added at the end.
-        if self.noise is not None and not isinstance(self._source, AverageNoise):
-            noise = self.noise.flatten(0, 1)[cells]
-        if not self._is_sum:
-            self.values.flatten(0, 1)[cells].copy_(self._add_noise(found, noise))
-            return
-        seed_of = self.seeds_of(cells)
-        if self._sums_integers and noise is not None:
-            factors, own = found.factors.unsqueeze(-1), noise.index_select(1, self._mechanism_of)
-            offset = None if self._offset is None else self._offset[seed_of]
-            values = release_integers(found.values, factors, own, self._grid, offset)
-        else:
-            values = self._add_noise(found, noise)
-        self._total.index_add_(0, seed_of, values.to(self._total))
-
-    def finish(self) -> Tensor:
-        """Return ``values`` once all cells have released."""
-        if self._sums_integers:
-            average = average_integers(self._total, self._num_agents, self._grid, self._offset)
-            self.values.copy_(average.view(self.values.shape))
-        elif self._is_sum:
-            self.values.div_(self._num_agents)
-        if self.noise is not None and isinstance(self._source, AverageNoise):
-            self.values.add_(self.noise.index_select(2, self._mechanism_of))
-        return self.values
-
-    def _add_noise(self, found: ClippedGradients, noise: Tensor | None) -> Tensor:
-        """Return released gradients of some cells, shape (cells, trials, d).
-
-        ``noise`` has shape (cells, mechanisms, d): the trials of a mechanism share its noise.
-        """
-        # Clipping factors are applied together with the noise: product, sum and rounding are one
-        # operation, for an agent and for a simulation alike.
-        gradients, factors = found.values, found.factors.unsqueeze(-1)
-        if noise is None:
-            return gradients * factors
-        if not self._is_regular:
-            own = noise.index_select(1, self._mechanism_of)
-            return release(gradients, factors, own, self._grid)
-        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
-        cells, mechanisms, d = noise.shape
-        released = release(
-            gradients.view(cells, mechanisms, -1, d),
-            factors.view(cells, mechanisms, -1, 1),
-            noise.unsqueeze(2),
-            self._grid.view(mechanisms, -1, 1),
-        )
-        return released.view(gradients.shape)
-
-
-def _is_regular(indices: list[int]) -> bool:
-    """Return whether indices are 0 0 … 1 1 …, each equally often."""
-    times = indices.count(0)
-    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
 
 
 # An entry of a sparse matrix takes about as long as this many entries of a dense one.

@@ -226,12 +226,10 @@ class SweepLoop:
     @cached_property
     def fingerprint(self) -> str:
         """A hash, in hexadecimal, of everything that the result depends on."""
-        task, settings, data, W = (
-            self._problem.task,
-            self._settings,
-            self._data,
-            self._network.sparse_matrix,
-        )
+        task = self._problem.task
+        settings = self._settings
+        data = self._data
+        W = self._network.sparse_matrix
         plain = {
             "task": task.describe(),
             "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
@@ -279,26 +277,15 @@ class SweepLoop:
     @property
     def state(self) -> dict[str, Any]:
         """The present state, for a checkpoint."""
-        memory = self._simulation.memory
         return {
-            "step": self.step,
-            "parameters": self._simulation.parameters.cpu(),
-            "memory": None if memory is None else memory.cpu(),
-            "optimizers": self._simulation.save_optimizers(),
-            "alive": self._simulation.alive,
+            **self._simulation.state,
             "rows": list(self._rows),
             "stopped": {run: (own.step, own.cause) for run, own in self._stopped.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state of this sweep."""
-        self._simulation.restore(
-            state["step"],
-            state["parameters"],
-            state["alive"],
-            memory=state["memory"],
-            optimizers=state["optimizers"],
-        )
+        self._simulation.restore(state)
         self._rows = list(state["rows"])
         self._stopped = {run: Breakdown(*own) for run, own in state["stopped"].items()}
 

@@ -252,24 +252,13 @@ def compare(
 ) -> Comparison:
     """Simulate training with several mechanisms, at the same ε and on the same batches.
 
-    Args:
-        network: a network, a spec or file, or a graph.
-        budget: the promise of every mechanism.
-        model: any module without batch normalisation and dropout, or a ``Task``.
-        loss: for a module: (outputs, targets) → mean loss.
-        datasets: one per agent.
-        validation: samples by which step sizes are chosen; by default the agents' own data.
-        test: samples to measure on.
-        mechanisms: names, ``central`` and ``none`` among them, or covariances of your own:
-            ``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``.
-        step_sizes: to try; by default a search that starts where clip and noise suggest.
-        schedule: of the step sizes.
-        batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
-        seeds: one run for each.
-        objective: what designs minimise, as for :func:`corn.design`.
-        threat: the adversary of ``corn`` and ``ldp``; by default one insider.
-        device: the torch device to compute on.
-        options: further options of :func:`corn.learn.sweep.run_sweep`.
+    Arguments are those of :func:`train`, except for these. ``budget`` is the promise of every
+    mechanism. ``validation`` has the samples by which step sizes are chosen; by default these are
+    the agents' own data. ``mechanisms`` are names, ``central`` and ``none`` among them, or
+    covariances of your own: ``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``. ``step_sizes`` are those to
+    try; by default a search starts where clip and noise suggest. ``objective`` is what designs
+    minimise, as for :func:`corn.design`. ``threat`` is the adversary of ``corn`` and ``ldp``; by
+    default one insider.
 
     Noise follows from public seeds: the models protect nobody. On private data every run counts;
     see :func:`corn.learn.price_all`.

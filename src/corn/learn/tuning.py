@@ -233,16 +233,17 @@ def search_step_sizes(
     wanted: dict[Mechanism, tuple[int, ...]] = {
         m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
     }
-    tried: dict[Mechanism, tuple[int, ...]] = dict.fromkeys(mechanisms, ())
+    losses: dict[Mechanism, dict[int, float]] = {m: {} for m in mechanisms}
     found: Result | None = None
     number = 0
     while found is None or wanted:
         number += 1
-        trials = [
-            Trial(m, make_schedule(step_size_at(k), schedule))
-            for m, own in wanted.items()
-            for k in own
-        ]
+        schedules = {
+            (m, k): make_schedule(step_size_at(k), schedule)
+            for m, places in wanted.items()
+            for k in places
+        }
+        trials = [Trial(m, own) for (m, _), own in schedules.items()]
         # Each round has other trials, and a checkpoint fits one list of trials only.
         file = checkpoint
         if checkpoint is not None and number > 1:
@@ -252,15 +253,9 @@ def search_step_sizes(
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
         found = new if found is None else join_results(found, new)
-        tried = {m: tried[m] + wanted.get(m, ()) for m in mechanisms}
-        average = found.average(_column_to_tune(problem))
-        losses = {
-            m: {
-                k: average[m.name, make_schedule(step_size_at(k), schedule).describe()]
-                for k in tried[m]
-            }
-            for m in mechanisms
-        }
+        average = new.average(_column_to_tune(problem))
+        for (m, k), own in schedules.items():
+            losses[m][k] = average[m.name, own.describe()]
         proposed = {m: propose_places(losses[m], start=starts[m]) for m in mechanisms}
         wanted = {m: places for m, places in proposed.items() if places}
         # Mechanisms that clip samples decide how batches are drawn. A round without any would have
@@ -349,13 +344,13 @@ class TuningPrice:
     """Price of all runs of some mechanisms together, for the agent that loses most.
 
     Attributes:
-        num_runs: how many there were.
-        epsilon: of all runs together at ``delta``, floating point included.
+        num_runs: The number of runs.
+        epsilon: ε of all runs together at ``delta``, floating point included.
         delta: δ of the budget.
-        epsilon_of_one: what a single run promises that agent.
-        protects: the unit, its clipping, sampling and adjacency, in words.
-        against: the adversary against whom all runs hold, in words.
-        assumes: what the runs must be for this to be their price, in words.
+        epsilon_of_one: ε that a single run promises that agent.
+        protects: The unit, its clipping, sampling and adjacency, in words.
+        against: The adversary against whom all runs hold, in words.
+        assumes: The condition under which this is their price, in words.
     """
 
     num_runs: int

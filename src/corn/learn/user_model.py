@@ -1,4 +1,4 @@
-"""The module of the user's own training loop, read and written as one vector of parameters."""
+"""The module of the user's own training loop as a task, whose gradients the loop computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.step import count_broken, fraction_clipped, sum_clipped_samples
+from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.module import (
     differentiate,
     map_in_a_loop,
@@ -26,7 +26,7 @@ from corn.learn.tasks.module import (
     tensor_bytes,
     trained_parameters,
 )
-from corn.learn.tasks.protocol import Gradients
+from corn.learn.tasks.protocol import Gradients, Scores
 
 _TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own gradient
 
@@ -382,7 +382,7 @@ _VALUES_AT_ONCE = 1 << 22
 
 @final
 class UserModel:
-    """The user's module with the gradients of a batch, and a check that the rest stays as it is.
+    """The user's module as a ``Task``, and a check that values without noise stay as they are.
 
     Args:
         module: trained where ``requires_grad`` is set. Batch normalisation is refused.
@@ -403,11 +403,24 @@ class UserModel:
         self._rows: Tensor | None = None
         # Copies of the trained parameters as CorN wrote them last, in their own types.
         self._written: list[Tensor] = []
+        self._start = self.read()
 
     @property
     def num_parameters(self) -> int:
-        """The number of trained parameters."""
+        """See ``Task``; frozen parameters do not count."""
         return sum(p.numel() for p in self._trained)
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return row numbers as they are."""
+        return inputs
+
+    def initialize(self, seed: int) -> Tensor:  # noqa: ARG002 - the module has its own start
+        """Return the parameters with which the module came."""
+        return self._start.clone()
+
+    def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
+        """Return no scores: only the user's loop knows the loss."""
+        return Scores(parameters.new_full((len(parameters),), torch.nan))
 
     def read(self) -> Tensor:
         """Return the trained parameters as one vector, in float64."""
@@ -486,7 +499,13 @@ class UserModel:
             )
 
     @torch.no_grad()
-    def compute(self, batch: Batch, sample_clip: Tensor | None) -> Gradients:
+    def gradient(
+        self,
+        parameters: Tensor,  # noqa: ARG002 - those of the module: see ``require_unchanged``
+        batch: Batch,
+        *,
+        sample_clip: Tensor | None = None,
+    ) -> Gradients:
         """Return the gradient of a batch after the user's backward pass."""
         if self._samples is None or sample_clip is None:
             if all(p.grad is None for p in self._trained):
@@ -520,11 +539,7 @@ class UserModel:
             factors.append(factor)
         # As (cells, samples, trials), with one cell and one trial.
         every = torch.cat(factors).view(1, -1, 1)
-        return Gradients(
-            total.view(1, 1, -1),
-            fraction_clipped(every, batch.weights),
-            count_broken(every, batch.weights),
-        )
+        return Gradients.of_samples(total.view(1, 1, -1), every, batch.weights)
 
     def require_frozen(self) -> None:
         """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""

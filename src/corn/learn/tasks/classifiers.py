@@ -21,10 +21,8 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import (
     clip_factors,
-    count_broken,
     drop_broken,
     drop_broken_inputs,
-    fraction_clipped,
     norms_at_least,
 )
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
@@ -110,11 +108,7 @@ class LinearClassifier:
         G = torch.bmm(residuals.flatten(2).mT, X).view_as(models)
         # λθ is a part of every sample's clipped gradient, with that sample's factor and weight.
         G.add_(models * weights.sum(dim=1).unsqueeze(-1), alpha=self._l2)
-        return Gradients(
-            values=G,
-            fraction_clipped=fraction_clipped(factors, batch.weights),
-            num_broken=count_broken(factors, batch.weights),
-        )
+        return Gradients.of_samples(G, factors, batch.weights)
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; the loss is the cross-entropy without the penalty."""
@@ -227,11 +221,8 @@ class ShallowNetwork:
         drop_broken(delta_in.mul_(scale.unsqueeze(-1)), factors)
         # Zero residuals times infinite activations would be NaN, so those are dropped too.
         hidden, X = drop_broken(hidden, factors), drop_broken_inputs(X, factors)
-        return Gradients(
-            values=self._backward(delta_out, delta_in, hidden, X),
-            fraction_clipped=fraction_clipped(factors.mT, batch.weights),
-            num_broken=count_broken(factors.mT, batch.weights),
-        )
+        values = self._backward(delta_out, delta_in, hidden, X)
+        return Gradients.of_samples(values, factors.mT, batch.weights)
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.step import count_broken, fraction_clipped, sum_clipped_samples
+from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
 MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -344,11 +344,7 @@ class ModuleTask:
             # Pieces of rows add up in the clip's type. The factors' margin covers the rounding of
             # the sum.
             values[cells, trials] += total
-        return Gradients(
-            values=values,
-            fraction_clipped=fraction_clipped(factors.mT, batch.weights),
-            num_broken=count_broken(factors.mT, batch.weights),
-        )
+        return Gradients.of_samples(values, factors.mT, batch.weights)
 
     def _pieces(
         self, parameters: Tensor, inputs: Tensor, elements_per_sample: int, *, split_rows: bool

@@ -28,6 +28,18 @@ class Gradients:
     fraction_clipped: Tensor | None = None
     num_broken: Tensor | None = None
 
+    @classmethod
+    def of_samples(cls, values: Tensor, factors: Tensor, weights: Tensor) -> Gradients:
+        """Return sums of clipped samples.
+
+        ``factors`` are those of :func:`corn.learn.step.clip_factors`, shape (cells, samples,
+        trials); ``weights`` have shape (cells, samples), and are 0 for padding.
+        """
+        present = (weights > 0).unsqueeze(-1)
+        num_clipped = ((factors < 1) & present).sum(dim=1).to(factors.dtype)
+        num_broken = ((factors == 0) & present).sum(dim=1)
+        return cls(values, num_clipped / present.sum(dim=1).clamp(min=1), num_broken)
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:

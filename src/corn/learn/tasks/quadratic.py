@@ -21,9 +21,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.step import (
     clip_factors,
-    count_broken,
     drop_broken,
-    fraction_clipped,
     norms_at_least,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -121,11 +119,8 @@ class Quadratic:
         rounding = batch.most_samples**2
         factors = clip_factors(norms_at_least(slopes), sample_clip, rounding=rounding)
         slopes = drop_broken(slopes, factors)
-        return Gradients(
-            values=((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1),
-            fraction_clipped=fraction_clipped(factors, batch.weights),
-            num_broken=count_broken(factors, batch.weights),
-        )
+        values = ((weights.to(factors) * factors).unsqueeze(-1) * slopes).sum(dim=1)
+        return Gradients.of_samples(values, factors, batch.weights)
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:  # noqa: ARG002
         """See ``Task``."""
