@@ -80,7 +80,7 @@ FEATURES, CLASSES, NUM_SAMPLES = 256, 10, 2048
 GLOO = "gloo"
 PLAIN = ", no noise"
 KINDS: dict[str, tuple[Mixing, MechanismName, ThreatModel]] = {
-    "sum": ("sum", "corn", ThreatModel(1, "pairs")),
+    "sum": ("sum", "corn", ThreatModel(1)),
     "gossip": ("gossip", "corn", ThreatModel(1, "pairs")),
     "gossip, seeds of links": ("gossip", "corn", ThreatModel(1, "edges")),
     "gossip, decor": ("gossip", "decor", ThreatModel()),

@@ -188,6 +188,29 @@ def test_masks_have_no_streams_of_normals() -> None:
         Decomposition(np.ones(2), ((0, 1),), (np.ones((2, 1)),), is_masked=True)
 
 
+@pytest.mark.parametrize("n", [5, 9, 14, 20, 40])
+@pytest.mark.parametrize("q", [1, 2, 3])
+def test_default_seeds_cover_more_than_twice_the_insiders_of_the_promise(n: int, q: int) -> None:
+    threat = ThreatModel(q).resolve(nx.cycle_graph(n), "sum")
+    seeds = nx.Graph(threat.seed_groups(nx.cycle_graph(n)))
+    # All pairs if there are no more partners; otherwise 2q + 4 of each agent, none of them twice.
+    assert {degree for _, degree in seeds.degree} == {min(2 * q + 4, n - 1)}
+    assert nx.node_connectivity(seeds) == min(2 * q + 4, n - 1)
+
+
+def test_more_insiders_than_the_margin_covers_see_one_release() -> None:
+    plan = make_plan(load_network("ring:12", mixing="sum"), BUDGET, threat=ThreatModel(1))
+    noise, theta = plan.decomposition, float(plan.decomposition.private_variance[0])
+    partners = sorted({a for pair in noise.seed_groups if 0 in pair for a in pair} - {0})
+    assert masked_precision(noise, partners[:5])[0] == pytest.approx(1 / (7 * theta))
+    assert masked_precision(noise, partners)[0] == pytest.approx(1 / theta)
+
+
+def test_seeds_of_all_pairs_remain_a_choice() -> None:
+    plan = make_plan(load_network("ring:12", mixing="sum"), BUDGET, threat=ThreatModel(1, "pairs"))
+    assert plan.decomposition.seed_groups == every_pair(12)
+
+
 @pytest.mark.slow
 def test_ten_thousand_agents() -> None:
     network = load_network("ring:10000", mixing="sum")

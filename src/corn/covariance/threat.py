@@ -22,7 +22,10 @@ SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 """Sets of agents that share a seed, each in increasing order."""
 
 MOST_FOR_PAIRS = 40
-"""The most agents for which ``auto`` gives every pair a seed: beyond, designs take minutes."""
+"""The most agents for which ``auto`` gives every pair a seed: beyond, designs take minutes.
+
+For exact sums, the most for which partners are neighbours in one random cycle.
+"""
 
 SPARSE_PARTNERS, PARTNERS_BESIDE_HUBS = 8, 16
 """Partners beyond links for which ``auto`` gives seeds in larger networks, without and with hubs.
@@ -30,6 +33,10 @@ SPARSE_PARTNERS, PARTNERS_BESIDE_HUBS = 8, 16
 Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
 seeds of links, so that agents depend on their other partners.
 """
+
+MOST_INSIDERS_LISTED = 3
+"""The most insiders for whom ``auto`` gives few seeds in a small network: its coalitions are few
+enough to check each of them."""
 
 MASK_PARTNERS = 16
 """Partners with whom ``auto`` gives an agent seeds for exact sums in larger networks.
@@ -57,8 +64,8 @@ class ThreatModel:
             ``global`` against an eavesdropper. Where insiders
             may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
             network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs. For exact
-            sums it is ``edges`` against an eavesdropper, ``pairs`` in a small network and
-            ``partners:16`` in a large one: see ``resolve``.
+            sums it is ``edges`` against an eavesdropper, ``partners:K`` with K = 2q + 4 in a small
+            network and ``partners:16`` in a large one: see ``resolve``.
         private_noise: ``per-agent`` lets each agent have its own variance θ_i of noise that nobody
             else knows; ``common`` is the paper's form, one θ for all.
 
@@ -95,7 +102,11 @@ class ThreatModel:
             return replace(self, seeds="edges")
         if self.seeds != "auto":
             return self
-        if len(graph) <= MOST_FOR_PAIRS:
+        is_small = len(graph) <= MOST_FOR_PAIRS
+        if mixing == "sum" and is_small and self.max_colluders <= MOST_INSIDERS_LISTED:
+            # Without any 2q + 3 agents the others stay connected: more than twice the promise.
+            return replace(self, seeds=f"partners:{2 * self.max_colluders + 4}")
+        if is_small:
             return replace(self, seeds="pairs")
         if mixing == "sum":
             # λ₂ of a random graph is about K − 2√(K − 1), and must exceed q.
@@ -185,9 +196,13 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     return sorted(pair for pair in pairs if not graph.has_edge(*pair))
 
 
-def choose_random_pairs(num_agents: int, num_partners: int) -> set[tuple[int, int]]:
-    """Return pairs from cycles through all agents in random orders: two partners for each cycle.
+def choose_random_pairs(
+    num_agents: int, num_partners: int, *, in_one_cycle: bool = False
+) -> set[tuple[int, int]]:
+    """Return pairs of agents that are close in cycles through all agents in random orders.
 
+    Each cycle gives two partners. ``in_one_cycle`` takes the nearest on both sides instead: without
+    any ``num_partners`` − 1 agents the others stay connected if the number is even (Harary 1962).
     The orders come from SHA-256 of public numbers, as in ``choose_partners``.
     """
     n, pairs = num_agents, set[tuple[int, int]]()
@@ -195,10 +210,11 @@ def choose_random_pairs(num_agents: int, num_partners: int) -> set[tuple[int, in
         return set(combinations(range(n), 2))
     # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
     for number in range((num_partners + 1) // 2):
-        digests = [_digest(n, number, agent) for agent in range(n)]
+        digests = [_digest(n, 0 if in_one_cycle else number, agent) for agent in range(n)]
         order = sorted(range(n), key=digests.__getitem__)
         is_cut = 2 * number + 1 == num_partners
-        starts, ends = order, order[1:] + order[:1]
+        hops = number + 1 if in_one_cycle else 1
+        starts, ends = order, order[hops:] + order[:hops]
         if is_cut:
             starts, ends = order[: n // 2], order[n // 2 : n // 2 * 2]
         pairs |= {(min(i, j), max(i, j)) for i, j in zip(starts, ends, strict=True)}
@@ -241,7 +257,9 @@ _SEEDS: dict[str, _SeedRule] = {
     "edges": lambda graph, _: graph.edges,
     "pairs": lambda graph, _: combinations(sorted(graph), 2),
     "sparse": lambda graph, number: [*graph.edges, *choose_partners(graph, number)],
-    "partners": lambda graph, number: sorted(choose_random_pairs(len(graph), number)),
+    "partners": lambda graph, number: sorted(
+        choose_random_pairs(len(graph), number, in_one_cycle=len(graph) <= MOST_FOR_PAIRS)
+    ),
     "leave-one-out": lambda graph, _: [set(graph) - {agent} for agent in graph],
     "balls": _balls,
     "groups": lambda graph, number: split_agents(len(graph), number),

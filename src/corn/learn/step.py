@@ -501,7 +501,9 @@ class AgentStepper:
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
-        return parameters - released * parameters.new_full((1,), step_size)
+        scaled = released * parameters.new_full((1,), step_size)
+        # In memory that exists: new memory would take longer than the subtraction.
+        return torch.sub(parameters, scaled, out=scaled)
 
     def save(self) -> Mapping[str, Tensor]:
         """Return what this agent keeps between steps where releases are summed exactly."""

@@ -86,6 +86,14 @@ def write_average(out: Any, total: Any, offset: Any, num_agents: int, scale: flo
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
+def add_words(out: Any, words: Any, *, subtract: bool) -> None:
+    """Add unsigned words to ``out``, or subtract them, modulo the number of values of their type.
+
+    Shapes (d,), contiguous, of one type.
+    """
+    (_SUBTRACT if subtract else _ADD)(out, words)
+
+
 def write_fractions(out: Any, words: Words) -> None:
     """Write the first 24 bits of words as multiples of 2⁻²⁴ in [0, 1)."""
     _FRACTIONS(out, words)
@@ -202,6 +210,16 @@ def _average_kernel(
         out[k] = (np.float64(total[k]) - num_agents * np.float64(offset[k])) * scale
 
 
+def _add_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
+    for k in range(len(out)):
+        out[k] += words[k]
+
+
+def _subtract_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
+    for k in range(len(out)):
+        out[k] -= words[k]
+
+
 def _fractions_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
     for k in range(len(out)):
         out[k] = np.float64(words[k] >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
@@ -241,6 +259,9 @@ _AVERAGE = _compile(
         for x, z, o in itertools.product(_REALS, _INTEGERS, _REALS)
     ),
 )
+_PAIRS_OF_WORDS = [(np.empty(1, z), np.empty(1, z)) for z in (np.uint16, np.uint32, np.uint64)]
+_ADD = _compile(_add_kernel, *_PAIRS_OF_WORDS)
+_SUBTRACT = _compile(_subtract_kernel, *_PAIRS_OF_WORDS)
 _FRACTIONS = _compile(
     _fractions_kernel, *((np.empty(1, o), np.empty(1, np.uint32)) for o in _REALS)
 )

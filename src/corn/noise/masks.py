@@ -18,14 +18,22 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.normals import load_compiled
-from corn.noise.stream import Owner, SecureSource, StreamAddress, check_nonce, encode_fields
+from corn.noise.stream import (
+    Owner,
+    SecureSource,
+    StreamAddress,
+    check_nonce,
+    encode_fields,
+    read_words,
+    split_in_cache,
+    start_keystream,
+)
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]
@@ -41,7 +49,6 @@ SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 """The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
-_CIPHER_BLOCK_BYTES = 16
 _VALUES_AT_ONCE = 1 << 14
 
 
@@ -114,18 +121,12 @@ def draw_offset(nonce: bytes, step: int, size: int, out: Offset | None = None) -
     """
     data = encode_fields("grid offset", check_nonce(nonce), step)
     key = hashlib.blake2b(data, digest_size=16).digest()
-    # A key of its own for each step, so that the counter can start at zero.
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_CIPHER_BLOCK_BYTES))).encryptor()
+    # A key of its own for each step, so that all of them start at the first word.
+    keystream = start_keystream(key, size)
     offset = np.empty(size) if out is None else out
-    zeros = bytes(4 * min(size, _VALUES_AT_ONCE))
-    # One block more than is written, which version 42 of cryptography asks for.
-    buffer = bytearray(len(zeros) + _CIPHER_BLOCK_BYTES)
     compiled = load_compiled()
-    for part in _split(size):
-        drawn = offset[part]
-        encryptor.update_into(memoryview(zeros)[: 4 * len(drawn)], buffer)
-        words = np.frombuffer(buffer, "<u4", len(drawn)).astype(np.uint32, copy=False)
-        compiled.write_fractions(drawn, words)
+    for part in split_in_cache(offset):
+        compiled.write_fractions(part, read_words(keystream, len(part), np.uint32))
     return offset
 
 

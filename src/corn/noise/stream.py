@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
@@ -35,6 +35,7 @@ from corn.noise.normals import (
 )
 
 NormalArray: TypeAlias = NDArray[np.floating[Any]]
+_Unsigned: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 # Streams end here, so that no counter of a keystream can wrap around and repeat its words.
 MAX_COORDINATE = 1 << 62
@@ -210,8 +211,8 @@ _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
 STREAM_FORMAT = "corn/stream/5"
-# Of each stream: enough that calls cost little, few enough that all streams stay in the cache.
-_MASK_BYTES_AT_ONCE = 1 << 16
+# Enough that calls cost little, few enough that words and their sum stay in a core's cache.
+_BYTES_AT_ONCE = 1 << 18
 
 
 @final
@@ -250,7 +251,10 @@ class SecureSource(NoiseSource):
         # Whole blocks, because a block is the unit in which normals are made from words.
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
         needed = range(first * WORDS_PER_BLOCK, last * WORDS_PER_BLOCK)
-        keystreams = [_start_keystream(self._stream_key(address), needed) for _, address in terms]
+        keystreams = [
+            start_keystream(self._stream_key(address), len(needed), first=needed.start)
+            for _, address in terms
+        ]
         weights = np.array([weight for weight, _ in terms], np.float64)
         at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
         block = first
@@ -265,7 +269,7 @@ class SecureSource(NoiseSource):
 
     def fill_masks(
         self,
-        out: NDArray[np.unsignedinteger[Any]],
+        out: _Unsigned,
         added: Sequence[StreamAddress],
         subtracted: Sequence[StreamAddress],
     ) -> None:
@@ -273,18 +277,18 @@ class SecureSource(NoiseSource):
 
         ``out`` has shape (d,); sums are modulo the number of its values.
         """
-        needed = range(-(-out.nbytes // _WORD_BYTES))
+        num_words = -(-out.nbytes // _WORD_BYTES)
         keystreams = [
-            _start_keystream(self._stream_key(address, "mask"), needed)
-            for address in (*added, *subtracted)
+            (start_keystream(self._stream_key(address, "mask"), num_words), is_subtracted)
+            for is_subtracted, addresses in ((False, added), (True, subtracted))
+            for address in addresses
         ]
-        # In pieces that stay in a core's cache: new memory of megabytes costs more than the cipher.
-        at_once = _MASK_BYTES_AT_ONCE // out.itemsize
-        for start in range(0, len(out), at_once):
-            part = out[start : start + at_once]
-            words = _WORKSPACE.read_masks(keystreams, part)
-            np.add.reduce(words[: len(added)], axis=0, dtype=part.dtype, out=part)
-            part -= np.add.reduce(words[len(added) :], axis=0, dtype=part.dtype)
+        compiled = load_compiled()
+        for part in split_in_cache(out):
+            part[:] = 0
+            for keystream, is_subtracted in keystreams:
+                words = read_words(keystream, len(part), part.dtype)
+                compiled.add_words(part, words, subtract=is_subtracted)
 
     def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
         key = self._keys.get(address.owner)
@@ -309,14 +313,10 @@ class _Workspace(threading.local):
         words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
         return words.astype(np.uint32, copy=False).reshape(-1, *shape)
 
-    def read_masks(
-        self, keystreams: Sequence[CipherContext], like: NDArray[np.unsignedinteger[Any]]
-    ) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the next words of keystreams, each as many and of the same type as ``like``."""
-        self._read(keystreams, like.nbytes)
-        kind, count = like.dtype.newbyteorder("<"), len(keystreams) * len(like)
-        drawn: NDArray[np.unsignedinteger[Any]] = np.frombuffer(self._keystreams, kind, count)
-        return drawn.reshape(-1, len(like))
+    def read_bytes(self, keystream: CipherContext, num_bytes: int) -> bytearray:
+        """Return a buffer that begins with the next bytes of a keystream, until the next call."""
+        self._read([keystream], num_bytes)
+        return self._keystreams
 
     def _read(self, keystreams: Sequence[CipherContext], num_bytes: int) -> None:
         """Write so many bytes of each keystream, one after the other."""
@@ -352,13 +352,30 @@ class _Workspace(threading.local):
 _WORKSPACE = _Workspace()
 
 
-def _start_keystream(key: bytes, words: range) -> CipherContext:
-    """Return the cipher whose encryption of zeros is these words of a stream."""
+def split_in_cache(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Return views of parts that stay in a core's cache: passes over the whole are slow."""
+    at_once = _BYTES_AT_ONCE // values.itemsize
+    return (values[start : start + at_once] for start in range(0, len(values), at_once))
+
+
+def read_words(keystream: CipherContext, num_words: int, dtype: DTypeLike) -> _Unsigned:
+    """Return the next words of a keystream, in memory that the next call overwrites."""
+    kind = np.dtype(dtype)
+    data = _WORKSPACE.read_bytes(keystream, num_words * kind.itemsize)
+    words: _Unsigned = np.frombuffer(data, kind.newbyteorder("<"), num_words)
+    return words.astype(kind, copy=False)
+
+
+def start_keystream(key: bytes, num_words: int, *, first: int = 0) -> CipherContext:
+    """Return the cipher whose encryption of zeros is so many words of a stream, of 32 bits.
+
+    ``first`` is the first of them, at the beginning of a block of the cipher.
+    """
     # A block of normals is a whole number of cipher blocks, so the counter can start at any one.
-    counter = _FIRST_COUNTER + words.start * _WORD_BYTES // _CIPHER_BLOCK_BYTES
+    counter = _FIRST_COUNTER + first * _WORD_BYTES // _CIPHER_BLOCK_BYTES
     mode: modes.CTR | modes.GCM = modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
     # From the first word on, GCM gives the same bytes. OpenSSL has wider instructions for it than
     # for plain counters, so that it is faster although it computes a tag, which nobody reads.
-    if words.start == 0 and len(words) * _WORD_BYTES <= _MOST_GCM_BYTES:
+    if first == 0 and num_words * _WORD_BYTES <= _MOST_GCM_BYTES:
         mode = modes.GCM(bytes(_CIPHER_BLOCK_BYTES - _WORD_BYTES))
     return Cipher(algorithms.AES(key), mode).encryptor()
