@@ -18,6 +18,7 @@ from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.noise import load_roster
+from corn.parsing import parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -56,7 +57,7 @@ class MonitoringOptions:
         """Return the settings."""
         return distributed.Monitoring(
             log_format=self.log_format,
-            status=None if self.status is None else distributed.parse_address(self.status),
+            status=None if self.status is None else parse_address(self.status),
             shows_private=self.status_private,
         )
 
@@ -262,10 +263,10 @@ def agent(
         num_agents=(
             source if isinstance(source, Plan) else load_roster(keys / "roster.json")
         ).num_agents,
-        store=distributed.parse_address(store),
+        store=parse_address(store),
         requirements=run.make_requirements(),
-        listen=None if listen is None else distributed.parse_address(listen),
-        advertise=None if advertise is None else distributed.parse_address(advertise),
+        listen=None if listen is None else parse_address(listen),
+        advertise=None if advertise is None else parse_address(advertise),
         rejoins=rejoin,
         monitoring=monitoring.make(),
     )
