@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import final
 
 from corn.errors import CornError, PublicError
+from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
     Channel,
@@ -69,16 +70,16 @@ class Listener:
     connection, and owns the channel.
 
     Args:
-        address: to listen at; port 0 takes any that is free.
+        address: to listen at; port 0 takes any that is free. None opens no port, for an agent that
+            only connects outward.
         credentials: of this agent.
     """
 
-    def __init__(self, address: Address, credentials: Credentials) -> None:
+    def __init__(self, address: Address | None, credentials: Credentials) -> None:
         try:
-            _check_port(address)
-            self._socket = socket.create_server(address, backlog=_BACKLOG)
+            self._socket = None if address is None else _listen(address)
         except OSError as error:
-            where = f"{address[0]}:{address[1]}"
+            where = "" if address is None else format_address(address)
             raise CornError(
                 f"{where}: cannot listen there: the port is taken, or the address is not this "
                 "machine's"
@@ -92,12 +93,15 @@ class Listener:
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock, self._is_closed = threading.Lock(), False
-        threading.Thread(target=self._accept, name="corn listener", daemon=True).start()
+        if self._socket is not None:
+            threading.Thread(
+                target=self._accept, args=(self._socket,), name="corn listener", daemon=True
+            ).start()
 
     @property
     def port(self) -> int:
-        """The port that it listens at."""
-        return int(self._socket.getsockname()[1])
+        """The port that it listens at; 0 for none."""
+        return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     def handle(self, purpose: Purpose, session: bytes, handler: Handler) -> None:
         """Hand over channels of a purpose and session to a handler from now on."""
@@ -111,11 +115,12 @@ class Listener:
             for connection in self._greeting:
                 _close(connection)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.
-        _close(self._socket)
+        if self._socket is not None:
+            _close(self._socket)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         while True:
-            connection = self._accept_one()
+            connection = _accept_one(listening)
             with self._lock:
                 if self._is_closed:
                     if connection is not None:
@@ -138,16 +143,6 @@ class Listener:
                 # The system has no thread left. The port stays open for later.
                 self._forget(connection)
                 _close(connection)
-
-    def _accept_one(self) -> socket.socket | None:
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:
-            # The listener is closed, or this process has too many open files, of which those of
-            # strangers close soon.
-            time.sleep(_FIRST_PAUSE)
-            return None
-        return connection
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
@@ -257,8 +252,25 @@ def dial(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+def _listen(address: Address) -> socket.socket:
+    _check_port(address)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+
+def _accept_one(listening: socket.socket) -> socket.socket | None:
+    try:
+        connection, _ = listening.accept()
+    except OSError:
+        # The listener is closed, or this process has too many open files, of which those of
+        # strangers close soon.
+        time.sleep(_FIRST_PAUSE)
+        return None
+    return connection
+
+
 def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool) -> str:
-    where = f"{address[0]}:{address[1]}"
+    where = format_address(address)
     if is_listening:
         return (
             f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
