@@ -209,13 +209,16 @@ def agent(
     ],
     store: Annotated[
         str,
-        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
+        typer.Option(
+            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it.",
+            rich_help_panel=_PLACE,
+        ),
     ],
     listen: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT at which neighbours with higher numbers connect. (Default: any free "
-            "port of the address that leads to the store.)",
+            help="ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
+            "address, or any free one, at the address that leads to the store.)",
             rich_help_panel=_PLACE,
         ),
     ] = None,

@@ -528,7 +528,8 @@ def join(
         listen: where neighbours connect to this agent; by default a free port of the address that
             leads to the store.
         advertise: the address under which they reach it, where that is another, as behind NAT.
-        opens_store: whether this process hosts the store; by default the roster's ``store_host`` does.
+        opens_store: whether this process hosts the store; by default the roster's ``store_host``
+            does.
         needs_store: False lets an agent that returns do without a store that is gone.
         interruption: ends every wait when a person requests it.
     """
