@@ -1,15 +1,18 @@
 """One open port per agent: connections of agents are handed over, those of strangers are closed.
 
 A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
-nothing beyond the handshake of :mod:`corn.transport.channel`. An agent of the roster has a few
-connections for each purpose, and loses the oldest if it opens more.
+nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the
+address with the most connections without proof of a key loses its oldest. An agent of the roster
+has a few connections for each purpose, and loses the oldest if it opens more.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
@@ -87,7 +90,9 @@ class Listener:
         self._credentials = credentials
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
-        self._greeting: dict[socket.socket, float] = {}
+        # The address of each connection whose handshake is under way, the oldest first.
+        self._greeting: dict[socket.socket, str] = {}
+        self._proved: set[socket.socket] = set()
         self._served: dict[tuple[Purpose, int], list[Channel]] = {}
         # The thread of a connection that lost its place needs a moment to end. A flood must not be
         # faster than they do.
@@ -128,13 +133,12 @@ class Listener:
                     return
                 if connection is None:
                     continue
-                # An agent greets at once. So whoever has waited longest is the one to lose its
-                # place.
                 if len(self._greeting) >= _MAX_GREETING:
-                    oldest = min(self._greeting, key=self._greeting.__getitem__)
-                    del self._greeting[oldest]
-                    _close(oldest)
-                self._greeting[connection] = time.monotonic()
+                    evicted = self._choose_evicted()
+                    del self._greeting[evicted]
+                    self._proved.discard(evicted)
+                    _close(evicted)
+                self._greeting[connection] = _name_source(connection)
             # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
@@ -143,6 +147,23 @@ class Listener:
                 # The system has no thread left. The port stays open for later.
                 self._forget(connection)
                 _close(connection)
+
+    def _choose_evicted(self) -> socket.socket:
+        """Return the connection that loses its place, while the lock is held."""
+        # An agent proves its key with its first bytes, and then waits for one round trip: a flood
+        # of strangers must not evict it meanwhile. Who copies first messages of agents counts as
+        # proved, so those are evicted where all are.
+        unproved = [one for one in self._greeting if one not in self._proved]
+        candidates = unproved or list(self._greeting)
+        counts = Counter(self._greeting[one] for one in candidates)
+        # One address evicts its own connections, not those of others. An agent greets at once, so
+        # of one address the oldest goes.
+        return max(candidates, key=lambda one: counts[self._greeting[one]])
+
+    def _note_proof(self, connection: socket.socket) -> None:
+        with self._lock:
+            if connection in self._greeting:
+                self._proved.add(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
@@ -187,13 +208,22 @@ class Listener:
         # another prologue, and its handshake fails.
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
-        channel = respond(connection, greeting, first, self._credentials, session, deadline)
+        channel = respond(
+            connection,
+            greeting,
+            first,
+            self._credentials,
+            session,
+            deadline,
+            on_proof=lambda: self._note_proof(connection),
+        )
         channel.set_timeout(None)
         return greeting.purpose, handler, channel
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
             self._greeting.pop(connection, None)
+            self._proved.discard(connection)
         self._threads.release()
 
 
@@ -267,6 +297,17 @@ def _accept_one(listening: socket.socket) -> socket.socket | None:
         time.sleep(_FIRST_PAUSE)
         return None
     return connection
+
+
+def _name_source(connection: socket.socket) -> str:
+    """Return the network that a connection comes from: an IPv4 address, or a /64 of IPv6."""
+    try:
+        host = str(connection.getpeername()[0]).partition("%")[0]
+        address = ipaddress.ip_address(host)
+    except (OSError, ValueError):
+        return ""
+    # One site has a whole /64, and could use a new address for each connection.
+    return host if address.version == 4 else str(ipaddress.ip_network((host, 64), strict=False))
 
 
 def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool) -> str:
