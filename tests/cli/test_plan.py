@@ -168,6 +168,14 @@ def test_the_connections_of_a_plan_are_a_table_for_a_firewall(corn: Runner, tmp_
     assert corn("verify", path, "--connections", roster).exit_code == 1
 
 
+def test_every_site_can_print_the_fingerprint_of_its_roster(corn: Runner, tmp_path: Path) -> None:
+    assert corn("keys", "make", tmp_path / "keys", "--agents", 2).exit_code == 0
+    path = tmp_path / "keys" / "roster.json"
+    made = json.loads(corn("keys", "roster", path.parent, "--out", path, "--json").stdout)
+    shown = json.loads(corn("keys", "show", path.parent, "--json").stdout)
+    assert (shown["agents"], shown["fingerprint"]) == (2, made["fingerprint"])
+
+
 def test_options_of_another_action_of_keys_are_misuse(corn: Runner, tmp_path: Path) -> None:
     for arguments in (
         ("make", tmp_path, "--agent", 1, "--delta", 1e-6),
