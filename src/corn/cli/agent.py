@@ -18,6 +18,7 @@ from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.noise import load_roster
+from corn.parsing import parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -56,7 +57,7 @@ class MonitoringOptions:
         """Return the settings."""
         return distributed.Monitoring(
             log_format=self.log_format,
-            status=None if self.status is None else distributed.parse_address(self.status),
+            status=None if self.status is None else parse_address(self.status),
             shows_private=self.status_private,
         )
 
@@ -208,13 +209,16 @@ def agent(
     ],
     store: Annotated[
         str,
-        typer.Option(help="HOST:PORT of the rendezvous; agent 0 opens it.", rich_help_panel=_PLACE),
+        typer.Option(
+            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it.",
+            rich_help_panel=_PLACE,
+        ),
     ],
     listen: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT at which neighbours with higher numbers connect. (Default: any free "
-            "port of the address that leads to the store.)",
+            help="ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
+            "address, or any free one, at the address that leads to the store.)",
             rich_help_panel=_PLACE,
         ),
     ] = None,
@@ -262,10 +266,10 @@ def agent(
         num_agents=(
             source if isinstance(source, Plan) else load_roster(keys / "roster.json")
         ).num_agents,
-        store=distributed.parse_address(store),
+        store=parse_address(store),
         requirements=run.make_requirements(),
-        listen=None if listen is None else distributed.parse_address(listen),
-        advertise=None if advertise is None else distributed.parse_address(advertise),
+        listen=None if listen is None else parse_address(listen),
+        advertise=None if advertise is None else parse_address(advertise),
         rejoins=rejoin,
         monitoring=monitoring.make(),
     )

@@ -21,6 +21,7 @@ from corn.noise import (
     Roster,
     compose_history,
     generate_identity,
+    load_roster,
     read_history,
     rotate_key,
     save_identity,
@@ -35,6 +36,7 @@ _OPTIONS = {
     "make": ("agent", "agents"),
     "rotate": ("agent",),
     "roster": ("out",),
+    "show": (),
     "ledger": ("agent", "delta"),
 }
 
@@ -42,11 +44,12 @@ _OPTIONS = {
 def keys(
     context: typer.Context,
     action: Annotated[
-        Literal["make", "rotate", "roster", "ledger"],
+        Literal["make", "rotate", "roster", "show", "ledger"],
         typer.Argument(
             help="make: an agent's private key (mode 0600, never printed) and its public key. "
             "rotate: replace an agent's key by a new one that the old one signs, in roster.json of "
-            "the folder. roster: collect all public keys in one file. ledger: add up the releases "
+            "the folder. roster: collect all public keys in one file. show: print "
+            "the fingerprint of roster.json, which all sites compare. ledger: add up the releases "
             "of each agent under all plans."
         ),
     ],
@@ -87,6 +90,11 @@ def keys(
         if out is None:
             raise typer.BadParameter("give a file for the roster", param_hint="--out")
         _collect_roster(folder, out, json=json)
+    elif action == "show":
+        found = load_roster(folder / "roster.json")
+        _print_fingerprint(found, "compare it with the owners of all agents before the first run")
+        if json:
+            print_json({"agents": found.num_agents, "fingerprint": found.fingerprint.hex()})
     elif action == "rotate":
         # The old key signs the new one, and only its owner has it.
         if agent is None:

@@ -42,7 +42,6 @@ from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_up
 from corn.topology import Network
-from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
 # The longest time that Ctrl-C waits.
@@ -213,8 +212,9 @@ def launch(
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents).judge(promised.budget)
-    # The launcher hosts the store, so that it outlasts any agent. It proves the key of agent 0.
-    store = host_store((_LOCALHOST, 0), credentials[HOST])
+    # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
+    # at whose address others would look for the store.
+    store = host_store((_LOCALHOST, 0), credentials[credentials[0].roster.store_host])
     config = AgentConfig(
         workload=workload,
         settings=settings,
