@@ -301,11 +301,20 @@ def test_a_filter_that_waits_observes_the_abort_signal(sites: Path, sums: CornSu
     assert sum(each.num_releases for each in history.expenses) == 0
 
 
+class SlowLinear(torch.nn.Linear):
+    """A layer that lets other threads run during its forward pass."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return super().forward(inputs)
+
+
 def make_drawing_problem(site: str) -> Any:
     """Return a model whose construction draws from the process's generator for a while."""
-    until = time.monotonic() + 0.5
+    # Longer at each site, so that one still draws when another computes its first gradient.
+    until = time.monotonic() + 0.3 * int(site[-1])
     while time.monotonic() < until:
-        model = torch.nn.Linear(3, 2)
+        model = SlowLinear(3, 2)
     generator = torch.Generator().manual_seed(int(site[-1]))
     data = torch.randn(20, 3, generator=generator), torch.randint(0, 2, (20,), generator=generator)
     return model, torch.nn.functional.cross_entropy, data
