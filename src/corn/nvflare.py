@@ -440,8 +440,8 @@ def _naming_no_data() -> Iterator[None]:
         raise PublicError(f"the site failed: {name_kind(error)}") from None
 
 
-# Torch has one generator in a process. Sites in threads of a simulator that draw from it at the same
-# time would take each other's draws for randomness of their models, which is refused.
+# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
+# would take each other's draws for randomness of their models, which is refused.
 _USERS_CODE = threading.RLock()
 
 
@@ -469,9 +469,7 @@ def _open_sums(fl_ctx: FLContext, abort_signal: Any, timeout: float, wait: float
     def is_aborted() -> bool:
         return abort_signal is not None and bool(abort_signal.triggered)
 
-    return ServerSums(
-        lambda request: _ask(request, fl_ctx, timeout), wait, is_aborted=is_aborted
-    )
+    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait, is_aborted=is_aborted)
 
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:
