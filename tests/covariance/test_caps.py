@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
-    ClosedForm,
     Corn,
     Decor,
     Design,
@@ -30,7 +29,6 @@ from corn.covariance import (
 )
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions
-from corn.covariance.lattice import design_lattice
 from corn.errors import InfeasibleError, InvalidArgumentError
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
 from tests.oracles.sdp import Sdp
@@ -271,15 +269,6 @@ def test_disjoint_groups_are_designed_each_under_its_own_caps() -> None:
     assert whole.value == pytest.approx(value, rel=1e-9)
     sdp = paper_design(W, caps, Sdp(), objective=objective, threat=whole.threat)
     assert sdp.value == pytest.approx(whole.value, rel=1e-5)
-
-
-def test_agents_that_only_differ_in_their_promise_are_not_alike() -> None:
-    ring = metropolis(nx.cycle_graph(5))
-    assert paper_design(ring, np.full(5, 3.0), Corn(ClosedForm())).status == "optimal"
-    with pytest.raises(InvalidArgumentError, match="one promise"):
-        paper_design(ring, alternating(5), Corn(ClosedForm()))
-    with pytest.raises(InvalidArgumentError, match="precision_cap"):
-        design_lattice(ring[0], alternating(5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

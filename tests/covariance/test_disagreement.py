@@ -14,7 +14,7 @@ from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Network, load_network
-from corn.topology.sparse import find_lattice
+from corn.topology.spectrum import find_lattice
 
 PAPER_GRAPH = "er:n=20,p=0.2,seed=1"
 BUDGET = PrivacyBudget(1.0, 1e-5, num_steps=120, clip=1.0)

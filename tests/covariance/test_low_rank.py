@@ -189,7 +189,7 @@ def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search(
 
 @pytest.mark.parametrize("threat", [ThreatModel(1, "pairs", "common"), ThreatModel(1, "balls:1")])
 def test_other_seeds_are_refused(threat: ThreatModel) -> None:
-    with pytest.raises(InvalidArgumentError, match="is for seeds of pairs"):
+    with pytest.raises(InvalidArgumentError):
         design(
             load_network("ring:6", mixing="gossip"),
             1.0,

@@ -132,7 +132,7 @@ def test_covariances_without_privacy_are_refused() -> None:
     zero_sum, skew = OwnMechanism(np.eye(5) - 1 / 5), OwnMechanism(np.triu(np.ones((5, 5))))
     with pytest.raises(InfeasibleError, match="singular"):
         design(NETWORK, 1.0, mechanism=zero_sum, objective=ONE_STEP)
-    with pytest.raises(CornError, match="of shape"):
+    with pytest.raises(CornError):
         design(NETWORK, 1.0, mechanism=OwnMechanism(np.eye(4)), objective=ONE_STEP)
     with pytest.raises(CornError, match="symmetric"):
         design(NETWORK, 1.0, mechanism=skew, objective=ONE_STEP)

@@ -23,7 +23,7 @@ def test_an_epsilon_without_a_reserve_is_infeasible() -> None:
     """e^−ε₁ δ would be zero in floating point."""
     with pytest.raises(InfeasibleError, match="epsilon=1e\\+06 cannot be promised"):
         set_aside(PrivacyBudget(1e6, 1e-5, num_steps=1000, clip=0.1))
-    with pytest.raises(InfeasibleError, match="cannot be promised"):
+    with pytest.raises(InfeasibleError):
         find_promise(1e5, BUDGETS[0], num_steps=1000)
 
 

@@ -23,7 +23,6 @@ EXAMPLES = [
     "regular:n=10,degree=3,seed=2",
     "small-world:n=15,degree=4,p=0.3,seed=3",
     "geometric:n=15,radius=0.5,seed=1",
-    "barbell:clique=4,bridge=2",
     "karate",
     "directed-ring:6",
     "directed-exponential:9",
@@ -53,7 +52,6 @@ def test_generated_graphs_are_usable_and_repeatable(text: str) -> None:
         ("torus:3x4", 12, 24),
         ("hypercube:16", 16, 32),
         ("exponential:8", 8, 20),
-        ("barbell:clique=4,bridge=2", 10, 15),
         ("karate", 34, 78),
         ("directed-ring:2", 2, 2),
         ("directed-exponential:9", 9, 36),
@@ -100,7 +98,6 @@ def test_erdos_renyi_that_is_never_connected_fails_with_advice() -> None:
         ("regular:n=4,degree=4", "degree must be in"),
         ("small-world:n=3,degree=4,p=0.1", "n must be an integer of at least 5"),
         ("geometric:n=5,radius=0", "radius must be positive"),
-        ("barbell:1", "clique must be an integer of at least 2"),
     ],
 )
 def test_errors_name_the_bad_parameter(text: str, message: str) -> None:
@@ -118,7 +115,6 @@ def test_errors_name_the_bad_parameter(text: str, message: str) -> None:
         ("grid:4x5", "grid:rows=4,columns=5"),
         ("grid:columns=5,rows=4", "grid:rows=4,columns=5"),
         ("karate", "karate"),
-        ("barbell:5", "barbell:clique=5,bridge=0"),
     ],
 )
 def test_specs_have_one_canonical_form(text: str, canonical: str) -> None:
@@ -170,7 +166,6 @@ def test_every_kind_has_a_description() -> None:
     [
         ("ring:99999999", "at most 200,000 agents, found 99,999,999"),
         ("torus:10000x10000", "at most 200,000 agents, found 100,000,000"),
-        ("barbell:9999999", "at most 200,000 agents"),
         ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
         ("complete:10000", "at most 10,000,000 links"),
         ("regular:n=20000,degree=19998", "at most 10,000,000 links"),

@@ -25,10 +25,12 @@ from corn.cli import (
     compare,
     data,
     explore,
-    graph,
+    export,
     keys,
     launch,
     plan,
+    predict,
+    report,
     status,
     train,
     verify,
@@ -38,10 +40,10 @@ from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
+    "Choose a network, a mechanism and a budget": (compare, advise, account, explore),
     "Simulate": (train, data),
-    "Run": (plan, keys, launch, agent, status),
-    "Check": (verify, audit),
+    "Run, and use the model": (plan, keys, launch, agent, status, export, predict),
+    "Check": (verify, audit, report),
 }
 """The module of each command, by task in the order of the help."""
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from corn import distributed, learn
 from corn.cli.agent import AGENTS, MonitoringOptions, RunOptions, read_source
 from corn.cli.config_file import ConfigOption
-from corn.cli.learning import LearningOptions, refuse_options_of_plan, write_run
+from corn.cli.learning import (
+    MODEL_FILE,
+    LearningOptions,
+    describe_quality,
+    refuse_options_of_plan,
+    write_run,
+)
 from corn.cli.options import JsonOption
 from corn.cli.output import (
     collect_sampling,
@@ -29,6 +36,9 @@ from corn.cli.records import read_configuration
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up_range
 from corn.topology import load_network
+
+if TYPE_CHECKING:
+    from corn.learn.metrics import Quality
 
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
@@ -85,7 +95,7 @@ def launch(
     config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
-    """Run all agents of a plan as processes on this machine, linked to their neighbours only."""
+    """Run all agents of a plan as processes on this machine."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     learning.require_public_classes()
     source = read_source(plan, "graph", graph)
@@ -111,17 +121,28 @@ def launch(
             f"made keys for all agents in {launched.keys}, which is safe on one machine only; "
             "agents that do not trust each other make their own with corn keys make"
         )
-    facts = _facts(read_configuration(context), launched)
+    model = _average_models(launched)
+    quality = None
+    if model is not None and "test" in launched.problem.parts:
+        quality = model.measure(*launched.problem.parts["test"])
+    # Scores on an agent's own samples are private.
+    is_public = "test" in launched.problem.public_parts
+    facts = _facts(read_configuration(context), launched, quality if is_public else None)
     rows, folders = launched.measured.rows, launched.folders
     write_run(rows, facts, folders.shared, columns=learn.SHARED_COLUMNS)
-    private = _private_facts(launched) if show_private else {}
+    if model is not None:
+        model.save(folders.shared / MODEL_FILE)
+        print_note(f"wrote the model to {folders.shared / MODEL_FILE}: corn export {out}")
+    private = _private_facts(launched, None if is_public else quality) if show_private else {}
     # A file apart with mode 0600, never a part of the shared one.
     if private:
         write_run(rows, private, folders.private, is_private=True)
     if json:
         print_json(facts | ({"private": private} if private else {}))
     else:
-        _print(launched, facts, private)
+        classes = None if model is None else model.classes
+        shown = describe_quality(quality, classes) if is_public or show_private else []
+        _print(launched, facts, private, quality=shown)
     if private:
         print_note(_WARNING)
     # On stderr, as stdout may be published.
@@ -137,8 +158,22 @@ def launch(
     )
 
 
+def _average_models(launched: distributed.LaunchResult) -> learn.TrainedModel | None:
+    """Return the average of the agents' final models; None if there is none that predicts."""
+    models = launched.measured.parameters[0]
+    finished = models[models.isfinite().all(dim=1)]
+    if not len(finished):
+        return None
+    promise = learn.ModelPromise.of_plan(launched.plan, simulation=launched.problem.simulation)
+    # Relative to the first, so that the average of equal models is that model to the bit.
+    average = finished[0] + (finished - finished[0]).mean(dim=0)
+    return learn.TrainedModel.from_problem(launched.problem, average, promise)
+
+
 def _facts(
-    configuration: dict[str, object], launched: distributed.LaunchResult
+    configuration: dict[str, object],
+    launched: distributed.LaunchResult,
+    quality: Quality | None,
 ) -> dict[str, object]:
     """Return the content of run.json: nothing computed from private data without noise."""
     result, plan, simulation = launched.measured, launched.plan, launched.problem.simulation
@@ -165,6 +200,7 @@ def _facts(
         "status": launched.status.value,
         "num_steps": result.num_steps,
         "measured": _measured(launched, learn.SHARED_COLUMNS),
+        "test_quality": None if quality is None else asdict(quality),
         "lost": {str(agent): why for agent, why in launched.lost.items()},
         "notes": list(result.notes),
         "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
@@ -180,12 +216,15 @@ def _strip_folders(value: object) -> object:
     return str(value).rpartition("/")[2] if isinstance(value, Path | str) else value
 
 
-def _private_facts(launched: distributed.LaunchResult) -> dict[str, object]:
+def _private_facts(
+    launched: distributed.LaunchResult, quality: Quality | None
+) -> dict[str, object]:
     """Return numbers for the owner of all data; times depend on how much data agents have."""
     return {
         "warning": _WARNING,
         "agent_samples": launched.problem.data.sizes,
         "measured": _measured(launched, learn.PRIVATE_COLUMNS),
+        "test_quality": None if quality is None else asdict(quality),
         "notes": launched.private_notes,
         "seconds_to_start": launched.seconds_to_start,
         "seconds_waited": {
@@ -202,7 +241,11 @@ def _measured(launched: distributed.LaunchResult, columns: Sequence[str]) -> dic
 
 
 def _print(
-    launched: distributed.LaunchResult, facts: dict[str, Any], private: dict[str, Any]
+    launched: distributed.LaunchResult,
+    facts: dict[str, Any],
+    private: dict[str, Any],
+    *,
+    quality: list[tuple[str, str]],
 ) -> None:
     plan, last = launched.plan, launched.measured.rows[-1]
     hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
@@ -224,6 +267,7 @@ def _print(
             ),
             ("steps", f"{facts['num_steps']} ({launched.status})"),
             *scores.items(),
+            *(quality if facts["test_quality"] else []),
             ("mixing", describe_mixing(plan)),
             (
                 f"{'simulated ' if facts['simulation'] else ''}ε spent",
@@ -241,7 +285,8 @@ def _print(
             name.replace("_", " "): f"{value:.4g}" for name, value in private["measured"].items()
         }
         samples = ", ".join(map(str, private["agent_samples"]))
-        print_facts("private: do not publish", [*measured.items(), ("agent samples", samples)])
+        lines = [*measured.items(), *(quality if private["test_quality"] else [])]
+        print_facts("private: do not publish", [*lines, ("agent samples", samples)])
 
 
 def _describe_outcome(launched: distributed.LaunchResult, facts: dict[str, Any]) -> str | None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
+from corn.errors import list_some
 from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 
+if TYPE_CHECKING:
+    from corn.learn.metrics import Quality
+
 LEARNING = "Learning"
 OWN_DATA = "Your own data"
+MODEL_FILE = "model.pt"
+"""The name of a saved model, here as well, because importing it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,26 @@ def write_run(
     learn.write_table(rows, out / "metrics.csv", columns=columns, is_private=is_private)
     save_json(facts, out / "run.json", is_private=is_private)
     print_note(f"wrote {out / 'metrics.csv'} and {out / 'run.json'}")
+
+
+def describe_quality(
+    quality: Quality | None, classes: Sequence[str] | None = None, *, part: str = "test "
+) -> list[tuple[str, str]]:
+    """Return AUC, recall and calibration as lines of a list of facts; none without a quality."""
+    if quality is None:
+        return []
+    names = classes or [str(number) for number in range(len(quality.recall))]
+    recall = [f"{name} {value:.3f}" for name, value in zip(names, quality.recall, strict=True)]
+    kind = "" if len(names) == 2 else " (mean of each class against the others)"
+    return [
+        (f"{part}AUC", f"{quality.auc:.4f}{kind}"),
+        (f"{part}recall", list_some(recall, limit=12)),
+        (
+            f"{part}calibration",
+            f"expected calibration error {quality.calibration_error:.4f} (15 bins), Brier score "
+            f"{quality.brier:.4f}",
+        ),
+    ]
 
 
 def draw_run(

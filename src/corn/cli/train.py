@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -14,7 +14,9 @@ from corn import learn
 from corn.checks import require
 from corn.cli.learning import (
     LEARNING,
+    MODEL_FILE,
     LearningOptions,
+    describe_quality,
     draw_run,
     refuse_options_of_plan,
     write_run,
@@ -55,6 +57,7 @@ from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology import Network
 
 if TYPE_CHECKING:
+    from corn.learn.metrics import Quality
     from corn.learn.tuning import GridEnd
 
 EXAMPLE = (
@@ -132,17 +135,10 @@ def train(
     mixing: MixingOptions,
     threat: ThreatOptions,
     device: Annotated[str, typer.Option(help="Torch device to compute on.")] = "cpu",
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Draw the noise from keyed streams, as agents do, but with public keys. Slower.",
-        ),
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for metrics.csv and run.json (configuration and result).",
+            help="Directory for metrics.csv, run.json (configuration and result) and model.pt.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -156,7 +152,7 @@ def train(
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train with several mechanisms side by side, at the same privacy, on the same batches."""
+    """Train with several mechanisms side by side, at the same privacy."""
     # Before the training, not after it.
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
@@ -196,9 +192,8 @@ def train(
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum if factory is None else 0.0,
         optimizer=factory,
-        dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic, rehearse=rehearse),
+        dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic),
         device=device,
-        noise_keys="seed" if rehearse else "none",
     )
     problem = learning.make_workload().build(network.num_agents)
     if learning.data is not None:
@@ -280,6 +275,12 @@ def train(
     if is_private and result.status == "complete":
         with working("adding up the runs"):
             prices, total = learn.price_tuning(result), learn.price_all(result)
+    models = _collect_models(comparison, planned)
+    qualities = _measure_models(models, problem)
+    summary = {
+        name: own | {"test_quality": qualities.get(name) and asdict(qualities[name])}
+        for name, own in comparison.summary.items()
+    }
     facts = {
         "configuration": configuration,
         "task": problem.task.describe(),
@@ -299,7 +300,7 @@ def train(
         "num_steps": result.num_steps,
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
-        "mechanisms": comparison.summary,
+        "mechanisms": summary,
         "grid_ends": tuned.ends,
         "tuning": {
             "data_is_private": is_private,
@@ -314,12 +315,18 @@ def train(
     if out is not None:
         # A simulation has the data of all agents, and measures on them without noise.
         write_run(result.rows, facts, out, is_private=True)
+        for name in _rank_outcomes(comparison):
+            # Of the mechanism whose outcome is printed, if its model predicts.
+            if name in models:
+                models[name].save(out / MODEL_FILE, is_private=True)
+                print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
+                break
     if plot:
         _draw(comparison, promise, plot)
     if json:
         print_json(facts)
     else:
-        _print_comparison(comparison, network, promise, cooldown_steps)
+        _print_comparison(comparison, network, promise, cooldown_steps, qualities)
         for name, end in tuned.ends.items():
             print_note(
                 f"{name}: the best step size, {tuned.schedules[name].describe()}, is the {end} "
@@ -332,12 +339,56 @@ def train(
                 f"step sizes were chosen from {len(result.trials)} runs per seed, which is counted "
                 f"as free because {learning.task} is public; runs on --data are counted"
             )
+        for name in _rank_outcomes(comparison)[:1]:
+            lines = describe_quality(qualities.get(name), models[name].classes if models else None)
+            if lines:
+                print_facts(f"{name}, its average model in the first run", lines)
         _print_outcome(comparison)
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
         again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
         raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
+
+
+def _collect_models(
+    comparison: learn.Comparison, plan: Plan | None
+) -> dict[str, learn.TrainedModel]:
+    """Return each mechanism's model: the average of its agents in the first run, if it predicts."""
+    result, found = comparison.result, {}
+    for place, trial in enumerate(result.trials):
+        name = trial.mechanism.name
+        average = result.average_parameters[place]
+        if trial.schedule != comparison.schedules.get(name) or not bool(average.isfinite().all()):
+            continue
+        planned = plan if name == "plan" else None
+        promise = learn.ModelPromise.of_result(result, trial.mechanism, plan=planned)
+        model = learn.TrainedModel.from_problem(comparison.problem, average, promise)
+        if model is not None:
+            found[name] = model
+    return found
+
+
+def _measure_models(
+    models: dict[str, learn.TrainedModel], problem: learn.TrainingProblem
+) -> dict[str, Quality]:
+    """Return AUC, recall and calibration of each mechanism's model on the test samples."""
+    if "test" not in problem.parts:
+        return {}
+    measured = {name: model.measure(*problem.parts["test"]) for name, model in models.items()}
+    return {name: quality for name, quality in measured.items() if quality is not None}
+
+
+def _rank_outcomes(comparison: learn.Comparison) -> list[str]:
+    """Return the mechanisms in the order in which their outcome is of interest."""
+    # A trusted server is a reference, not an outcome of decentralised training.
+    return [
+        one.name
+        for one in sorted(
+            comparison.mechanisms,
+            key=lambda m: (m.budget is None, m.is_central, m.name not in ("plan", "corn")),
+        )
+    ]
 
 
 def _note_user_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
@@ -351,8 +402,8 @@ def _note_user_data(learning: LearningOptions, problem: learn.TrainingProblem) -
         )
 
 
-def _choose_dtype(plan: Plan | None, *, is_quadratic: bool, rehearse: bool) -> str:
-    if plan is not None and (rehearse or not is_quadratic):
+def _choose_dtype(plan: Plan | None, *, is_quadratic: bool) -> str:
+    if plan is not None and not is_quadratic:
         return plan.dtype
     # In single precision the rounding of the quadratic's loss, 1434, hides the gaps to measure.
     return "float64" if is_quadratic else "float32"
@@ -456,7 +507,11 @@ def _draw(comparison: learn.Comparison, budget: PrivacyBudget, path: Path) -> No
 
 
 def _print_comparison(
-    comparison: learn.Comparison, network: Network, budget: PrivacyBudget, cooldown_steps: int
+    comparison: learn.Comparison,
+    network: Network,
+    budget: PrivacyBudget,
+    cooldown_steps: int,
+    qualities: dict[str, Quality],
 ) -> None:
     """Print a table with scores, spent ε and adversary of each mechanism, and notes."""
     result, facts = comparison.result, comparison.summary
@@ -481,6 +536,7 @@ def _print_comparison(
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
+            "AUC" if qualities else "",
             f"ε ({budget.unit})",
             "× server",
             "" if is_sum else "κ",
@@ -491,6 +547,7 @@ def _print_comparison(
                 mechanism.name,
                 str(facts[mechanism.name]["step_size"] or "all broke down"),
                 *(_format_score(facts[mechanism.name], column) for column in shown),
+                f"{qualities[mechanism.name].auc:.4g}" if mechanism.name in qualities else "",
                 "none"
                 if mechanism.budget is None
                 else round_up_range(_spent(comparison, mechanism)),

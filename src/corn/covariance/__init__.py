@@ -9,7 +9,7 @@ from corn.covariance.baselines import (
 )
 from corn.covariance.decomposition import Decomposition, expose
 from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, design
-from corn.covariance.dual import ClosedForm, Dual
+from corn.covariance.dual import Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.low_rank import LowRank
@@ -36,7 +36,6 @@ __all__ = [
     "MECHANISMS",
     "ONE_STEP",
     "Auto",
-    "ClosedForm",
     "Corn",
     "Decomposition",
     "Decor",

@@ -24,7 +24,7 @@ from corn.covariance.certificate import SplitSolution
 from corn.covariance.coalitions import require_few_coalitions
 from corn.covariance.decomposition import split_blocks
 from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.dual import ClosedForm, Dual, solve_dual
+from corn.covariance.dual import Dual, solve_dual
 from corn.covariance.feasibility import expand_caps, invert_covariance
 from corn.covariance.first_order import FirstOrder
 from corn.covariance.low_rank import LowRank, fits_pairs
@@ -201,7 +201,7 @@ class Auto:
         return solver() if self.tolerance is None else solver(self.tolerance)
 
 
-Solver: TypeAlias = Auto | Dual | ClosedForm | FirstOrder | LowRank
+Solver: TypeAlias = Auto | Dual | FirstOrder | LowRank
 
 
 @final
@@ -210,31 +210,29 @@ class Corn:
     """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
 
     Attributes:
-        solver: `Dual` or `ClosedForm` where seed groups are disjoint and nobody colludes,
-            `FirstOrder` anywhere, `LowRank` for seeds of pairs.
+        solver: `Dual` where seed groups are disjoint and nobody colludes, `FirstOrder` anywhere,
+            `LowRank` for seeds of pairs.
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
-        ridge: γ ≥ 0 adds γ·(Tr A/n)·I to the matrix that is minimised: less noise, a larger gap.
     """
 
     solver: Solver = Auto()
     max_noise_std: float | None = None
-    ridge: float = 0.0
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
-        problem = replace(problem, max_noise_std=self.max_noise_std, ridge=self.ridge)
+        problem = replace(problem, max_noise_std=self.max_noise_std)
         threat, solver = problem.threat, self.solver
         groups = threat.seed_groups(problem.graph)
         separates = _separates(groups, threat, problem.num_agents)
         if isinstance(solver, Auto):
             solver = solver.choose(groups, threat, problem.num_agents)
         # The caller may insist on a general solver, to compare it with the exact one.
-        if separates and not isinstance(solver, FirstOrder | LowRank):
+        if separates and isinstance(solver, Dual):
             return self._solve_blocks(problem, groups, solver)
-        if isinstance(solver, Dual | ClosedForm):
+        if isinstance(solver, Dual):
             raise InvalidArgumentError(
                 f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
                 f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
@@ -243,9 +241,7 @@ class Corn:
             )
         return design_against_insiders(problem, groups, solver=solver)
 
-    def _solve_blocks(
-        self, problem: DesignProblem, groups: SeedGroups, solver: Dual | ClosedForm
-    ) -> Design:
+    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups, solver: Dual) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
         n = problem.num_agents
         if groups == (tuple(range(n)),) or n == 1:
@@ -407,8 +403,7 @@ def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
         raise InvalidArgumentError(
             f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
             f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
-            "against an eavesdropper; corn train simulates rings and tori of any size against one "
-            "insider"
+            "against an eavesdropper, and exact sums (--mixing sum) have no limit"
         )
 
 

@@ -14,8 +14,7 @@ from corn.covariance.lattice import LatticeNoise, gossip_spectrum
 from corn.covariance.objective import disagreement_matrix, mode_energies
 from corn.errors import InvalidArgumentError
 from corn.topology import Network
-from corn.topology.sparse import MOST_DENSE, find_lattice
-from corn.topology.spectrum import find_mixing_time
+from corn.topology.spectrum import MOST_DENSE, find_lattice, find_mixing_time
 
 LARGE_DISAGREEMENT = 0.35
 """κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""

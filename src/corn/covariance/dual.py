@@ -31,15 +31,12 @@ import scipy.linalg
 from corn.checks import FloatArray, require_count, require_positive
 from corn.covariance.feasibility import invert_definite, limit_noise
 from corn.covariance.problem import Design, DesignProblem, SolverName, Status, conclude
-from corn.errors import InvalidArgumentError
 
 _SHRINK, _GROW = 0.02, 20.0  # limits on the change of a multiplier in one step
 _NEGLIGIBLE_SHARE = 0.1  # of the tolerance: the price of keeping every multiplier positive
 _DAMPINGS = (1e-6, 1e-3, 1.0)
 _SECOND_ORDER = 3.0  # a scaled gap below this times √tolerance may attain the tolerance
 _LARGEST_VARIANCE = 1e8  # beyond it an inverse says little about the value
-# Of the gap at equal multipliers: only rounding separates a symmetric network from it.
-_ALIKE_TOLERANCE = 1e-9
 
 # A ridge costs ten more solves, so less than a thousandth of the value is not worth it.
 _WORTH_A_RIDGE = 1e-3
@@ -73,36 +70,60 @@ class Dual:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the certified optimum of Problem (13), within the problem's noise limit."""
+        tolerance = self.tolerance
         solution = solve_dual(
-            problem.scaled_objective,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
+            problem.scaled_objective, tolerance=tolerance, max_iterations=self.max_iterations
         )
-        return _conclude(problem, solution, self)
+        R, limited = self._recover_covariance(problem, solution)
+        status: Status = "noise limited" if limited else "accuracy limit"
+        return conclude(
+            problem,
+            problem.restore(R),
+            mechanism="corn",
+            solver=self.name,
+            lower_bound=solution.lower_bound / problem.strictest_cap,
+            iterations=solution.iterations,
+            status=status if solution.converged else "iteration limit",
+            tolerance=tolerance,
+        )
 
+    def _recover_covariance(
+        self, problem: DesignProblem, solution: DualSolution
+    ) -> tuple[FloatArray, bool]:
+        """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
-@final
-@dataclass(frozen=True)
-class ClosedForm:
-    """The formula for networks whose agents are all alike; the condition is checked."""
+        Where A is singular, or nearly so, the optimum lets noise grow without bound along
+        directions that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`)
+        is a remedy at no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better
+        value where the limit is tight, so it is tried when blending alone loses more than
+        `_WORTH_A_RIDGE`.
+        """
+        A, limits = problem.scaled_objective, problem.variance_ratio_limits
 
-    tolerance: ClassVar[float] = 1e-6
-    max_iterations: ClassVar[int] = 1
-    name: ClassVar[SolverName] = "closed-form"
+        def value(R: FloatArray) -> float:
+            return float(np.sum(A * R))
 
-    def solve(self, problem: DesignProblem) -> Design:
-        """Return the optimum at equal multipliers, or raise if the agents are not all alike."""
-        A = problem.scaled_objective
-        solution = solve_dual(A, tolerance=_ALIKE_TOLERANCE, max_iterations=1)
-        if not solution.converged:
-            diagonal = solution.point.diagonal
-            raise InvalidArgumentError(
-                "solver ClosedForm (closed-form) needs agents that are all alike (ring, torus, "
-                "hypercube, complete, circulant) and have one promise: the diagonal of A^(1/2) "
-                f"must be constant, found from {diagonal.min():.6g} to {diagonal.max():.6g}; use "
-                "Dual (dual)"
+        best, limited = limit_noise(solution.point.precision(), limits)
+        if not limited or value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
+            return best, limited
+        # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
+        # blended the rest of the way, so every candidate is within the limit and the best counts.
+        low, high = _LOG10_RIDGES
+        for _ in range(_RIDGE_BISECTIONS):
+            middle = (low + high) / 2
+            ridged = A.copy()
+            ridged[np.diag_indices_from(ridged)] += 10**middle * np.trace(A) / len(A)
+            solution = solve_dual(
+                ridged,
+                tolerance=_RIDGE_TOLERANCE,
+                max_iterations=self.max_iterations,
+                # The last solution is close, so a warm start saves iterations.
+                start=solution.point.multipliers,
             )
-        return _conclude(problem, solution, self)
+            candidate, limited = limit_noise(solution.point.precision(), limits)
+            low, high = (middle, high) if limited else (low, middle)
+            best = min(best, candidate, key=value)
+        return best, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,60 +320,3 @@ def _quadrature(roots: FloatArray) -> tuple[FloatArray, FloatArray]:
     # The nodes left out below the first form a geometric series in which e^{−tx} is about the same.
     weights[0] /= 1 - math.exp(-_LOG_STEP)
     return nodes, weights
-
-
-def _conclude(problem: DesignProblem, solution: DualSolution, solver: Dual | ClosedForm) -> Design:
-    R, limited = _recover_covariance(problem, solution, solver.max_iterations, solver.tolerance)
-    status: Status = "noise limited" if limited else "accuracy limit"
-    return conclude(
-        problem,
-        problem.restore(R),
-        mechanism="corn",
-        solver=solver.name,
-        lower_bound=solution.lower_bound / problem.strictest_cap,
-        iterations=solution.iterations,
-        status=status if solution.converged else "iteration limit",
-        tolerance=solver.tolerance,
-    )
-
-
-def _recover_covariance(
-    problem: DesignProblem, solution: DualSolution, max_iterations: int, tolerance: float
-) -> tuple[FloatArray, bool]:
-    """Return the scaled covariance of a solution within the noise limits, and if they limited it.
-
-    Where A is singular, or nearly so, the optimum lets noise grow without bound along directions
-    that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`) is a remedy at
-    no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better value where the limit
-    is tight, so it is tried when blending alone loses more than `_WORTH_A_RIDGE`.
-    """
-    A, limits = problem.scaled_objective, problem.variance_ratio_limits
-
-    def value(R: FloatArray) -> float:
-        return float(np.sum(A * R))
-
-    if problem.ridge > 0:
-        solution = _solve_with_ridge(A, problem.ridge, solution, tolerance, max_iterations)
-    best, limited = limit_noise(solution.point.precision(), limits)
-    if not limited or value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
-        return best, limited or problem.ridge > 0
-    # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
-    # blended the rest of the way, so every candidate is within the limit and the best one counts.
-    low, high = _LOG10_RIDGES
-    for _ in range(_RIDGE_BISECTIONS):
-        middle = (low + high) / 2
-        solution = _solve_with_ridge(A, 10**middle, solution, _RIDGE_TOLERANCE, max_iterations)
-        candidate, limited = limit_noise(solution.point.precision(), limits)
-        low, high = (middle, high) if limited else (low, middle)
-        best = min(best, candidate, key=value)
-    return best, True
-
-
-def _solve_with_ridge(
-    A: FloatArray, ridge: float, warm: DualSolution, tolerance: float, max_iterations: int
-) -> DualSolution:
-    ridged = A.copy()
-    ridged[np.diag_indices_from(ridged)] += ridge * np.trace(A) / len(A)
-    # The last solution is close, so a warm start saves iterations.
-    start = warm.point.multipliers
-    return solve_dual(ridged, tolerance=tolerance, max_iterations=max_iterations, start=start)

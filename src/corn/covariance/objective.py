@@ -16,13 +16,12 @@ import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
-from corn.topology.mixing import STOCHASTIC_TOLERANCE
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, is_symmetric
 from corn.topology.network import Mixing
 
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""
 
-_SYMMETRY_TOLERANCE = 1e-12
 # Not zero, or A would be singular in all directions but the average, and noise unbounded.
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
@@ -133,7 +132,7 @@ class FiniteRun:
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues where W is symmetric."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        if _is_symmetric(W):
+        if is_symmetric(W):
             w, U = np.linalg.eigh(W)
             a = np.zeros_like(w)
             for step in self.step_sizes:
@@ -235,10 +234,6 @@ def _project_on_averages(W: FloatArray) -> FloatArray:
     return np.asarray(together / together.sum(axis=1))
 
 
-def _is_symmetric(W: FloatArray) -> bool:
-    return bool(np.abs(W - W.T).max() <= _SYMMETRY_TOLERANCE * np.abs(W).max())
-
-
 def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
     A = (eigenvectors * eigenvalues) @ eigenvectors.T
     # Solvers read one triangle only; rounding must not make the two differ.
@@ -282,7 +277,7 @@ def _accumulate(W: FloatArray, discount: float, momentum: float) -> FloatArray:
     # One term, without a series that must converge: W may be any matrix.
     if discount == 0:
         return np.asarray(W.T @ W) * float(momentum_gain(0.0, momentum))
-    if not _is_symmetric(W):
+    if not is_symmetric(W):
         A = _accumulate_any(W, math.sqrt(discount), momentum)
         return (A + A.T) / 2
     # Powers of a symmetric W share its eigenvectors.

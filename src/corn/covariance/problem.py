@@ -9,9 +9,8 @@ from typing import Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
-import scipy.linalg
 
-from corn.checks import FloatArray, require, require_in_range
+from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
 from corn.covariance.feasibility import expand_caps, scale_covariance
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
@@ -19,9 +18,7 @@ from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
 
 MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
-SolverName: TypeAlias = Literal[
-    "dual", "closed-form", "first-order", "low-rank", "search", "formula"
-]
+SolverName: TypeAlias = Literal["dual", "first-order", "low-rank", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -61,8 +58,8 @@ class DesignProblem:
         threat: the adversary, and the seeds that agents share: Problem (16) if there are insiders.
         max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
             (3000/√b_i).
-        ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that is minimised, never to the matrix that
-            value and bound are stated for.
+        ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that splits minimise where A is singular,
+            never to the matrix that value and bound are stated for.
         mixing_matrix: W of a step, for mechanisms that look at more than A.
     """
 
@@ -77,7 +74,6 @@ class DesignProblem:
     def __post_init__(self) -> None:
         caps = expand_caps(self.precision_caps, self.num_agents)
         object.__setattr__(self, "precision_caps", caps)
-        require_in_range("ridge", self.ridge, 0, 1e100)
         require(
             bool(np.trace(self.objective_matrix) > 0),
             "the objective",
@@ -145,7 +141,7 @@ class Design:
         mechanism: the rule that correlates the noise.
         solver: the method that chose the covariance.
         status: ``optimal``: the gap is within the tolerance. ``noise limited``: ``max_noise_std``
-            or ``ridge`` holds the value above the optimum, by the gap. ``iteration limit``: out
+            holds the value above the optimum, by the gap. ``iteration limit``: out
             of iterations, or without progress; private, but not proved to be as good as asked.
             ``accuracy limit``: float64 or the backend gets no closer. ``loose bound``: it may be
             optimal, but nothing beyond the bound against an eavesdropper is proved: A is singular
@@ -266,18 +262,6 @@ class Design:
     def weighted_central_ratio(self) -> float:
         """The same over a trusted server that weights agents by their caps: `weighting_gain`."""
         return self.central_ratio * weighting_gain(self.precision_caps)
-
-    @cached_property
-    def independent_variance(self) -> float:
-        """σ_mix², the most independent noise with R = σ_mix² I + R_cor, R_cor ⪰ 0: eq. (12).
-
-        It is the smallest eigenvalue of R, or the inverse of the largest of R⁻¹, which is accurate.
-        """
-        if self.precision is None:
-            return 0.0
-        last = self.num_agents - 1
-        largest = scipy.linalg.eigvalsh(self.precision, subset_by_index=[last, last])[0]
-        return 1 / float(largest)
 
 
 def weighting_gain(precision_caps: FloatArray) -> float:

@@ -46,6 +46,7 @@ from corn.learn.metrics import (
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
+from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel
 from corn.noise import ReleaseLedger
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
@@ -289,6 +290,7 @@ class Journal:
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
+        self._save_model(parameters)
         state = self._report(step, status.value, statistics)
         log_event(state.agent, "end", f"{status}: {state.describe()}", fields=asdict(state))
         if self._file is not None:
@@ -340,6 +342,16 @@ class Journal:
             checkpoint = AgentCheckpoint(parameters, self._num_releases, self._read_memory())
             folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
             folder.save(step, checkpoint, num_kept=self._num_kept)
+
+    def _save_model(self, parameters: Tensor) -> None:
+        """Write the final model with names, preprocessing and promise, if its task predicts."""
+        if self._folders is None or not self._saves:
+            return
+        promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
+        model = TrainedModel.from_problem(self._problem, parameters, promise)
+        if model is not None:
+            with _naming_unwritable(self._folders.shared):
+                model.save(self._folders.shared / MODEL_FILE)
 
     def _report_if_due(self, step: int, statistics: StepStatistics | None) -> None:
         now = time.monotonic()

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from corn.learn.schedule import make_schedule as make_schedule
     from corn.learn.simulation import Simulation as Simulation
     from corn.learn.sweep import run_sweep as run_sweep
+    from corn.learn.trained import ModelPromise as ModelPromise
+    from corn.learn.trained import TrainedModel as TrainedModel
+    from corn.learn.trained import load_model as load_model
     from corn.learn.training import compare as compare
     from corn.learn.training import load_parameters as load_parameters
     from corn.learn.training import train as train
@@ -46,8 +49,8 @@ if TYPE_CHECKING:
     from corn.learn.tuning import tune as tune
     from corn.learn.workloads import Workload as Workload
 
-# Importing torch takes seconds, which commands such as ``corn graph`` need not wait for. So a name
-# is loaded when it is first used.
+# Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
+# name is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
     "mechanism": "Trial Mechanism make_mechanisms",
@@ -59,6 +62,7 @@ _NAMES = {
     "simulation": "Simulation",
     "sweep": "run_sweep",
     "training": "compare load_parameters train",
+    "trained": "ModelPromise TrainedModel load_model",
     "tuning": (
         "Comparison TuningPrice borrow_held_out choose_best price_all price_tuning "
         "search_step_sizes tune"

@@ -12,16 +12,17 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import json
 import math
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +31,12 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
+from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.batches import AgentData
+from corn.learn.columns import MISSING, Column, DataSchema, read_schema
 from corn.learn.metrics import Samples
 from corn.learn.partition import deal_by_coins, partition_samples, split_by_coins, toss_coins
 from corn.learn.problem import TrainingProblem
@@ -45,8 +48,6 @@ _IMAGE_SUFFIXES = frozenset(
     [".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"]
 )
 _SEPARATORS = ",;\t|"
-# What spreadsheets and data frames write for a value that is not there.
-_MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 _LARGEST = float(np.finfo(np.float32).max)
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
@@ -75,6 +76,7 @@ class Table:
         targets: the target of each row, in no type of its own.
         features: the names of the columns of a table; empty for arrays and images.
         is_image: whether a sample is an image.
+        notes: what the owner should know of how cells were read.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class Table:
     targets: pa.ChunkedArray
     features: tuple[str, ...] = ()
     is_image: bool = False
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def classes(self) -> tuple[list[str], IntArray]:
@@ -93,7 +96,15 @@ class Table:
         return names, numbers[coded.indices.to_numpy()]
 
 
-def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> Table:
+def read_table(
+    path: Path,
+    target: str | None,
+    features: Sequence[str] = (),
+    *,
+    columns: Sequence[Column] = (),
+    id_column: str | None = None,
+    needs_targets: bool = True,
+) -> Table:
     """Read a file of samples, or a folder of images with one sub-folder per class.
 
     Args:
@@ -102,6 +113,10 @@ def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> 
         features: the columns of the inputs, in order; by default all others in order of their
             names, so that files with the same columns in another order agree. For ``.npz`` the
             one array of the inputs.
+        columns: the public description of the inputs, by which categories, dates and missing
+            values become numbers; it replaces ``features``.
+        id_column: a column that must have another value in every row.
+        needs_targets: whether a table must have targets; without them, its targets are empty text.
     """
     if path.is_dir():
         return _read_images(path)
@@ -116,15 +131,50 @@ def read_table(path: Path, target: str | None, features: Sequence[str] = ()) -> 
         raise FileFormatError(f"{path}: name the column of the targets with --target")
     if name.endswith(".npz"):
         return _read_arrays(path, target, features)
-    columns = _read_parquet(path) if name.endswith(".parquet") else _read_csv(path)
-    chosen = tuple(features) or tuple(sorted(set(columns) - {target}))
-    _require_columns(path, columns, target, chosen)
+    found = read_columns(path)
+    has_targets = needs_targets or target in found
+    if not has_targets:
+        rows = len(next(iter(found.values())))
+        found[target] = pa.chunked_array([pa.array([""] * rows)])
+    chosen = tuple(column.name for column in columns) or tuple(features)
+    chosen = chosen or tuple(sorted(set(found) - {target, id_column}))
+    _require_columns(path, found, target, chosen, id_column)
+    problems = _find_missing(target, found[target]) if has_targets else []
+    if id_column is not None:
+        problems += _find_repeated_people(id_column, found[id_column])
     # In the order of ``chosen``, which all agents share: parameter k means the same column to all.
-    found = [_read_numbers(name, columns[name]) for name in chosen]
-    problems = [problem for _, own in found for problem in own]
-    problems += _find_missing(target, columns[target])
-    _report(path, problems)
-    return Table(path, np.column_stack([values for values, _ in found]), columns[target], chosen)
+    if columns:
+        read = [own.read(_as_text(found[own.name]).to_pylist()) for own in columns]
+        problems += [problem for _, own, _ in read for problem in own]
+        _report(path, problems)
+        return Table(
+            path,
+            np.hstack([values for values, _, _ in read]),
+            found[target],
+            tuple(name for own in columns for name in own.features),
+            notes=tuple(note for _, _, own in read for note in own),
+        )
+    numbers = [_read_numbers(name, found[name]) for name in chosen]
+    _report(path, [*(problem for _, own in numbers for problem in own), *problems])
+    return Table(path, np.column_stack([values for values, _ in numbers]), found[target], chosen)
+
+
+def _find_repeated_people(name: str, column: pa.ChunkedArray) -> list[str]:
+    """Return the problem of a person with several rows, of whom ε would protect one row only."""
+    counts = Counter(text or "" for text in _as_text(column).to_pylist())
+    repeated = [count for count in counts.values() if count > 1]
+    if not repeated:
+        return []
+    return [
+        f"column {name!r} must have another value in every row, found {len(repeated)} that occur "
+        f"up to {max(repeated)} times: ε protects one row, so keep one row of each person"
+    ]
+
+
+def read_columns(path: Path) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a ``.csv``, ``.tsv`` or ``.parquet`` file, of CSV as text."""
+    is_parquet = path.name.lower().endswith(".parquet")
+    return _read_parquet(path) if is_parquet else _read_csv(path)
 
 
 def _report(path: Path, problems: Sequence[str]) -> None:
@@ -134,11 +184,15 @@ def _report(path: Path, problems: Sequence[str]) -> None:
 
 
 def _require_columns(
-    path: Path, columns: Mapping[str, pa.ChunkedArray], target: str, chosen: Sequence[str]
+    path: Path,
+    columns: Mapping[str, pa.ChunkedArray],
+    target: str,
+    chosen: Sequence[str],
+    id_column: str | None = None,
 ) -> None:
     problems = [
         f"column {name!r} is missing; its columns are {', '.join(list(columns)[:20])}"
-        for name in (target, *chosen)
+        for name in (target, *([] if id_column is None else [id_column]), *chosen)
         if name not in columns
     ]
     if target in chosen:
@@ -167,7 +221,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _find_missing(name: str, column: pa.ChunkedArray) -> list[str]:
     text = compute.fill_null(compute.utf8_lower(_as_text(column)), "")
-    rows = np.flatnonzero(compute.is_in(text, pa.array(_MISSING)).to_numpy())
+    rows = np.flatnonzero(compute.is_in(text, pa.array(MISSING)).to_numpy())
     if not len(rows):
         return []
     return [
@@ -207,7 +261,7 @@ def _read_numbers(name: str, column: pa.ChunkedArray) -> tuple[FloatArray, list[
 def _parse_number(text: str | None) -> float | None:
     """Return the number that a text stands for, NaN for a missing one, None for other text."""
     plain = (text or "").lower()
-    if plain in _MISSING:
+    if plain in MISSING:
         return math.nan
     return _BOOLEANS.get(plain, _as_float(plain))
 
@@ -515,6 +569,7 @@ class Schema:
         classes: the names of the classes; None where targets are numbers to predict.
         bounds: public bounds that scale columns.
         is_flat: whether the model takes samples as flat vectors.
+        columns: how cells become inputs; empty where all columns are numbers.
     """
 
     features: tuple[str, ...]
@@ -522,6 +577,32 @@ class Schema:
     classes: tuple[str, ...] | None
     bounds: Bounds
     is_flat: bool
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def file_columns(self) -> tuple[str, ...]:
+        """The columns of a file that become the inputs."""
+        return tuple(own.name for own in self.columns) or self.features
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as plain data."""
+        public = DataSchema(self.target, self.columns).to_json() if self.columns else {}
+        return {**asdict(self), "columns": public.get("columns", {})}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Schema:
+        """Read what ``to_json`` has returned."""
+        given, classes = content["bounds"], content["classes"]
+        limits = {name: (float(a), float(b)) for name, (a, b) in given["by_column"].items()}
+        of_all = None if given["of_all"] is None else tuple(map(float, given["of_all"]))
+        return cls(
+            features=tuple(content["features"]),
+            target=str(content["target"]),
+            classes=None if classes is None else tuple(classes),
+            bounds=Bounds(limits, cast("tuple[float, float] | None", of_all)),
+            is_flat=bool(content["is_flat"]),
+            columns=_read_columns_of_model(content),
+        )
 
     def require_bounds(self, path: Path) -> None:
         """Raise if a column that has bounds is not in a file."""
@@ -532,12 +613,21 @@ class Schema:
         unknown = [name for name in self.bounds.by_column if name not in known]
         _report(path, [f"column {name!r} has bounds, but is missing" for name in unknown])
 
-    def encode(self, table: Table) -> Samples:
-        """Return inputs scaled by their bounds, and targets as numbers."""
+    def encode_inputs(self, table: Table) -> Tensor:
+        """Return inputs scaled by their bounds."""
         scaled = [self.bounds.scale(name, values) for name, values in self._columns(table)]
         X = np.column_stack(scaled) if scaled else self.bounds.scale("", table.inputs)
         X = X.reshape(len(X), -1) if self.is_flat else X
-        inputs = torch.from_numpy(np.ascontiguousarray(X, np.float32))
+        return torch.from_numpy(np.ascontiguousarray(X, np.float32))
+
+    def decode_targets(self, values: FloatArray) -> FloatArray:
+        """Return predicted numbers in the unit of the target."""
+        bounds = self._target_bounds.find(self.target)
+        return values if bounds is None else bounds[0] + (values + 1) * (bounds[1] - bounds[0]) / 2
+
+    def encode(self, table: Table) -> Samples:
+        """Return inputs scaled by their bounds, and targets as numbers."""
+        inputs = self.encode_inputs(table)
         if self.classes is None:
             y = self._target_bounds.scale(self.target, self.read_targets(table))
             return inputs, torch.from_numpy(np.ascontiguousarray(y, np.float32))
@@ -579,7 +669,12 @@ class Schema:
         shape = (math.prod(shape),) if self.is_flat else shape
         columns = _list_names("columns", self.features) if self.features else f"shape {shape}"
         goal = "numbers" if self.classes is None else _list_names("classes", self.classes)
-        return f"{columns}; target {self.target}: {goal}; bounds {self.bounds.describe()}"
+        public = f"{columns}; target {self.target}: {goal}; bounds {self.bounds.describe()}"
+        if not self.columns:
+            return public
+        # Kinds and constants too: the same file would become other inputs under others.
+        digest = hashlib.sha256(json.dumps(self.to_json()["columns"]).encode()).hexdigest()[:12]
+        return f"{public}; kinds and constants {digest}"
 
     def find_notes(self, table: Table) -> Iterator[str]:
         """Yield what the owner of a table should know about it, at most one note of each kind."""
@@ -634,8 +729,20 @@ class Schema:
         return list(zip(names, table.inputs.T, strict=True))
 
 
+def _read_columns_of_model(content: Mapping[str, Any]) -> tuple[Column, ...]:
+    if not content.get("columns"):
+        return ()
+    schema, problems = read_schema({"target": content["target"], "columns": content["columns"]})
+    if schema is None:
+        raise FileFormatError(f"the schema of a model is damaged: {'; '.join(problems)}")
+    return schema.columns
+
+
 AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
+
+SITE_FIELD = "{site}"
+"""The part of a path that stands for the name of a site of a consortium."""
 
 
 @dataclass(frozen=True)
@@ -650,6 +757,11 @@ class FileWorkload:
             a simulation: which classes occur is private.
         is_regression: whether targets are numbers to predict.
         bounds: public bounds of columns.
+        columns: the public description of the inputs, see :func:`read_table`; it has bounds of its
+            own and replaces ``features``.
+        id_column: a column that names the person of a row, of whom each may have one.
+        sites: the names of the agents, which stand for ``{site}`` in ``data``. With names, a file
+            is always the file of one agent, and never distributed.
         model: see :func:`corn.learn.workloads.make_named_task`.
         test_data: a public file to measure on; every agent has it.
         held_out: the fraction of each file that is measured on, not trained on, without test data;
@@ -667,6 +779,9 @@ class FileWorkload:
     classes: tuple[str, ...] | None = None
     is_regression: bool = False
     bounds: Bounds = field(default_factory=Bounds)
+    columns: tuple[Column, ...] = ()
+    id_column: str | None = None
+    sites: tuple[str, ...] = ()
     model: str = "linear"
     test_data: Path | None = None
     held_out: float = 0.2
@@ -691,7 +806,7 @@ class FileWorkload:
     @property
     def has_file_per_agent(self) -> bool:
         """Whether every agent has a file of its own."""
-        return AGENT_FIELD in str(self.data)
+        return bool(self.sites) or AGENT_FIELD in str(self.data)
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all.
@@ -701,9 +816,8 @@ class FileWorkload:
         owners = range(num_agents) if agents is None else agents
         # Test data may have classes that no training file has, so it is read before they are
         # listed.
-        tables = [read_table(path, self.target, self.features) for path in self._paths(owners)]
-        public = [] if self.test_data is None else [self.test_data]
-        tests = [read_table(path, self.target, self.features) for path in public]
+        tables = self._read(self._paths(owners), id_column=self.id_column)
+        tests = self._read([] if self.test_data is None else [self.test_data])
         _require_same_columns([*tables, *tests])
         classes = self._find_classes([*tables, *tests])
         num_classes = None if classes is None else len(classes)
@@ -711,11 +825,16 @@ class FileWorkload:
             features=tables[0].features,
             target=self.target or "folder",
             classes=classes,
-            bounds=self.bounds,
+            bounds=self._bounds,
             is_flat=flattens_inputs(self.model, num_classes),
+            columns=self.columns,
         )
         schema.require_bounds(tables[0].path)
-        notes = [f"{own.path}: {note}" for own in tables for note in schema.find_notes(own)]
+        notes = [
+            f"{own.path}: {note}"
+            for own in tables
+            for note in (*own.notes, *schema.find_notes(own))
+        ]
         split = [self._split(schema, own) for own in tables]
         parts = [own for own, _ in split]
         if not self.has_file_per_agent:
@@ -745,6 +864,7 @@ class FileWorkload:
             public_parts=("test",) if tests else (),
             private_notes=tuple(notes),
             schema=self._describe(schema, tables[0], tests),
+            preprocessing={**schema.to_json(), "id_column": self.id_column},
             columns=schema.features if len(schema.features) <= _MOST_COLUMNS else (),
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,
@@ -754,10 +874,41 @@ class FileWorkload:
         """Describe columns, classes, bounds and partition, for agents to compare."""
         return problem.schema
 
+    def _path_of(self, agent: int) -> Path:
+        text = str(self.data).replace(AGENT_FIELD, str(agent))
+        return Path(text.replace(SITE_FIELD, self.sites[agent]) if self.sites else text)
+
+    @property
+    def _bounds(self) -> Bounds:
+        limits = {own.name: own.limits for own in self.columns}
+        stated = {name: pair for name, pair in limits.items() if pair is not None}
+        return Bounds({**self.bounds.by_column, **stated}, self.bounds.of_all)
+
+    def _read(self, paths: Sequence[Path], *, id_column: str | None = None) -> list[Table]:
+        """Read files, and report the problems of all of them together."""
+        tables, problems = [], []
+        for path in paths:
+            try:
+                tables.append(
+                    read_table(
+                        path, self.target, self.features, columns=self.columns, id_column=id_column
+                    )
+                )
+            except FileFormatError as error:
+                problems.append(str(error))
+        if problems:
+            raise FileFormatError("; ".join(problems))
+        return tables
+
     def _paths(self, agents: Sequence[int]) -> list[Path]:
         if not self.has_file_per_agent:
             return [self.data]
-        paths = [Path(str(self.data).replace(AGENT_FIELD, str(agent))) for agent in agents]
+        paths = [self._path_of(agent) for agent in agents]
+        if len(set(paths)) < len(paths):
+            raise FileFormatError(
+                f"{self.data}: must have {SITE_FIELD} or {AGENT_FIELD} in its name, which stands "
+                "for the site, as every site has a file of its own"
+            )
         for path in paths:
             if not path.exists():
                 raise FileFormatError(

@@ -31,12 +31,11 @@ from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.lattice import (
     LatticeNoise,
     design_lattice,
-    design_lattice_insider,
     design_lattice_pairs,
 )
 from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
-from corn.covariance.threat import EAVESDROPPER, SPARSE_PARTNERS
+from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
 from corn.learn.names import MECHANISM_NAMES
 from corn.learn.schedule import Schedule
@@ -48,7 +47,7 @@ from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology import Mixing, Network
-from corn.topology.sparse import find_lattice
+from corn.topology.spectrum import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -423,9 +422,8 @@ def _design_at_scale(
     # Fourier transforms diagonalise R only if the network looks the same from every agent: a
     # lattice, and one cap for all.
     if row is not None and isinstance(objective, Horizon) and not np.ptp(caps):
-        lattice = _choose_lattice_design(name, threat or DEFAULT_THREAT, network.mixing)
-        if lattice is not None:
-            solve, holds = lattice
+        solve = _choose_lattice_design(name, threat or DEFAULT_THREAT, network.mixing)
+        if solve is not None:
             noise = solve(row, float(caps[0]), objective=objective, gossip=network.gossip)
             ratio = disagreement_ratio(
                 network,
@@ -434,7 +432,7 @@ def _design_at_scale(
                 momentum=objective.momentum,
                 num_steps=budget.num_steps,
             )
-            made = Mechanism.private(name, noise, budget, threat=holds)
+            made = Mechanism.private(name, noise, budget)
             return replace(made, disagreement_ratio=ratio)
     if name == "corn":
         require_feasible_size(n, threat or DEFAULT_THREAT)
@@ -443,15 +441,8 @@ def _design_at_scale(
 
 def _choose_lattice_design(
     name: str, threat: ThreatModel, mixing: Mixing
-) -> tuple[Callable[..., LatticeNoise], ThreatModel] | None:
-    """Return the design of a mechanism on rings and tori, and the threat that it holds against."""
+) -> Callable[..., LatticeNoise] | None:
+    """Return the design of a mechanism on rings and tori, against an eavesdropper."""
     if name == "decor":
-        return partial(design_lattice_pairs, mixing=mixing), EAVESDROPPER
-    if name == "corn" and threat == EAVESDROPPER:
-        return design_lattice, EAVESDROPPER
-    # This design has seeds of sparse hops, so the promise names them also where the default
-    # arrangement was asked for.
-    sparse = replace(DEFAULT_THREAT, seeds=f"sparse:{SPARSE_PARTNERS}")
-    if name == "corn" and threat in (DEFAULT_THREAT, sparse):
-        return design_lattice_insider, sparse
-    return None
+        return partial(design_lattice_pairs, mixing=mixing)
+    return design_lattice if name == "corn" and threat == EAVESDROPPER else None

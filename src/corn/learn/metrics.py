@@ -1,4 +1,4 @@
-"""Measurements at chosen steps, one row per run, their files, and the result of a sweep."""
+"""Measurements at chosen steps and of final models, their files, and the result of a sweep."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from corn.checks import FloatArray, require_choice
+from corn.checks import FloatArray, IntArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
@@ -25,6 +26,7 @@ from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
+BoolArray: TypeAlias = NDArray[np.bool_]
 PARTS = ("train", "validation", "test")
 
 _MOST_MEASURED = 1000  # agents, of whom all are scored
@@ -133,6 +135,73 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
             scores[f"{name}_accuracy"] = _array(own.accuracy.view(shape[:-1]).mean(dim=1))
             scores[f"{name}_accuracy_of_average"] = _array(joint.accuracy.view(shape[0], shape[2]))
     return scores
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Scores of predicted probabilities beyond loss and accuracy; NaN where one is not defined.
+
+    Attributes:
+        accuracy: the fraction of samples whose most probable class is the right one.
+        auc: the area under the ROC curve of the second of two classes; with more classes, the mean
+            over classes of that of each class against all others.
+        recall: for each class, the fraction of its samples that are recognised.
+        calibration_error: the expected calibration error (ECE) of the most probable class: the mean
+            distance of confidence and accuracy over 15 bins of equal width.
+        brier: the Brier score: the mean squared error of the probability of the second of two
+            classes; with more classes, summed over classes.
+        num_samples: the number of samples.
+    """
+
+    accuracy: float
+    auc: float
+    recall: tuple[float, ...]
+    calibration_error: float
+    brier: float
+    num_samples: int
+
+
+_NUM_BINS = 15
+
+
+def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
+    """Return the scores of probabilities, shape (samples, classes), for the right classes.
+
+    >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> quality = measure_quality(probabilities, np.array([0, 1, 1]))
+    >>> quality.auc, quality.recall
+    (1.0, (1.0, 0.5))
+    """
+    num_samples, num_classes = probabilities.shape
+    confidence, chosen = probabilities.max(axis=1), probabilities.argmax(axis=1)
+    hits = chosen == targets
+    is_class = targets[:, None] == np.arange(num_classes)
+    areas = [_area(probabilities[:, k], is_class[:, k]) for k in range(num_classes)]
+    errors = np.square(probabilities - is_class)
+    # Bins (k/15, (k+1)/15], and each weighted by its samples: sums instead of means.
+    bins = np.clip(np.ceil(confidence * _NUM_BINS) - 1, 0, _NUM_BINS - 1).astype(np.int64)
+    gaps = np.bincount(bins, hits - confidence, minlength=_NUM_BINS)
+    return Quality(
+        accuracy=float(hits.mean()),
+        auc=areas[1] if num_classes == 2 else float(np.mean(areas)),
+        recall=tuple(float(hits[own].mean()) if own.any() else math.nan for own in is_class.T),
+        calibration_error=float(np.abs(gaps).sum() / num_samples),
+        brier=float((errors[:, 1] if num_classes == 2 else errors.sum(axis=1)).mean()),
+        num_samples=num_samples,
+    )
+
+
+def _area(scores: FloatArray, is_positive: BoolArray) -> float:
+    """Return the probability that a positive sample scores higher than a negative one."""
+    positive = int(is_positive.sum())
+    negative = len(scores) - positive
+    if not positive or not negative:
+        return math.nan
+    # Mann and Whitney's U by ranks, in which equal scores share their mean rank.
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    least = positive * (positive + 1) / 2
+    return float((ranks[is_positive].sum() - least) / (positive * negative))
 
 
 def choose_measured(num_agents: int) -> list[int]:

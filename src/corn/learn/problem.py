@@ -126,6 +126,7 @@ class TrainingProblem:
             Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
         schema: columns, classes and bounds of the data, which are public and which agents compare.
+        preprocessing: the public schema of files as plain data; None for data of other sources.
         columns: names of the inputs in files, public too, so that agents can name a difference.
         simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
             empty if it is none. The samples of one agent must not depend on those of others.
@@ -139,6 +140,7 @@ class TrainingProblem:
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
     schema: str = ""
+    preprocessing: Mapping[str, Any] | None = None
     columns: tuple[str, ...] = ()
     simulation: str = ""
     is_dealt_out: bool = False

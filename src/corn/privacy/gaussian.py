@@ -195,7 +195,7 @@ def warn_if_unproved(epsilon: float, delta: float, *, stacklevel: int = 2) -> No
     """Warn where eq. (13b) is not proved, with the ε that its noise really gives."""
     if is_proved(epsilon, delta):
         return
-    exact = epsilon_from(_paper_mu(epsilon, delta), delta)
+    exact = epsilon_from(ACCOUNTANTS["paper"].mu_from(epsilon, delta), delta)
     verdict = "above the target: the promise is broken" if exact > epsilon else "below the target"
     largest = round_bound_down(-LIMIT_FACTOR * math.log(delta), 4)
     warnings.warn(
@@ -208,84 +208,53 @@ def warn_if_unproved(epsilon: float, delta: float, *, stacklevel: int = 2) -> No
     )
 
 
-def _renyi_epsilon(mu: float, delta: float) -> float:
-    """Return the ε of Theorem 2.
+def _make_bound(
+    description: str,
+    *,
+    epsilon_of: Callable[[float, float], float],
+    delta_of: Callable[[float, float], float],
+    mu_of: Callable[[float, float], float],
+) -> Accountant:
+    """Return the accountant of a formula in μ, ε and L = ln(1/δ), with its limits.
 
-    >>> round(_renyi_epsilon(1.0, 1e-5), 6)
-    5.298526
+    ``epsilon_of`` is given μ and L, ``delta_of`` μ and ε, ``mu_of`` ε and L: all positive and
+    finite, but for L, which may be zero.
     """
-    require_in_range("mu", mu, 0)
-    require_in_range("delta", delta, 0, 1)
-    if mu == 0:
-        return 0.0
-    if delta == 0 or math.isinf(mu):
-        return math.inf
-    return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
+
+    def find_epsilon(mu: float, delta: float) -> float:
+        require_in_range("mu", mu, 0)
+        require_in_range("delta", delta, 0, 1)
+        if mu == 0:
+            return 0.0
+        return math.inf if delta == 0 or math.isinf(mu) else epsilon_of(mu, -math.log(delta))
+
+    def find_delta(mu: float, epsilon: float) -> float:
+        require_in_range("mu", mu, 0)
+        require_in_range("epsilon", epsilon, 0)
+        if math.isinf(mu):
+            return 1.0
+        return 0.0 if mu == 0 or math.isinf(epsilon) else delta_of(mu, epsilon)
+
+    def find_mu(epsilon: float, delta: float) -> float:
+        require_in_range("epsilon", epsilon, 0)
+        require_in_range("delta", delta, 0, 1)
+        if delta == 0 or epsilon == 0:
+            return 0.0
+        return math.inf if math.isinf(epsilon) else round_down(mu_of(epsilon, -math.log(delta)))
+
+    return Accountant(description, find_delta, find_epsilon, find_mu)
 
 
 def _renyi_delta(mu: float, epsilon: float) -> float:
     """Return δ = exp(−(ε − μ²/2)²/(2μ²)), or 1 where ε ≤ μ²/2 and Theorem 2 proves nothing."""
-    require_in_range("mu", mu, 0)
-    require_in_range("epsilon", epsilon, 0)
-    if mu == 0 or (math.isinf(epsilon) and mu < math.inf):
-        return 0.0
     # Divided before it is squared: ε² overflows long before the quotient does.
-    excess = epsilon / mu - mu / 2 if mu < math.inf else -math.inf
+    excess = epsilon / mu - mu / 2
     return math.exp(-excess * excess / 2) if excess > 0 else 1.0
 
 
-def _renyi_mu(epsilon: float, delta: float) -> float:
-    """Return the largest μ for which Theorem 2 proves (ε, δ): √2 (√(L+ε) − √L), rounded down.
-
-    >>> round(_renyi_mu(10, 1e-5), 8)
-    1.76088343
-    """
-    require_in_range("epsilon", epsilon, 0)
-    require_in_range("delta", delta, 0, 1)
-    if delta == 0 or epsilon == 0:
-        return 0.0
-    if math.isinf(epsilon):
-        return math.inf
-    L = -math.log(delta)
-    # Multiplied by its conjugate: the difference of two square roots loses the digits of a small ε.
-    return round_down(math.sqrt(2) * epsilon / (math.sqrt(L + epsilon) + math.sqrt(L)))
-
-
-def _paper_epsilon(mu: float, delta: float) -> float:
-    """Return the ε that eq. (13b) claims, 2μ√L, proved or not: see ``warn_if_unproved``."""
-    require_in_range("mu", mu, 0)
-    require_in_range("delta", delta, 0, 1)
-    if mu == 0:
-        return 0.0
-    if delta == 0 or math.isinf(mu):
-        return math.inf
-    return 2 * mu * math.sqrt(-math.log(delta))
-
-
 def _paper_delta(mu: float, epsilon: float) -> float:
-    """Return the δ that eq. (13b) claims, exp(−ε²/(4μ²)), proved or not."""
-    require_in_range("mu", mu, 0)
-    require_in_range("epsilon", epsilon, 0)
-    if mu == 0 or (math.isinf(epsilon) and mu < math.inf):
-        return 0.0
-    # At μ = ∞ the quotient ∞/∞ would be no number; the limit for any finite ε is δ = 1.
-    ratio = epsilon / mu if mu < math.inf else 0.0
+    ratio = epsilon / mu
     return math.exp(-ratio * ratio / 4)
-
-
-def _paper_mu(epsilon: float, delta: float) -> float:
-    """Return ε/(2√L), rounded down.
-
-    >>> round(_paper_mu(10, 1e-5), 8)
-    1.47359167
-    """
-    require_in_range("epsilon", epsilon, 0)
-    require_in_range("delta", delta, 0, 1)
-    if delta == 0 or epsilon == 0:
-        return 0.0
-    if delta == 1:
-        return math.inf
-    return round_down(epsilon / (2 * math.sqrt(-math.log(delta))))
 
 
 ACCOUNTANTS: dict[Accounting, Accountant] = {
@@ -295,17 +264,19 @@ ACCOUNTANTS: dict[Accounting, Accountant] = {
         epsilon_from=epsilon_from,
         mu_from=mu_from,
     ),
-    "rdp": Accountant(
-        description="Rényi DP, Theorem 2",
-        delta_from=_renyi_delta,
-        epsilon_from=_renyi_epsilon,
-        mu_from=_renyi_mu,
+    "rdp": _make_bound(
+        "Rényi DP, Theorem 2",
+        epsilon_of=lambda mu, L: mu * mu / 2 + mu * math.sqrt(2 * L),
+        delta_of=_renyi_delta,
+        # √2 (√(L+ε) − √L) times its conjugate: the difference loses the digits of a small ε.
+        mu_of=lambda epsilon, L: math.sqrt(2) * epsilon / (math.sqrt(L + epsilon) + math.sqrt(L)),
     ),
-    "paper": Accountant(
-        description="the paper's eq. (13b)",
-        delta_from=_paper_delta,
-        epsilon_from=_paper_epsilon,
-        mu_from=_paper_mu,
+    "paper": _make_bound(
+        "the paper's eq. (13b)",
+        epsilon_of=lambda mu, L: 2 * mu * math.sqrt(L),
+        delta_of=_paper_delta,
+        mu_of=lambda epsilon, L: epsilon / (2 * math.sqrt(L)) if L else math.inf,
     ),
 }
-"""The accountant of each name: ``gdp`` is exact, ``rdp`` and ``paper`` are bounds (see above)."""
+"""The accountant of each name. ``gdp`` is exact; ``rdp`` is a bound, and so is ``paper`` as far as
+Theorem 2 proves it: see ``warn_if_unproved``."""

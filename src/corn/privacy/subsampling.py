@@ -12,7 +12,7 @@ multiplier is that of the contribution c = C/B under both adjacencies, not of th
 Losses are rounded up to a grid, so that in real numbers all results are upper bounds. Composition
 in floating point loses a little of δ, which is raised by ten times what was measured; that this is
 enough in every setting is not proved (``allow_for_rounding``). The interval of the grid is
-``discretisation`` standard deviations of one step's loss, or wider where losses spread far.
+``DISCRETISATION`` standard deviations of one step's loss, or wider where losses spread far.
 Compared to finer grids, in the few settings tried, ε was overstated by less than 1e-4 relative for
 p ≥ 0.01 and by about 2e-3 for p = 1e-4.
 """
@@ -62,13 +62,12 @@ def bound_epsilon(
     *,
     num_steps: int,
     query: ClippedQuery,
-    discretisation: float = DISCRETISATION,
 ) -> float:
     """Return an upper bound on ε(δ) after this many steps at [R⁻¹]_jj = ``precision``."""
     left = delta - allow_for_rounding(delta, num_steps)
     if math.isinf(precision) or left <= 0:
         return math.inf
-    losses = _compose(precision, num_steps, query, discretisation)
+    losses = _compose(precision, num_steps, query)
     return float(losses.get_epsilon_for_delta(left))
 
 
@@ -78,12 +77,11 @@ def bound_delta(
     *,
     num_steps: int,
     query: ClippedQuery,
-    discretisation: float = DISCRETISATION,
 ) -> float:
     """Return an upper bound on δ(ε), for steps as in ``bound_epsilon``."""
     if math.isinf(precision):
         return 1.0
-    losses = _compose(precision, num_steps, query, discretisation)
+    losses = _compose(precision, num_steps, query)
     found = float(losses.get_delta_for_epsilon(epsilon))
     return min(1.0, found + allow_for_rounding(found, num_steps))
 
@@ -108,7 +106,6 @@ def calibrate_precision(
     *,
     num_steps: int,
     query: ClippedQuery,
-    discretisation: float = DISCRETISATION,
 ) -> float:
     """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
 
@@ -125,7 +122,6 @@ def calibrate_precision(
             delta,
             num_steps=num_steps,
             query=query,
-            discretisation=discretisation,
         )
         # Bounded, so that ε = 0 and ε = ∞ are numbers that a root finder can use.
         return math.log(min(max(spent / epsilon, 0.1), 10.0))
@@ -258,10 +254,10 @@ def _losses(x: FloatArray, shift: float, rate: float, query: ClippedQuery) -> Fl
 
 
 @lru_cache(maxsize=8)
-def _compose(precision: float, num_steps: int, query: ClippedQuery, discretisation: float) -> Any:
+def _compose(precision: float, num_steps: int, query: ClippedQuery) -> Any:
     _require_few_steps(num_steps)
     shift, rate = query.contribution * math.sqrt(precision), query.sampling_rate or 1.0
-    interval = choose_interval(shift, rate, discretisation)
+    interval = choose_interval(shift, rate)
     return compose_phases([(shift, rate, num_steps)], query.adjacency, interval=interval)
 
 
@@ -299,16 +295,14 @@ def make_step(shift: float, rate: float, adjacency: Adjacency, *, interval: floa
     )
 
 
-def choose_interval(
-    shift: float, sampling_rate: float, discretisation: float = DISCRETISATION
-) -> float:
+def choose_interval(shift: float, sampling_rate: float) -> float:
     """Return the interval of the grid of losses, for steps of this shift."""
     # One step's loss has variance about p²(exp(s²) − 1), to which rounding to the grid adds about
     # interval²/4. Below 1e-5 the rounding of floats, added up over the steps, is the larger error.
     step_std = sampling_rate * math.sqrt(math.expm1(min(shift * shift, 50.0)))
-    # Ten standard deviations of noise bound the loss: at most 1000/discretisation points for it,
+    # Ten standard deviations of noise bound the loss: at most 1000/DISCRETISATION points for it,
     # and never more than a million, however little noise there is.
     furthest = shift * (shift / 2 + 10)
     loss_range = furthest if furthest > 700 else math.log1p(sampling_rate * math.expm1(furthest))
-    interval = discretisation * max(step_std, 1e-3 * loss_range)
+    interval = DISCRETISATION * max(step_std, 1e-3 * loss_range)
     return max(min(interval, 1e-3), 1e-6 * loss_range, 1e-5)

@@ -144,13 +144,6 @@ def geometric(n: int, radius: float, seed: int = 0) -> Graph:
     )
 
 
-def barbell(clique: int, bridge: int = 0) -> Graph:
-    """Return two complete graphs of ``clique`` agents, joined by a path of ``bridge`` others."""
-    require_count("clique", clique, least=2)
-    require_count("bridge", bridge, least=0)
-    return nx.barbell_graph(clique, bridge)
-
-
 def karate() -> Graph:
     """Return Zachary's karate club: 34 people linked if they met outside it, without weights."""
     # Without the weights that networkx has for it: a generated graph has links only.
@@ -189,7 +182,6 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
     "regular": regular,
     "small-world": small_world,
     "geometric": geometric,
-    "barbell": barbell,
     "karate": karate,
     "directed-ring": directed_ring,
     "directed-exponential": directed_exponential,
@@ -243,9 +235,6 @@ class GraphSpec:
         """Return approximate numbers of agents and links, from the parameters alone."""
         given = dict(self.parameters)
         n = float(given.get("n", given.get("rows", 1) * given.get("columns", 1)))
-        if "clique" in given:
-            clique = float(given["clique"])
-            return 2 * clique + given["bridge"], clique * clique
         # The expected share of all pairs that are linked; sparse kinds count by their degree.
         share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
         if self.kind == "geometric":

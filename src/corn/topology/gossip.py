@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from corn.checks import FloatArray, as_square_matrix, require_choice, require_count
 from corn.errors import InvalidArgumentError
-from corn.topology.spectrum import is_symmetric
+from corn.topology.mixing import is_symmetric
 
 GossipKind: TypeAlias = Literal["plain", "chebyshev"]
 

@@ -29,19 +29,16 @@ STOCHASTIC_TOLERANCE = 1e-8
 MAX_AGENTS = 20_000
 """The largest network held as dense matrices, of 3.2 GB each."""
 
+_SYMMETRY_TOLERANCE = 1e-12
 _SINKHORN_SWEEPS = 50
 _NEWTON_STEPS = 100
 
 
-def metropolis_weights(graph: Graph) -> FloatArray:
+def _metropolis(graph: Graph) -> SparseMatrix:
     """Return w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
-    return np.asarray(_metropolis(graph).toarray())
-
-
-def _metropolis(graph: Graph) -> SparseMatrix:
     # The larger degree of both ends makes the weights symmetric. If the rows of a symmetric matrix
     # sum to one, so do its columns.
     links, degrees = _undirected_links(graph, "metropolis")
@@ -55,24 +52,6 @@ def _lazy_metropolis(graph: Graph) -> SparseMatrix:
     """
     links, degrees = _undirected_links(graph, "lazy")
     return _weigh_links(links, 1 / (2 * _larger_degrees(links, degrees)))
-
-
-def _max_degree(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(1 + max degree): one weight for every link."""
-    links, degrees = _undirected_links(graph, "max-degree")
-    return _weigh_links(links, np.full(links.nnz, 1 / (1 + degrees.max())))
-
-
-def _uniform(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(1 + d) for the agent and its in-neighbours; needs equal degrees d."""
-    links = _adjacency(graph)
-    degrees = np.concatenate([links.sum(axis=0), links.sum(axis=1)])
-    if degrees.min() != degrees.max():
-        raise InvalidArgumentError(
-            "uniform weights need a graph whose agents all have the same number of links, found "
-            f"{degrees.min():.0f} to {degrees.max():.0f}: try metropolis, or sinkhorn if directed"
-        )
-    return SparseMatrix((links + scipy.sparse.eye_array(links.shape[0])) / (1 + float(degrees[0])))
 
 
 def sinkhorn_weights(graph: Graph) -> FloatArray:
@@ -89,9 +68,7 @@ def sinkhorn_weights(graph: Graph) -> FloatArray:
 
 WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
     "metropolis": _metropolis,
-    "max-degree": _max_degree,
     "lazy": _lazy_metropolis,
-    "uniform": _uniform,
     "sinkhorn": sinkhorn_weights,
 }
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
@@ -167,6 +144,11 @@ def check_sparse_weights(
             )
     if graph is not None:
         _check_support(W, graph)
+
+
+def is_symmetric(matrix: FloatArray | SparseMatrix) -> bool:
+    """Return whether W equals its transpose up to rounding."""
+    return bool(abs(matrix - matrix.T).max() <= _SYMMETRY_TOLERANCE)
 
 
 def graph_of(matrix: FloatArray) -> Graph:

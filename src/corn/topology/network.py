@@ -32,15 +32,16 @@ from corn.topology.mixing import (
     check_sparse_weights,
     default_rule,
     graph_of,
+    is_symmetric,
     sparse_mixing_matrix,
 )
-from corn.topology.sparse import (
+from corn.topology.spectrum import (
     MOST_DENSE,
+    Spectrum,
     find_extremes,
-    is_symmetric_sparse,
     sparse_spectrum,
+    spectrum,
 )
-from corn.topology.spectrum import Spectrum, find_mixing_time, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -156,9 +157,9 @@ class Network:
 
 
 def measure_network(network: Network) -> Spectrum:
-    """Return the spectrum of a step: of the largest networks, only what sparse products give."""
+    """Return the spectrum of a step."""
     # Weights of directed links are dense in the first place, and their speed takes all of them.
-    if network.num_agents <= MOST_DENSE or not is_symmetric_sparse(network.sparse_matrix):
+    if network.num_agents <= MOST_DENSE or not is_symmetric(network.sparse_matrix):
         return spectrum(network.step_matrix)
     return sparse_spectrum(network.sparse_matrix, network.schedule)
 
@@ -175,9 +176,7 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     """
     if network.mixing == "sum":
         return 0  # all agents have one model already
-    is_small = network.num_agents <= MOST_DENSE
-    measured = None if is_small else measure_network(network)
-    time = measured.mixing_time if measured else find_mixing_time(network.step_matrix)
+    time = measure_network(network).mixing_time
     return 0 if math.isinf(time) else min(int(time), num_steps)
 
 

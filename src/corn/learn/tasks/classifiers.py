@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.checks import require, require_count, require_in_range
@@ -128,6 +128,10 @@ class LinearClassifier:
         kind = "logistic" if is_binary else "softmax"
         classes = "" if is_binary else f" and {self._num_classes} classes"
         return f"{kind} regression on {self._num_features} features{classes}, l2 = {self._l2:g}"
+
+    def to_module(self, parameters: Tensor) -> nn.Module:
+        """Return an ``nn.Linear``, whose output is class 1's logit of two, else all logits."""
+        return _make_linear(parameters.reshape(self._num_outputs, -1))
 
     def _residuals(self, logits: Tensor, targets: Tensor, *, dim: int) -> Tensor:
         """Return ∂loss/∂logits, in new memory; outputs are along ``dim``, which targets lack."""
@@ -244,6 +248,12 @@ class ShallowNetwork:
         """See ``Task``."""
         return f"network {self._features}–{self._hidden}–{self._classes}"
 
+    def to_module(self, parameters: Tensor) -> nn.Module:
+        """Return an ``nn.Sequential`` of the two layers with ``nn.ReLU`` between them."""
+        first = parameters[: self._first_layer_size].reshape(self._hidden, -1)
+        second = parameters[self._first_layer_size :].reshape(self._classes, -1)
+        return nn.Sequential(_make_linear(first), nn.ReLU(), _make_linear(second))
+
     def _output_layer(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return views of the output layer's weights, shape (…, classes, hidden), and its bias."""
         flat = parameters[..., self._first_layer_size :]
@@ -268,6 +278,14 @@ class ShallowNetwork:
         second.copy_(delta_out.mT @ hidden)
         bias.copy_(delta_out.sum(dim=2))
         return gradient
+
+
+def _make_linear(theta: Tensor) -> nn.Linear:
+    """Return a layer with weights of shape (outputs, inputs + 1), in which the bias is last."""
+    num_outputs, width = theta.shape
+    layer = nn.Linear(width - 1, num_outputs, device="meta").to_empty(device="cpu").to(theta.dtype)
+    layer.load_state_dict({"weight": theta[:, :-1], "bias": theta[:, -1]})
+    return layer
 
 
 def _layer_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:

@@ -221,6 +221,26 @@ class ModuleTask:
         """See ``Task``."""
         return f"{type(self._model).__name__} with {self.num_parameters} parameters"
 
+    @property
+    def loss(self) -> MeanLoss:
+        """The loss."""
+        return self._loss
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample for the model; None is its shape in the data."""
+        return self._input_shape
+
+    def to_module(self, parameters: Tensor) -> nn.Module:
+        """Return a copy of the user's model with these parameters; constants keep their values."""
+        filled = copy.deepcopy(self._model)
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        with torch.no_grad():
+            for name, piece in zip(self._shapes, torch.split(parameters, sizes), strict=True):
+                own = filled.get_parameter(name)
+                own.copy_(piece.view_as(own))
+        return filled
+
     def fingerprint(self) -> bytes:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         loss = getattr(self._loss, "__qualname__", repr(self._loss))

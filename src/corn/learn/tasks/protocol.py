@@ -45,7 +45,9 @@ class Task(Protocol):
 
     A task may also have ``check_targets(targets)``, which raises ``InvalidArgumentError`` for
     targets that it cannot learn, and ``fingerprint() -> bytes``, a hash of details that
-    ``describe`` and the initial parameters do not show, as far as results depend on them.
+    ``describe`` and the initial parameters do not show, as far as results depend on them. A task
+    whose model predicts has ``to_module(parameters)``, which returns a plain ``torch.nn.Module``
+    that takes samples before ``prepare``, each in the shape ``input_shape`` if the task has one.
     """
 
     @property

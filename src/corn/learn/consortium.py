@@ -1,0 +1,309 @@
+"""The consortium file: one public TOML file from which the plan, every site and the model follow.
+
+It has what people agree on before anybody looks at data: the schema of the files, the graph, the
+promise, the training and the sites. A site needs this file, the plan made from it, its keys and its
+data.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from corn.checks import require, require_choice, require_count, require_fraction
+from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.learn.columns import DataSchema, read_schema
+from corn.parsing import quote
+from corn.privacy import PrivacyBudget, Unit
+from corn.privacy.budget import MOST_SAMPLES
+from corn.topology import Network, load_network
+
+if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of it
+    from corn.learn.file_data import FileWorkload
+
+_MAX_BYTES = 1 << 20
+VALIDATION_FRACTION = 0.1
+"""The fraction of the rows for training that measures a model while it trains."""
+
+# A site may have this many times its declared rows before its batches break a bound.
+_SLACK = 2
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site: its name, the number of rows that it declares publicly, and its address.
+
+    Attributes:
+        name: by which ``corn agent --agent`` calls it; sites are agents 0, 1, … in order.
+        samples: the declared number of rows of its file. ε does not cover it.
+        address: HOST:PORT at which others reach it.
+        accepts: whether others can connect to it.
+    """
+
+    name: str
+    samples: int
+    address: str | None = None
+    accepts: bool = True
+
+    def __post_init__(self) -> None:
+        require(bool(self.name.strip()), "name", "a name", quote(self.name))
+        require_count("samples", self.samples)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The promise to every row, or to every site, and the adversary it holds against."""
+
+    epsilon: float
+    delta: float = 1e-5
+    unit: Unit = "sample"
+    colluders: int | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("unit", self.unit, get_args(Unit))
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training, the same at every site.
+
+    Attributes:
+        steps: T.
+        batch_size: the expected size of a mini-batch at a site of average size.
+        step_size: the first step size.
+        clip: the largest norm of a clipped gradient.
+        model: ``linear``, ``network`` or a function of a file.
+        held_out: the probability with which a row is held out for tests without ``test_data``.
+        test_data: a public file, beside the consortium file.
+    """
+
+    steps: int
+    batch_size: int
+    step_size: float = 0.1
+    clip: float = 1.0
+    model: str = "linear"
+    held_out: float = 0.2
+    test_data: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("steps", self.steps)
+        require_count("batch-size", self.batch_size)
+        require_fraction("held-out", self.held_out)
+
+
+@dataclass(frozen=True)
+class Consortium:
+    """Everything that sites agree on before they look at their data; all of it is public.
+
+    Attributes:
+        path: the file.
+        data: the schema of the files.
+        promise: the promise to each row or site.
+        training: the training.
+        sites: agents 0, 1, … in order.
+        graph: spec or file of the graph.
+        store: HOST:PORT of the rendezvous, which the first site opens.
+    """
+
+    path: Path
+    data: DataSchema
+    promise: Promise
+    training: Training
+    sites: tuple[Site, ...]
+    graph: str
+    store: str | None = None
+
+    @property
+    def plan_path(self) -> Path:
+        """The plan beside the file: ``consortium.corn`` for ``consortium.toml``."""
+        return self.path.with_suffix(".corn")
+
+    @property
+    def training_fraction(self) -> float:
+        """The expected fraction of a site's rows that it trains on."""
+        test = self.training.held_out if self.training.test_data is None else 0.0
+        return (1 - test) * (1 - VALIDATION_FRACTION)
+
+    @property
+    def training_samples(self) -> tuple[float, ...]:
+        """The expected number of rows that each site trains on, as declared."""
+        return tuple(self.training_fraction * site.samples for site in self.sites)
+
+    def load_network(self) -> Network:
+        """Return the network, which has one agent for each site."""
+        network = load_network(self.graph)
+        require(
+            network.num_agents == len(self.sites),
+            "graph",
+            f"of {len(self.sites)} agents, one for each site",
+            network.num_agents,
+        )
+        return network
+
+    def make_budget(self) -> PrivacyBudget:
+        """Return the promise of the plan, with one sampling rate that every site accepts."""
+        promise, training = self.promise, self.training
+        common: dict[str, Any] = {
+            "epsilon": promise.epsilon,
+            "delta": promise.delta,
+            "num_steps": training.steps,
+            "clip": training.clip,
+            "unit": promise.unit,
+        }
+        if promise.unit == "agent":
+            return PrivacyBudget(**common)
+        batch_size, rate = choose_rate(self.training_samples, training.batch_size)
+        return PrivacyBudget(**common, batch_size=batch_size, sampling_rate=rate)
+
+    def make_threat(self) -> ThreatModel:
+        """Return the adversary: by default one curious site."""
+        if self.promise.colluders is None:
+            return DEFAULT_THREAT if len(self.sites) > 1 else EAVESDROPPER
+        return ThreatModel(self.promise.colluders)
+
+    def find_site(self, name: str) -> int:
+        """Return the number of a site by its name or its number."""
+        names = [site.name for site in self.sites]
+        if name in names:
+            return names.index(name)
+        if name.isdecimal() and int(name) < len(names):
+            return int(name)
+        raise InvalidArgumentError(
+            f"{self.path}: there is no site {quote(name)}: sites are {', '.join(names)}"
+        )
+
+    def make_workload(self, data: Path) -> FileWorkload:
+        """Return the training problem on the files ``data``, one of each site.
+
+        ``{agent}`` in the path stands for the number of a site and ``{site}`` for its name; a path
+        without them is the file of the one site that reads it.
+        """
+        from corn.learn.file_data import Bounds, FileWorkload
+
+        schema, training = self.data, self.training
+        bounds = {} if schema.target_bounds is None else {schema.target: schema.target_bounds}
+        test_data = training.test_data
+        return FileWorkload(
+            data=data,
+            target=schema.target,
+            classes=schema.classes or None,
+            is_regression=not schema.classes,
+            bounds=Bounds(bounds),
+            columns=schema.columns,
+            id_column=schema.id,
+            model=training.model,
+            test_data=None if test_data is None else self.path.parent / test_data,
+            held_out=training.held_out,
+            sites=tuple(site.name for site in self.sites),
+        )
+
+
+def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
+    """Return a batch size and one Poisson rate that agents with data of these sizes accept.
+
+    At the rate B·n/Σm an agent of average size draws B samples, and all draw in proportion to their
+    sizes. The largest rate decides how much noise all agents add, so one rate is best. An agent may
+    have at most ``MOST_SAMPLES`` times B/rate samples. Where twice the largest size exceeds that,
+    the batch size, which is only the divisor of all gradients, is raised and the rate kept.
+
+    >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
+    (50, 0.02)
+    >>> choose_rate([10000, *[200] * 50], 16)
+    (52, 0.0408)
+    """
+    require(len(sizes) > 0 and min(sizes) > 0, "sizes", "positive numbers", list(sizes))
+    rate = min(1.0, batch_size * len(sizes) / sum(sizes))
+    return max(batch_size, math.ceil(_SLACK * rate * max(sizes) / MOST_SAMPLES)), rate
+
+
+def load_consortium(path: Path) -> Consortium:
+    """Read and check a consortium file, and report all of its problems together."""
+    document = _read_document(path)
+    problems: list[str] = []
+    known = ("graph", "store", "data", "promise", "training", "sites")
+    for name in document:
+        if name not in known:
+            problems.append(f"unknown entry {quote(name)}: entries are {', '.join(known)}")
+    given = document.get("data")
+    schema, found = read_schema(given if isinstance(given, dict) else {})
+    problems += found
+    promise = _build(Promise, document.get("promise"), "[promise]", problems)
+    training = _build(Training, document.get("training"), "[training]", problems)
+    listed = document.get("sites")
+    sites = [
+        _build(Site, own, f"[[sites]] {number + 1}", problems)
+        for number, own in enumerate(listed if isinstance(listed, list) else [])
+    ]
+    names = [site.name for site in sites if site is not None]
+    if not sites:
+        problems.append("[[sites]] must list every site with name and samples")
+    if len(set(names)) < len(names):
+        problems.append("[[sites]] must have different names")
+    graph = document.get("graph")
+    if not isinstance(graph, str):
+        problems.append(f"graph must be a spec such as complete:{len(sites)}, or a file")
+    if problems or schema is None or promise is None or training is None:
+        raise FileFormatError(f"{path}: {'; '.join(problems)}")
+    consortium = Consortium(
+        path=path,
+        data=schema,
+        promise=promise,
+        training=training,
+        sites=tuple(site for site in sites if site is not None),
+        graph=str(graph),
+        store=document.get("store"),
+    )
+    for check in (consortium.load_network, consortium.make_budget, consortium.make_threat):
+        try:
+            check()
+        except CornError as error:
+            problems.append(str(error))
+    if problems:
+        raise FileFormatError(f"{path}: {'; '.join(problems)}")
+    return consortium
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise FileFormatError(f"{path}: has more than {_MAX_BYTES:,} bytes")
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: not TOML: {error}") from error
+
+
+def _build(record: type[Any], given: object, place: str, problems: list[str]) -> Any:
+    """Return the record of a table, or None and add its problems."""
+    table = given if isinstance(given, Mapping) else {}
+    known = {field.name.replace("_", "-"): field for field in fields(record)}
+    own = [f"{place} unknown entry {quote(name)}" for name in table if name not in known]
+    values: dict[str, Any] = {}
+    for name, field in known.items():
+        value = table.get(name)
+        is_required = field.default is field.default_factory
+        if value is None:
+            own += [f"{place} {name} is missing"] if is_required else []
+            continue
+        # Annotations are text here: "int", "float", "str | None".
+        kinds: tuple[type, ...] = (str,)
+        for text, allowed in (("int", (int,)), ("float", (int, float)), ("bool", (bool,))):
+            kinds = allowed if str(field.type).startswith(text) else kinds
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            own.append(f"{place} {name} must be a {kinds[-1].__name__}, found {quote(value)}")
+        values[field.name] = value
+    if not own:
+        try:
+            return record(**values)
+        except InvalidArgumentError as error:
+            own.append(f"{place} {error}")
+    problems += own
+    return None

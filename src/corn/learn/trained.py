@@ -1,0 +1,546 @@
+"""Trained models as others use them: named weights, preprocessing, classes and the promise.
+
+A run ends with a file ``model.pt``, which has everything that a reader needs. It is a dictionary of
+plain text and tensors, which ``torch.load`` reads with ``weights_only=True`` and runs no code::
+
+    model.load_state_dict(torch.load("model.pt", weights_only=True)["state_dict"])
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corn.checks import FloatArray
+from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.files import writing_whole
+from corn.learn.mechanism import Mechanism
+from corn.learn.metrics import Quality, Result, measure_quality
+from corn.learn.problem import TrainingProblem
+from corn.learn.tasks import Task
+from corn.plan import Plan, fingerprint
+from corn.privacy import PrivacyBudget
+from corn.privacy.budget import describe_queries
+from corn.privacy.rounding import round_up_range, write_exactly
+from corn.version import __version__
+
+MODEL_FILE = "model.pt"
+_FORMAT = 1
+_FORMAT_KEY = "corn_model"
+_ONNX_OPSET = 17
+_FLAT = "flat shape"
+
+OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
+"""``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
+prediction, scaled as the target; ``own``: of a loss of the user's own, whose meaning is not known.
+"""
+
+# The attributes that make each layer anew. Other layers, and other values of other attributes, are
+# found by comparing what was made with the original.
+_LAYERS: dict[str, tuple[str, ...]] = {
+    "Linear": ("in_features", "out_features"),
+    "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
+    "MaxPool2d": ("kernel_size", "stride", "padding"),
+    "Flatten": ("start_dim", "end_dim"),
+    "ReLU": (),
+    "Tanh": (),
+    "Sigmoid": (),
+}
+
+
+@dataclass(frozen=True)
+class ModelPromise:
+    """What is promised about the data that a model was trained on.
+
+    Attributes:
+        epsilon: the largest ε that any agent was promised; None without noise.
+        epsilon_least: the smallest.
+        delta: the largest δ.
+        unit: ``agent`` or ``sample``.
+        protects: the data that is protected, in words.
+        clipping: what is clipped, how samples are drawn, and which data sets are neighbours.
+        adversary: against whom.
+        num_steps: T of the budget.
+        num_agents: the number of agents.
+        mechanism: the name of the mechanism.
+        plan: the fingerprint of the plan; empty without one.
+        simulation: why ε is simulated, and no promise; empty if it is one.
+    """
+
+    epsilon: float | None
+    epsilon_least: float | None
+    delta: float | None
+    unit: str
+    protects: str
+    clipping: str
+    adversary: str
+    num_steps: int
+    num_agents: int
+    mechanism: str
+    plan: str = ""
+    simulation: str = ""
+
+    @classmethod
+    def of_plan(cls, plan: Plan, *, simulation: str = "") -> ModelPromise:
+        """Return the promise of a plan to all its agents."""
+        return cls._of_budget(
+            plan.budget,
+            adversary=plan.threat.describe(),
+            num_agents=plan.num_agents,
+            mechanism=plan.mechanism,
+            plan=fingerprint(plan).hex(),
+            simulation=simulation,
+        )
+
+    @classmethod
+    def of_result(
+        cls, result: Result, mechanism: Mechanism | None = None, *, plan: Plan | None = None
+    ) -> ModelPromise:
+        """Return the promise of a result's mechanism, by default of its first trial."""
+        one = mechanism or result.trials[0].mechanism
+        num_agents = result.parameters.shape[1]
+        if one.budget is None:
+            empty = None, None, None, "", "nobody", "", "nobody"
+            return cls(*empty, result.num_steps, num_agents, one.name)
+        return cls._of_budget(
+            one.budget,
+            adversary=one.against,
+            num_agents=num_agents,
+            mechanism=one.name,
+            plan="" if plan is None else fingerprint(plan).hex(),
+            simulation=result.simulation,
+        )
+
+    @classmethod
+    def _of_budget(cls, budget: PrivacyBudget, **rest: Any) -> ModelPromise:
+        epsilons = [promise.epsilon for promise in budget.promises]
+        return cls(
+            epsilon=max(epsilons),
+            epsilon_least=min(epsilons),
+            delta=max(promise.delta for promise in budget.promises),
+            unit=budget.unit,
+            protects=budget.queries[0].protects,
+            clipping=describe_queries(budget.queries),
+            num_steps=budget.num_steps,
+            **rest,
+        )
+
+    @property
+    def holds(self) -> bool:
+        """Whether anybody is protected."""
+        return self.epsilon is not None and not self.simulation
+
+    def describe(self) -> str:
+        """Return the promise in one line: ε, δ, unit, clipping, adversary and plan."""
+        if self.epsilon is None:
+            return "no noise: the model protects nobody"
+        kind = "simulated, protects nobody: " if self.simulation else ""
+        named = f"; plan {self.plan[:16]}" if self.plan else ""
+        why = f"; {self.simulation}" if self.simulation else ""
+        return (
+            f"{kind}ε = {round_up_range([self.epsilon_least, self.epsilon])}, δ = "
+            f"{write_exactly(self.delta or 0.0)} for {self.protects} ({self.clipping}), against "
+            f"{self.adversary}{named}{why}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained model with everything that its use needs.
+
+    Attributes:
+        state_dict: weights by the names of a plain ``torch.nn.Module``.
+        layers: the module's layers as plain data; None for a class of the user's own.
+        input_shape: the shape of one encoded sample.
+        output: the meaning of the module's outputs.
+        classes: the names of the classes in order of the outputs; None for numbers.
+        preprocessing: the public schema by which a table becomes inputs; None if the data were no
+            files.
+        promise: ε, δ, unit, clipping, adversary and plan.
+        description: the model in one line.
+    """
+
+    state_dict: Mapping[str, Tensor] = field(repr=False)
+    layers: tuple[Mapping[str, Any], ...] | None
+    input_shape: tuple[int, ...]
+    output: OutputKind
+    classes: tuple[str, ...] | None
+    preprocessing: Mapping[str, Any] | None
+    promise: ModelPromise
+    description: str
+
+    @classmethod
+    def from_problem(
+        cls, problem: TrainingProblem, parameters: Tensor, promise: ModelPromise
+    ) -> TrainedModel | None:
+        """Return the model of a flat vector of parameters; None if its task predicts nothing."""
+        if not hasattr(problem.task, "to_module"):
+            return None
+        module: nn.Module = problem.task.to_module(parameters.detach().cpu())
+        given = problem.preprocessing
+        classes = None if given is None or given["classes"] is None else tuple(given["classes"])
+        sample = tuple(problem.data.inputs.shape[1:])
+        return cls.from_module(
+            module,
+            promise,
+            input_shape=getattr(problem.task, "input_shape", None) or _flatten(module, sample),
+            output=_find_output(problem.task, module),
+            classes=classes,
+            preprocessing=given,
+            description=problem.task.describe(),
+        )
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        promise: ModelPromise,
+        *,
+        input_shape: Sequence[int],
+        output: OutputKind = "own",
+        classes: Sequence[str] | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
+        description: str = "",
+    ) -> TrainedModel:
+        """Return a module of the user's own with the promise under which it was trained.
+
+        Args:
+            module: the trained module, such as :func:`corn.learn.load_parameters` returns it.
+            promise: such as ``ModelPromise.of_result(result)`` of :func:`corn.train`.
+            input_shape: the shape of one sample.
+            output: see ``OutputKind``; ``logits`` for cross-entropy.
+            classes: their names; by default numbers, where outputs are logits.
+            preprocessing: the public schema of files, if there is one.
+            description: by default the module's class.
+        """
+        state = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+        if classes is None and output in ("logit", "logits"):
+            count = 2 if output == "logit" else _count_outputs(module)
+            classes = [str(number) for number in range(count)]
+        return cls(
+            state_dict=state,
+            layers=_describe_layers(module),
+            input_shape=tuple(input_shape),
+            output=output,
+            classes=None if classes is None else tuple(classes),
+            preprocessing=preprocessing,
+            promise=promise,
+            description=description or type(module).__name__,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything but the weights as plain data."""
+        return {
+            "description": self.description,
+            "layers": None if self.layers is None else [dict(layer) for layer in self.layers],
+            "input_shape": list(self.input_shape),
+            "output": self.output,
+            "classes": None if self.classes is None else list(self.classes),
+            "preprocessing": self.preprocessing,
+            "promise": asdict(self.promise),
+            "shapes": {name: list(value.shape) for name, value in self.state_dict.items()},
+            "corn_version": __version__,
+        }
+
+    def save(self, path: Path, *, is_private: bool = False) -> None:
+        """Write the model to a file that ``torch.load`` reads with ``weights_only=True``."""
+        about = json.dumps(self.describe())
+        content = {_FORMAT_KEY: _FORMAT, "about": about, "state_dict": dict(self.state_dict)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Through memory: torch would write the name of the temporary file, with the number of this
+        # process, into the archive.
+        stream = io.BytesIO()
+        torch.save(content, stream)
+        with writing_whole(path, is_private=is_private) as partial:
+            partial.write_bytes(stream.getvalue())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole model as plain data, weights as nested lists."""
+        weights = {name: value.tolist() for name, value in self.state_dict.items()}
+        return {"format": _FORMAT, **self.describe(), "weights": weights}
+
+    def to_module(self) -> nn.Module:
+        """Return a plain ``torch.nn.Module`` with the weights."""
+        if self.layers is None:
+            raise InvalidArgumentError(
+                f"model must be made of the layers {', '.join(_LAYERS)}, found {self.description}: "
+                "load its weights into your own class with "
+                'load_state_dict(torch.load(FILE, weights_only=True)["state_dict"])'
+            )
+        module = _make_layers(self.layers)
+        # A model in double precision stays in it.
+        types = {value.dtype for value in self.state_dict.values() if value.is_floating_point()}
+        module = module.to(types.pop()) if len(types) == 1 else module
+        module.load_state_dict(dict(self.state_dict))
+        return module.eval()
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted ``LogisticRegression`` with the weights of a linear classifier."""
+        from sklearn.linear_model import LogisticRegression
+
+        is_linear = self.layers is not None and [own["type"] for own in self.layers] == ["Linear"]
+        if not is_linear or self.classes is None:
+            raise InvalidArgumentError(
+                f"model must be a linear classifier for scikit-learn, found {self.description}"
+            )
+        (layer,) = self.layers or ()
+        prefix = layer["name"] and f"{layer['name']}."
+        fitted = LogisticRegression()
+        fitted.coef_ = self.state_dict[f"{prefix}weight"].double().numpy()
+        fitted.intercept_ = self.state_dict[f"{prefix}bias"].double().numpy()
+        fitted.classes_ = np.array(self.classes)
+        fitted.n_features_in_ = fitted.coef_.shape[1]
+        return fitted
+
+    def predict(self, inputs: Tensor) -> FloatArray:
+        """Return probabilities, shape (rows, classes), or numbers, for encoded inputs."""
+        module = self.to_module()
+        weights = next(module.parameters())
+        with torch.no_grad():
+            samples = inputs.to(weights.dtype).reshape(-1, *self.input_shape)
+            outputs: Tensor = module(samples).double()
+        if self.output == "logit":
+            # Both by σ, so that small probabilities keep their digits.
+            outputs = torch.sigmoid(torch.cat([-outputs, outputs], dim=1))
+        elif self.output == "logits":
+            outputs = torch.softmax(outputs, dim=1)
+        return np.asarray(outputs.numpy())
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the prediction for one sample."""
+        return self.predict(torch.zeros(1, *self.input_shape)).shape[1:]
+
+    def measure(self, inputs: Tensor, targets: Tensor) -> Quality | None:
+        """Return AUC, recall and calibration on encoded samples; None for other than classes."""
+        if self.output not in ("logit", "logits") or self.layers is None:
+            return None
+        return measure_quality(self.predict(inputs), targets.cpu().numpy())
+
+    def to_onnx(self) -> bytes:
+        """Return the model in the ONNX format, with its description as the metadata ``corn``.
+
+        It takes ``inputs`` that are encoded as the preprocessing says, and returns
+        ``probabilities`` of the classes, or ``outputs`` where there are none.
+        """
+        try:
+            import onnx
+        except ImportError as error:
+            raise MissingExtraError("the ONNX format", extra="onnx") from error
+        if self.layers is None:
+            self.to_module()
+        return _write_onnx(onnx, self)
+
+
+def load_model(path: Path | str) -> TrainedModel:
+    """Read a model that a run saved. No code in the file is run.
+
+    Args:
+        path: a file ``model.pt``, or the folder of a run.
+    """
+    file = find_model(Path(path))
+    try:
+        with warnings.catch_warnings():
+            # Torch warns of a pickle that is not its own, and then refuses it.
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise FileFormatError(f"{file}: cannot be read: {error.strerror}") from error
+    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise FileFormatError(f"{file}: not a model that corn saved") from error
+    if not isinstance(content, dict) or content.get(_FORMAT_KEY) != _FORMAT:
+        raise FileFormatError(f"{file}: not a model that corn saved, or of another version")
+    try:
+        return _read_content(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{file}: a model with missing or wrong parts: {error}") from error
+
+
+def find_model(path: Path) -> Path:
+    """Return the model's file in the folder of a run: that of all agents, or of the only one."""
+    if path.is_file():
+        return path
+    for folder in (path, path / "shared"):
+        if (folder / MODEL_FILE).is_file():
+            return folder / MODEL_FILE
+    found = sorted(path.glob(f"shared/agent-*/{MODEL_FILE}"))
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(map(str, found[:5])) or "none"
+    raise FileFormatError(
+        f"{path}: must be a model or the folder of a run with one {MODEL_FILE}, found {listed}"
+    )
+
+
+def _read_content(content: Mapping[str, Any]) -> TrainedModel:
+    about = json.loads(content["about"])
+    state = content["state_dict"]
+    shapes = {name: list(value.shape) for name, value in state.items()}
+    if about["output"] not in get_args(OutputKind) or about["shapes"] != shapes:
+        raise ValueError("the weights do not have the shapes of the description")
+    classes = about["classes"]
+    model = TrainedModel(
+        state_dict=state,
+        layers=None if about["layers"] is None else tuple(about["layers"]),
+        input_shape=tuple(about["input_shape"]),
+        output=about["output"],
+        classes=None if classes is None else tuple(classes),
+        preprocessing=about["preprocessing"],
+        promise=ModelPromise(**about["promise"]),
+        description=about["description"],
+    )
+    if model.layers is not None:
+        try:
+            model.to_module()
+        except RuntimeError as error:
+            raise ValueError("the weights do not fit the layers") from error
+    return model
+
+
+def _flatten(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a sample for a module that may begin with a linear layer."""
+    first = next(module.children(), module)
+    return (first.in_features,) if isinstance(first, nn.Linear) and len(shape) > 1 else shape
+
+
+def _find_output(task: Task, module: nn.Module) -> OutputKind:
+    loss = getattr(task, "loss", None)
+    # Tasks with their own gradients are classifiers by cross-entropy.
+    if loss is None:
+        return "logit" if _count_outputs(module) == 1 else "logits"
+    name = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
+    kinds: dict[str, OutputKind] = {
+        "cross_entropy": "logits",
+        "CrossEntropyLoss": "logits",
+        "mse_loss": "number",
+        "MSELoss": "number",
+    }
+    known = loss in (functional.cross_entropy, functional.mse_loss) or isinstance(
+        loss, nn.CrossEntropyLoss | nn.MSELoss
+    )
+    return kinds[name] if known else "own"
+
+
+def _count_outputs(module: nn.Module) -> int:
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    return linear[-1].out_features if linear else 0
+
+
+def _describe_layers(module: nn.Module) -> tuple[dict[str, Any], ...] | None:
+    children = list(module.named_children()) if type(module) is nn.Sequential else [("", module)]
+    layers = []
+    for name, layer in children:
+        kind = type(layer).__name__
+        if kind not in _LAYERS or type(layer) is not getattr(nn, kind):
+            return None
+        layers.append({"name": name, "type": kind} | {k: getattr(layer, k) for k in _LAYERS[kind]})
+    # Through JSON, as a reader will get them: tuples become lists.
+    layers = json.loads(json.dumps(layers))
+    # A layer with settings beyond those listed, such as dilation, is not made again.
+    return tuple(layers) if repr(_make_layers(layers)) == repr(module) else None
+
+
+def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
+    made = {}
+    for layer in layers:
+        if layer["type"] not in _LAYERS:
+            raise ValueError(f"unknown layer {layer['type']!r}")
+        values = {k: layer[k] for k in _LAYERS[layer["type"]]}
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        made[layer["name"]] = getattr(nn, layer["type"])(**given)
+    if list(made) == [""]:
+        return cast("nn.Module", made[""])
+    sequence = nn.Sequential()
+    for name, layer in made.items():
+        sequence.add_module(name, layer)
+    return sequence
+
+
+def _write_onnx(onnx: Any, model: TrainedModel) -> bytes:
+    """Return one node for each layer, and the function that makes probabilities."""
+    helper = onnx.helper
+    nodes, current = [], "inputs"
+    for place, layer in enumerate(model.layers or ()):
+        following, prefix = f"layer_{place}", layer["name"] and f"{layer['name']}."
+        weights = [f"{prefix}weight", f"{prefix}bias"]
+        kind, names, settings = _onnx_node(layer, weights)
+        nodes.append(helper.make_node(kind, [current, *names], [following], **settings))
+        current = following
+    result = "outputs"
+    if model.output == "logit":
+        # The probability of class 0 is σ(−z), so that both are accurate.
+        nodes += [
+            helper.make_node("Neg", [current], ["negative"]),
+            helper.make_node("Concat", ["negative", current], ["both"], axis=1),
+            helper.make_node("Sigmoid", ["both"], ["probabilities"]),
+        ]
+        result = "probabilities"
+    elif model.output == "logits":
+        nodes.append(helper.make_node("Softmax", [current], ["probabilities"], axis=1))
+        result = "probabilities"
+    else:
+        nodes.append(helper.make_node("Identity", [current], [result]))
+    arrays: dict[str, NDArray[np.float32]] = {
+        name: value.float().numpy() for name, value in model.state_dict.items()
+    }
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in arrays.items()]
+    if any(_FLAT in node.input for node in nodes):
+        constants.append(onnx.numpy_helper.from_array(np.array([-1]), _FLAT))
+    element = onnx.TensorProto.FLOAT
+    shape = ["rows", *model.input_shape]
+    graph = helper.make_graph(
+        nodes,
+        "corn",
+        [helper.make_tensor_value_info("inputs", element, shape)],
+        [helper.make_tensor_value_info(result, element, ["rows", *model.output_shape])],
+        constants,
+    )
+    opset = [helper.make_opsetid("", _ONNX_OPSET)]
+    made = helper.make_model(graph, producer_name=f"corn {__version__}", opset_imports=opset)
+    # The version of the format that belongs to the operators: older readers accept it too.
+    made.ir_version = 8
+    helper.set_model_props(made, {"corn": json.dumps(model.describe())})
+    onnx.checker.check_model(made)
+    return cast("bytes", made.SerializeToString())
+
+
+def _onnx_node(
+    layer: Mapping[str, Any], weights: list[str]
+) -> tuple[str, list[str], dict[str, Any]]:
+    """Return the operator of a layer, its weights and its attributes."""
+    kind = layer["type"]
+    if kind == "Linear":
+        return "Gemm", weights, {"transB": 1}
+    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (0, -1):
+        return "Reshape", [_FLAT], {}
+    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (1, -1):
+        return "Flatten", [], {"axis": 1}
+    if kind in ("ReLU", "Tanh", "Sigmoid"):
+        return kind.capitalize(), [], {}
+    if kind in ("Conv2d", "MaxPool2d"):
+        pads = _pair(layer["padding"])
+        settings = {
+            "kernel_shape": _pair(layer["kernel_size"]),
+            "strides": _pair(layer["stride"]),
+            "pads": pads + pads,
+        }
+        return ("Conv", weights, settings) if kind == "Conv2d" else ("MaxPool", [], settings)
+    raise InvalidArgumentError(
+        f"a model for ONNX must flatten all but the first dimension, found {dict(layer)}"
+    )
+
+
+def _pair(value: int | Sequence[int]) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)

@@ -1,0 +1,425 @@
+"""One page on the privacy of a model, for a data-protection officer, as HTML or PDF.
+
+:func:`describe_privacy` collects what the page says, as plain text in sections. :func:`write_html`
+and :func:`write_pdf` only set it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from corn.errors import MissingExtraError
+from corn.learn import ModelPromise
+from corn.noise import HistoryLoss
+from corn.noise.ledger import describe_total
+from corn.privacy.meaning import bound_detection, bound_guess
+from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.version import __version__
+
+_FALSE_ALARMS = 0.01
+_MOST_AGENTS = 6  # more would need a second page
+_POWER = re.compile(r"\b(\d+(?:\.\d+)?)e-0*(\d+)")
+_EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, list items, a table and commands, of which any may be empty."""
+
+    heading: str
+    paragraphs: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrivacyPage:
+    """What the page says.
+
+    Attributes:
+        title: the model.
+        verdict: the promise, or its absence, in one sentence.
+        holds: whether anybody is protected.
+        sections: everything else.
+        footer: version and date.
+    """
+
+    title: str
+    verdict: str
+    holds: bool
+    sections: tuple[Section, ...]
+    footer: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published file with its size in bytes and its SHA-256."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def describe_privacy(
+    promise: ModelPromise,
+    *,
+    model: str,
+    model_digest: str,
+    published: Sequence[Published] = (),
+    histories: Sequence[HistoryLoss] = (),
+    keys: Path | None = None,
+    id_column: str | None = None,
+) -> PrivacyPage:
+    """Collect the content of the page.
+
+    Args:
+        promise: that of the model.
+        model: the model in one line.
+        model_digest: the SHA-256 of its file.
+        published: the files that were published.
+        histories: all releases of each agent whose ledger is known here.
+        keys: the folder of these ledgers.
+        id_column: the column by which each site checked that every person has one row.
+    """
+    sections = [
+        *_explain_promise(promise, id_column),
+        _describe_total(histories),
+        _describe_published(published, promise),
+        _describe_checks(promise, model_digest, keys),
+    ]
+    return PrivacyPage(
+        title=model,
+        verdict=_set_numbers(_judge(promise)),
+        holds=promise.holds,
+        sections=tuple(_set_section(section) for section in sections),
+        footer=f"CorN {__version__}, {datetime.now(UTC):%d %B %Y}",
+    )
+
+
+def _set_section(section: Section) -> Section:
+    """Return the section with numbers as people read them; commands stay as they are."""
+    return replace(
+        section,
+        paragraphs=tuple(map(_set_numbers, section.paragraphs)),
+        columns=tuple(map(_set_numbers, section.columns)),
+    )
+
+
+def _set_numbers(text: str) -> str:
+    r"""Return text with powers of ten, and no line break before a unit or after an equals sign.
+
+    >>> _set_numbers("δ = 1e-05"), _set_numbers("2.5e-06")
+    ('δ\xa0=\xa010⁻⁵', '2.5\xa0·\xa010⁻⁶')
+    """
+
+    def set_power(match: re.Match[str]) -> str:
+        factor = "" if match[1] == "1" else f"{match[1]} · "
+        return f"{factor}10{('-' + match[2]).translate(_EXPONENTS)}"
+
+    powers = _POWER.sub(set_power, text)
+    return powers.replace(" = ", "\xa0=\xa0").replace(" · ", "\xa0·\xa0").replace(" %", "\xa0%")
+
+
+def _judge(promise: ModelPromise) -> str:
+    if promise.epsilon is None:
+        return "This model was trained without noise. It protects nobody."
+    if promise.simulation:
+        return f"This is a simulation and protects nobody: {promise.simulation}."
+    return (
+        f"Differential privacy with ε = {_show_epsilon(promise)} and δ = "
+        f"{write_exactly(promise.delta or 0.0)} for {_name_unit(promise)}."
+    )
+
+
+def _show_epsilon(promise: ModelPromise) -> str:
+    return round_up_range([promise.epsilon_least, promise.epsilon])
+
+
+def _name_unit(promise: ModelPromise) -> str:
+    return "each row of each site" if promise.unit == "sample" else "all data of each site"
+
+
+def _percent(fraction: float) -> str:
+    """Return a percentage, rounded up to one digit after the point.
+
+    >>> _percent(0.73106), _percent(1.0)
+    ('73.2 %', '100.0 %')
+    """
+    # A tenth of a billionth less, so that 0.5 is not rounded up to 50.1 %.
+    return f"{math.ceil(fraction * 1000 - 1e-9) / 10:.1f} %"
+
+
+def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
+    if promise.epsilon is None:
+        return []
+    epsilon, delta = promise.epsilon, promise.delta or 0.0
+    guess = _percent(bound_guess(epsilon, delta))
+    found = _percent(bound_detection(epsilon, delta, _FALSE_ALARMS))
+    is_sample = promise.unit == "sample"
+    what = "a certain row" if is_sample else "the data of a certain site"
+    would = "" if promise.holds else "With secret keys, the following would hold. "
+    meaning = Section(
+        "What ε and δ mean",
+        (
+            f"{would}An attacker wants to know whether {what} was used for training, or other "
+            f"data in its place. Without the model both are equally likely (50 %). After the "
+            f"attacker has seen everything that was published, its best guess is right in at most "
+            f"{guess} of all cases.",
+            f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of "
+            "those that were used. Without the model it finds 1.0 %.",
+            f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
+            f"{write_exactly(delta)}. They hold for every attacker of the kind below, whatever "
+            "else it knows, also in the future. Conclusions about the population, which hold "
+            "without the data of any one person too, are not prevented.",
+        ),
+    )
+    if is_sample:
+        # Two steps from neighbour to neighbour: 2ε, and (1 + e^ε) δ.
+        doubled = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+        double = _percent(bound_guess(2 * epsilon, doubled))
+        who = Section(
+            "Who is protected",
+            (
+                "Each row of each site's table. If every person has one row, each person is "
+                f"protected as stated. A person with two rows is protected less: {double} in place "
+                f"of {guess}. "
+                + (
+                    "CorN was not told which rows belong to one person."
+                    if id_column is None
+                    else "Each site's program checked that no person has two rows, by the column "
+                    f"{id_column!r}."
+                ),
+                f"How: {promise.clipping}.",
+            ),
+        )
+    else:
+        who = Section(
+            "Who is protected",
+            (
+                "All data of each site together, and with it each person in the data, whatever "
+                "the number of their rows at that site.",
+                f"How: {promise.clipping}.",
+            ),
+        )
+    against = Section(
+        "Against whom",
+        (
+            f"{promise.adversary[:1].upper()}{promise.adversary[1:]}. Such an attacker sees the "
+            "model and every message between the sites. An insider is a site that takes part. The "
+            "plan, the program and all settings are public.",
+        ),
+    )
+    assumed = Section(
+        "What is assumed",
+        items=(
+            "Each site runs the program unchanged, and keeps its keys and its release ledger "
+            "secret. Whoever has keys and messages can remove the noise.",
+            "No more sites collude than stated above.",
+            "Bounds, categories and classes of the columns are public, and were not computed from "
+            "private data.",
+            "Scores on private data, logs and times of computation are not published: ε does not "
+            "cover them.",
+            "A person whose data several sites have is protected at each of them by itself. The "
+            "losses add up.",
+        ),
+    )
+    return [meaning, who, against, assumed]
+
+
+def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
+    heading = "Total of all plans so far"
+    if not histories:
+        return Section(
+            heading,
+            (
+                "Not included. Each site adds up its own releases by its ledgers: corn report "
+                "OUT --keys FOLDER. Another training run on the same data adds to the loss.",
+            ),
+        )
+    worst = max(histories, key=lambda own: own.total.epsilon)
+    rows = [
+        (
+            str(own.history.agent),
+            str(len(own.history.records)),
+            str(sum(expense.num_releases for expense in own.history.expenses)),
+            ("at least " if own.is_lower_bound else "")
+            + ("none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)),
+        )
+        for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent))
+    ]
+    more = len(rows) - _MOST_AGENTS
+    lost = [problem for own in histories for problem in own.history.problems]
+    about = "at least " if lost else ""
+    notes = [f"The largest total is {about}{describe_total(worst.total)}."]
+    # With a lost ledger the total is a lower bound, which bounds no guess.
+    if math.isfinite(worst.total.epsilon) and not lost:
+        guess = _percent(bound_guess(worst.total.epsilon, worst.total.delta))
+        notes.append(
+            "An attacker who has seen what all these plans published guesses right in at most "
+            f"{guess} of all cases."
+        )
+    notes += [f"The {more} sites that are not listed have no larger total."] if more > 0 else []
+    if lost:
+        notes.append(f"A ledger is lost or damaged, so that the total is unknown: {lost[0]}.")
+    notes.append("Releases under keys in other folders are not counted.")
+    return Section(
+        heading,
+        tuple(notes),
+        columns=(
+            "site",
+            "plans",
+            "releases",
+            f"total ε at δ = {write_exactly(worst.total.delta)}",
+        ),
+        rows=tuple(rows[:_MOST_AGENTS]),
+    )
+
+
+def _describe_published(published: Sequence[Published], promise: ModelPromise) -> Section:
+    return Section(
+        "What was published",
+        (
+            f"In each of {promise.num_steps:,} steps, each of {promise.num_agents} sites "
+            f"sent{'' if promise.holds else ', in a simulation,'} a clipped gradient with noise. "
+            "The models are computed from these releases. "
+            + (
+                "The following files are meant for publication."
+                if published
+                else "This run has no folder for publication."
+            ),
+        ),
+        columns=("file", "bytes", "SHA-256") if published else (),
+        rows=tuple((own.name, f"{own.size:,}", own.digest[:16]) for own in published),
+    )
+
+
+def _describe_checks(promise: ModelPromise, digest: str, keys: Path | None) -> Section:
+    folder = "KEYS" if keys is None else str(keys)
+    commands = [f"sha256sum model.pt    # {digest}"]
+    told = "The first command shows that this report is about the model at hand."
+    if promise.plan:
+        commands += [
+            f"corn verify plan.corn    # {promise.plan}",
+            "corn audit plan.corn",
+            f"corn keys ledger {folder}",
+        ]
+        told += (
+            " The second recomputes ε of every site from the plan alone, and prints how its "
+            "fingerprint begins. The third attacks the program and measures ε from below. The last "
+            "adds up all releases of a site."
+        )
+    return Section("How to verify", (told,), commands=tuple(commands))
+
+
+def write_html(page: PrivacyPage) -> str:
+    """Return the page as one HTML file without scripts or other files."""
+    source = resources.files("corn.report").joinpath("privacy_page.html").read_text("utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(source).render(page=page)
+
+
+_GREEN, _RED, _GREY, _INK = (226, 241, 231), (252, 228, 226), (243, 244, 246), (28, 32, 38)
+_MUTED, _LINE = (95, 102, 112), (217, 220, 225)
+
+
+def write_pdf(page: PrivacyPage) -> bytes:
+    """Return the page as PDF; fpdf2 is an extra."""
+    try:
+        from fpdf import FPDF
+    except ImportError as error:
+        raise MissingExtraError("a report as PDF", extra="pdf") from error
+    from matplotlib import get_data_path
+
+    class Pages(FPDF):  # type: ignore[misc]
+        """Pages with version and date at the foot."""
+
+        def footer(self) -> None:
+            self.set_y(-12)
+            self.set_font("sans", "", 7)
+            self.set_text_color(*_MUTED)
+            self.cell(0, 4, page.footer)
+
+    pdf: Any = Pages(format="A4")
+    # Matplotlib comes with a font that has Greek letters; those of PDF readers have none.
+    fonts = Path(get_data_path()) / "fonts" / "ttf"
+    for style, name in (("", "DejaVuSans.ttf"), ("B", "DejaVuSans-Bold.ttf")):
+        pdf.add_font("sans", style, str(fonts / name))
+    pdf.add_font("mono", "", str(fonts / "DejaVuSansMono.ttf"))
+    pdf.set_title("Privacy report")
+    pdf.set_creator(f"CorN {__version__}")
+    pdf.set_margin(16)
+    pdf.set_auto_page_break(True, margin=14)
+    pdf.add_page()
+    _write_lines(pdf, page)
+    return bytes(pdf.output())
+
+
+def _write_lines(pdf: Any, page: PrivacyPage) -> None:
+    following = {"new_x": "LMARGIN", "new_y": "NEXT"}
+
+    def write(text: str, size: float, height: float, *, style: str = "", **options: Any) -> None:
+        pdf.set_font("sans", style, size)
+        pdf.multi_cell(0, height, text, **following, **options)
+
+    pdf.set_text_color(*_INK)
+    write("Privacy report", 17, 8, style="B")
+    pdf.set_text_color(*_MUTED)
+    write(page.title, 8.5, 4.6)
+    pdf.ln(2)
+    pdf.set_text_color(*_INK)
+    pdf.set_fill_color(*(_GREEN if page.holds else _RED))
+    write(page.verdict, 10, 6, style="B", fill=True, padding=2.5)
+    for section in page.sections:
+        pdf.ln(2.4)
+        write(section.heading, 10, 5.4, style="B")
+        for paragraph in section.paragraphs:
+            write(paragraph, 8, 4.1, align="L")
+            pdf.ln(0.7)
+        for item in section.items:
+            left = pdf.l_margin
+            pdf.set_font("sans", "", 8)
+            pdf.cell(4, 4.1, "•")
+            pdf.set_left_margin(left + 4)
+            write(item, 8, 4.1, align="L")
+            pdf.set_left_margin(left)
+            pdf.set_x(left)
+        if section.rows:
+            _write_table(pdf, section)
+        if section.commands:
+            pdf.set_fill_color(*_GREY)
+            pdf.set_font("mono", "", 6.6)
+            pdf.multi_cell(0, 4, "\n".join(section.commands), fill=True, padding=2, **following)
+
+
+def _write_table(pdf: Any, section: Section) -> None:
+    pdf.set_font("sans", "", 7.5)
+    pdf.set_fill_color(255)
+    pdf.set_draw_color(*_LINE)
+    # Names on the left, numbers and digests on the right.
+    align = ("LEFT", *("RIGHT" for _ in section.columns[1:]))
+    from fpdf.fonts import FontFace
+
+    with pdf.table(
+        text_align=align,
+        col_widths=(3, *(2 for _ in section.columns[1:])),
+        borders_layout="HORIZONTAL_LINES",
+        line_height=4.4,
+        headings_style=FontFace(emphasis="BOLD"),
+    ) as table:
+        for cells in (section.columns, *section.rows):
+            row = table.row()
+            for cell in cells:
+                row.cell(cell)

@@ -1,0 +1,84 @@
+"""The privacy report: what it says for each kind of promise, and how it looks on a phone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corn.learn import ModelPromise
+from corn.report.privacy_page import Published, describe_privacy, write_html, write_pdf
+from tests.report.browser import browsing, needs_browser
+
+PROMISE = ModelPromise(
+    epsilon=1.0,
+    epsilon_least=1.0,
+    delta=1e-5,
+    unit="sample",
+    protects="one sample of one agent",
+    clipping="each sample's gradient is clipped to 1",
+    adversary="an eavesdropper",
+    num_steps=100,
+    num_agents=4,
+    mechanism="corn",
+    plan="ab" * 32,
+)
+
+
+def make_page(promise: ModelPromise) -> str:
+    files = (Published("model<1>.pt", 1234, "cd" * 32),)
+    found = describe_privacy(promise, model="a <b> model", model_digest="ef" * 32, published=files)
+    return write_html(found)
+
+
+def test_a_row_is_protected_as_the_numbers_say() -> None:
+    page = make_page(PROMISE)
+    # e/(e + 1), and at two rows e²/(e² + 1), rounded up.
+    assert "at most 73.2\xa0%" in page
+    assert "88.1\xa0% in place of 73.2\xa0%" in page
+    assert "δ\xa0=\xa010⁻⁵ for each row of each site" in page
+    assert PROMISE.plan in page
+    assert "a &lt;b&gt; model" in page
+    assert "model&lt;1&gt;.pt" in page
+
+
+def test_a_checked_column_of_people_is_named() -> None:
+    found = describe_privacy(PROMISE, model="m", model_digest="ef" * 32, id_column="patient")
+    assert "no person has two rows, by the column &#39;patient&#39;" in write_html(found)
+    assert "was not told which rows belong to one person" in make_page(PROMISE)
+
+
+def test_a_site_is_protected_as_a_whole() -> None:
+    page = make_page(replace(PROMISE, unit="agent"))
+    assert "for all data of each site" in page
+    assert "two rows" not in page
+
+
+@pytest.mark.parametrize(
+    "change", [{"simulation": "the data are public"}, {"epsilon": None, "epsilon_least": None}]
+)
+def test_a_model_without_a_promise_protects_nobody(change: dict[str, None]) -> None:
+    page = make_page(replace(PROMISE, **change))  # type: ignore[arg-type]
+    assert "protects nobody" in page
+    assert "holds" not in page.split('class="verdict')[1][:10]
+
+
+def test_promises_that_differ_are_shown_as_a_range() -> None:
+    page = make_page(replace(PROMISE, epsilon_least=0.5))
+    assert "ε\xa0=\xa00.5 to 1 " in page
+
+
+def test_pdf_has_the_same_content() -> None:
+    pytest.importorskip("fpdf", reason="PDF is an extra")
+    found = describe_privacy(PROMISE, model="model", model_digest="ef" * 32)
+    assert write_pdf(found).startswith(b"%PDF-")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_page_fits_the_screen(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(make_page(PROMISE), encoding="utf-8")
+    with browsing((width, 800)) as browser:
+        browser.open(path)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        assert not browser.errors()
