@@ -61,7 +61,7 @@ def skip_without(name: str, **reasons: str) -> None:
 
 
 def test_all_agents_have_the_bits_of_the_simulation(run: Run, folder: Path) -> None:
-    """With the same noise; masks and nonces are those of real keys, and cancel."""
+    """Noise and masks follow from the public keys of a simulation, in place of the agents' own."""
     expected = simulate(folder, 3, public=True)[0]
     found = run(folder, 3, public=True)
     assert sorted(found) == list(range(N))
