@@ -22,8 +22,11 @@ test: lint  ## install the development extras, lint, type-check and run every te
 
 # Each engine has an environment of its own, because their dependencies exclude each other.
 engines: $(VENV)-flower/installed $(VENV)-nvflare/installed  ## run agents on Flower and NVFlare, with real servers and sites
-	$(VENV)-flower/bin/pytest -n 2 tests/test_engines.py tests/test_flower.py tests/test_flower_deployment.py
-	$(VENV)-nvflare/bin/pytest -n 0 tests/test_nvflare.py
+	@flower=failed; nvflare=failed; \
+	$(VENV)-flower/bin/pytest -n 2 -q -rs tests/contracts tests/test_engines.py tests/test_flower.py tests/test_flower_deployment.py && flower=passed; \
+	$(VENV)-nvflare/bin/pytest -n 0 -q -rs -k nvflare tests/contracts tests/test_nvflare.py && nvflare=passed; \
+	echo "engines: Flower $$flower, NVFlare $$nvflare"; \
+	test $$flower$$nvflare = passedpassed
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

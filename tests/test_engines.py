@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from corn.distributed.keyring import make_keys
-from corn.engines import AgentRelease, GradientSteps, RankSums, ServerSums, SumRounds, sum_releases
+from corn.engines import AgentRelease, GradientSteps, ServerSums, SumRounds, sum_releases
 from corn.errors import CornError, PublicError
 from corn.learn.step import ClippedGradients, clip_gradients
 from corn.learn.tasks import Gradients
@@ -294,31 +293,3 @@ def test_nothing_is_released_beyond_the_plan(agents: list[AgentRelease], rounds:
     with pytest.raises(BudgetSpentError):
         agents[0].say_hello(MODEL)
     assert agents[0].get_epsilon(1e-5) <= 5
-
-
-def run_rank(rank: int, folder: str, plan: Plan) -> None:
-    """Take two sums as one rank of a cluster, and write their averages."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=N
-    )
-    own = AgentRelease(plan, rank, Path(folder))
-    averages = [
-        sum_releases(own, gradient(0.1), model=bytes([k]) * 32, reduction=RankSums())
-        for k in range(2)
-    ]
-    np.save(f"{folder}/average-{rank}.npy", np.array(averages))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_ranks_of_a_cluster_add_up_by_all_reduce(plan: Plan, tmp_path: Path) -> None:
-    make_keys(tmp_path, N)
-    mp.spawn(run_rank, (str(tmp_path), plan), nprocs=N)  # type: ignore[attr-defined, no-untyped-call]
-    first, *others = (np.load(tmp_path / f"average-{rank}.npy") for rank in range(N))
-    assert first.shape == (2, D)
-    assert all(np.array_equal(first, other) for other in others)
-    theta = 1 / ((N - plan.threat.max_colluders) * plan.precision_caps[0])
-    assert (first - 0.1).std() / np.sqrt(theta / N) == pytest.approx(1, abs=0.3)
-    own = AgentRelease(plan, 0, tmp_path)
-    assert own.introduce()[1] == BUDGET.num_steps - 2

@@ -68,6 +68,7 @@ class Context:
 
     def __init__(self, site: str, sums: CornSums) -> None:
         self._site, self._sums, self._props = site, sums, dict[str, Any]()
+        self.abort_signal = SimpleNamespace(triggered=False)
 
     def get_prop(self, key: str, default: Any = None) -> Any:
         return self._props.get(key, default)
@@ -80,6 +81,9 @@ class Context:
 
     def get_peer_context(self) -> "Context":
         return self
+
+    def get_run_abort_signal(self) -> Any:
+        return self.abort_signal
 
     def get_engine(self) -> Any:
         return SimpleNamespace(send_aux_request=self._send)
@@ -279,6 +283,71 @@ def test_a_server_that_sends_sites_different_models_gets_no_sum_of_them(
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)
     assert not torch.equal(first, third)
+
+
+def test_a_filter_that_waits_observes_the_abort_signal(sites: Path, sums: CornSums) -> None:
+    """No other site is ready, and the server would let this one wait for 20 s."""
+    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
+    own.process(task(MODEL), context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(own.process, moved(0), context)
+        time.sleep(0.5)
+        assert not call.done()
+        context.abort_signal.triggered = True
+        assert call.result(10).get_return_code() == ReturnCode.TASK_ABORTED
+    history = read_history([sites / "site-1"], 0)
+    assert sum(each.num_releases for each in history.expenses) == 0
+
+
+class SlowLinear(torch.nn.Linear):
+    """A layer that lets other threads run during its forward pass."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return super().forward(inputs)
+
+
+def make_drawing_problem(site: str) -> Any:
+    """Return a model whose construction draws from the process's generator for a while."""
+    # Longer at each site, so that one still draws when another computes its first gradient.
+    until = time.monotonic() + 0.3 * int(site[-1])
+    while time.monotonic() < until:
+        model = SlowLinear(3, 2)
+    generator = torch.Generator().manual_seed(int(site[-1]))
+    data = torch.randn(20, 3, generator=generator), torch.randint(0, 2, (20,), generator=generator)
+    return model, torch.nn.functional.cross_entropy, data
+
+
+def execute(sites: Path, sums: CornSums, agent: int, signal: Any) -> Shareable:
+    executor = CornExecutor(
+        f"{__name__}.make_drawing_problem", 0.1, steps=1, folder=str(sites / "{site}")
+    )
+    given = task({"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)})
+    return executor.execute("train", given, Context(f"site-{agent + 1}", sums), signal)
+
+
+def test_executors_in_threads_of_one_process_take_a_step_together(
+    sites: Path, sums: CornSums
+) -> None:
+    """Each refused the other's draws from the generator of the process as those of its model."""
+    signal = SimpleNamespace(triggered=False)
+    with ThreadPoolExecutor(N) as pool:
+        replies = list(pool.map(lambda agent: execute(sites, sums, agent, signal), range(N)))
+    first, *others = (from_shareable(reply).data for reply in replies)
+    assert first["weight"].any()
+    for other in others:
+        assert all(np.array_equal(other[name], first[name]) for name in first)
+
+
+def test_an_executor_that_waits_observes_the_abort_signal(sites: Path, sums: CornSums) -> None:
+    signal = SimpleNamespace(triggered=False)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(execute, sites, sums, 0, signal)
+        time.sleep(3)
+        signal.triggered = True
+        assert call.result(15).get_return_code() == ReturnCode.TASK_ABORTED
 
 
 class Federation:

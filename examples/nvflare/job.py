@@ -6,6 +6,7 @@ python examples/nvflare/job.py --job DIR         # the job; each site has its ow
 
 import argparse
 import shutil
+import tempfile
 from pathlib import Path
 
 from model import Net
@@ -45,8 +46,12 @@ def read_options(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--job", type=Path)
-    parser.add_argument("--sites", type=Path, default=Path("nvflare-sites"))
-    return parser.parse_args()
+    parser.add_argument("--sites", type=Path, help="a new folder; by default a temporary one")
+    options = parser.parse_args()
+    # New at each run: a plan and its keys are those of one job.
+    options.sites = options.sites or Path(tempfile.mkdtemp(prefix="corn-sites-"))
+    print(f"plan and key of each site: {options.sites}")
+    return options
 
 
 def main() -> None:

@@ -112,6 +112,10 @@ class TooFewAgentsError(CornError):
     """Fewer agents are left than a sum must have: stop, and keep the model."""
 
 
+class AbortedError(CornError):
+    """The engine has aborted the job while an agent waited for others."""
+
+
 class Hello(NamedTuple):
     """An agent's signed statement that it is ready for a sum.
 
@@ -527,13 +531,20 @@ class ServerSums:
         ask: Sends a message and returns its answer, or None if the server was not reached: then it
             is asked again.
         wait: The seconds after which an unreachable server is given up.
+        is_aborted: Returns whether the engine has aborted the job. Whoever waits then raises
+            ``AbortedError``.
     """
 
     def __init__(
-        self, ask: Callable[[dict[str, Any]], Mapping[str, Any] | None], wait: float = 600.0
+        self,
+        ask: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        wait: float = 600.0,
+        *,
+        is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ask = ask
         self._wait = wait
+        self._is_aborted = is_aborted
         self._number = 0
 
     def meet(self, hello: Hello) -> Sequence[object] | None:
@@ -560,6 +571,8 @@ class ServerSums:
         """Ask until an answer is final: ``again`` follows a request once the server has it."""
         deadline, pause = time.monotonic() + self._wait, _SHORTEST_PAUSE
         while True:
+            if self._is_aborted():
+                raise AbortedError("the job was aborted while an agent waited for others")
             answer = self._ask(request) or {}
             found = answer.get("status")
             if found in (status, "void", "late"):
@@ -627,6 +640,7 @@ def sum_releases(
 
     Raises:
         TooFewAgentsError: Fewer agents are ready than a sum must have.
+        AbortedError: The engine has aborted the job. A release that was made counts.
         PublicError: With what others sent nothing may be released.
         BudgetSpentError: Nothing of the budget is left.
     """

@@ -24,6 +24,7 @@ import hashlib
 import importlib
 import json
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ import torch
 from corn.distributed.handshake import is_public, name_kind
 from corn.distributed.requirements import Requirements
 from corn.engines import (
+    AbortedError,
     AgentRelease,
     GradientSteps,
     ServerSums,
@@ -164,12 +166,16 @@ class CornFilter(Filter):  # type: ignore[misc]
             # Subtracted in float64, the type in which the update is clipped and released.
             update = update - flatten(start, like=start)
         own = _open_release(self.folder, self.require, fl_ctx)
-        average = sum_releases(
-            own,
-            own.clip_update(update),
-            model=_digest(names, start, task.round_number),
-            reduction=_open_sums(fl_ctx, self.timeout, self.wait),
-        )
+        abort_signal = fl_ctx.get_run_abort_signal()
+        try:
+            average = sum_releases(
+                own,
+                own.clip_update(update),
+                model=_digest(names, start, task.round_number),
+                reduction=_open_sums(fl_ctx, abort_signal, self.timeout, self.wait),
+            )
+        except AbortedError:
+            return task.add_headers(make_reply(ReturnCode.TASK_ABORTED))
         moved = start
         if is_difference:
             moved = [np.zeros_like(array) for array in start]
@@ -275,7 +281,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
             raise PublicError("a plan with momentum needs all steps in one task: leave out steps")
-        with _hiding_errors_of_users():
+        with _calling_users_code():
             module_name, _, function = self.problem.rpartition(".")
             make_problem = getattr(importlib.import_module(module_name), function)
             model, loss, dataset = make_problem(fl_ctx.get_identity_name())
@@ -285,7 +291,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
         with torch.no_grad():
             for name, each in trained.items():
                 each.copy_(torch.as_tensor(given.data[name]))
-        with _hiding_errors_of_users():
+        with _calling_users_code():
             steps = GradientSteps(
                 own,
                 make_task(model, loss),
@@ -295,15 +301,17 @@ class CornExecutor(Executor):  # type: ignore[misc]
             )
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         parameters = torch.nn.utils.parameters_to_vector(trained.values()).detach()
-        sums = _open_sums(fl_ctx, self.timeout, self.wait)
+        sums = _open_sums(fl_ctx, abort_signal, self.timeout, self.wait)
         first = round_number * (self.steps or num_steps)
         for step in range(first, min(first + (self.steps or num_steps), num_steps)):
             if abort_signal.triggered:
                 return make_reply(ReturnCode.TASK_ABORTED)
             try:
-                with _hiding_errors_of_users():
+                with _calling_users_code():
                     clipped = steps.differentiate(parameters)
                 moved = steps.take(parameters, clipped, step=step, reduction=sums)
+            except AbortedError:
+                return make_reply(ReturnCode.TASK_ABORTED)
             except (BudgetSpentError, TooFewAgentsError) as error:
                 # All that are left stop with the same model.
                 _LOGGER.warning("training ends before step %s: %s", step, error)
@@ -432,13 +440,22 @@ def _naming_no_data() -> Iterator[None]:
         raise PublicError(f"the site failed: {name_kind(error)}") from None
 
 
+# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
+# would take each other's draws for randomness of their models, which is refused.
+_USERS_CODE = threading.RLock()
+
+
 @contextmanager
-def _hiding_errors_of_users() -> Iterator[None]:
-    """Make every error private: a user's code may raise a ``PublicError`` about its data."""
-    try:
-        yield
-    except Exception as error:
-        raise CornError("the site's own code failed") from error
+def _calling_users_code() -> Iterator[None]:
+    """Let one site of a process at a time run a user's code, and make all of its errors private.
+
+    A user's code may raise a ``PublicError`` about its data.
+    """
+    with _USERS_CODE:
+        try:
+            yield
+        except Exception as error:
+            raise CornError("the site's own code failed") from error
 
 
 def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
@@ -448,8 +465,11 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
     return reply
 
 
-def _open_sums(fl_ctx: FLContext, timeout: float, wait: float) -> ServerSums:
-    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait)
+def _open_sums(fl_ctx: FLContext, abort_signal: Any, timeout: float, wait: float) -> ServerSums:
+    def is_aborted() -> bool:
+        return abort_signal is not None and bool(abort_signal.triggered)
+
+    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait, is_aborted=is_aborted)
 
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:
