@@ -2,8 +2,8 @@
 
 Run with ``.venv/bin/python examples/six_hospitals.py FOLDER``. The script writes the consortium
 file and one CSV file for each hospital, with text, dates, missing values and a few wrong entries,
-as hospitals have them. It prints the commands that make the plan, check it and run it on this machine.
-``docs/tutorials/hospitals.md`` runs them.
+as hospitals have them. It prints the commands that make the plan, check a hospital and run all on
+this machine; ``docs/tutorials/hospitals.md`` explains them.
 """
 
 import csv
