@@ -79,7 +79,8 @@ def test_the_plan_states_the_rate_of_all_sizes(corn: Runner, folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_all_sites_run_from_the_file_and_their_data(corn: Runner, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_all_sites_run_from_the_file_and_their_data(corn: Runner) -> None:
     outcome = corn("launch", "consortium.toml", "--keys", "keys", "--data", "{site}.csv", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert json.loads(outcome.stdout)["simulation"] == ""
@@ -89,7 +90,8 @@ def test_all_sites_run_from_the_file_and_their_data(corn: Runner, folder: Path) 
     assert {own["name"]: own["status"] for own in report["findings"]}["ledger"] == "warning"
 
 
-def test_training_takes_the_file(corn: Runner, folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_training_takes_the_file(corn: Runner) -> None:
     outcome = corn("train", "--plan", "consortium.toml", "--data", "{site}.csv", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert json.loads(outcome.stdout)["num_steps"] == 4

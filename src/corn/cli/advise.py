@@ -186,7 +186,8 @@ def _print(
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
     print_result(
         f"advice for {scale.num_agents} agents on {network.source}, with "
-        f"{format_count(scale.samples, 'sample')} each on average, and {scale.num_parameters:,} parameters",
+        f"{format_count(scale.samples, 'sample')} each on average, and "
+        f"{scale.num_parameters:,} parameters",
         [
             Fact("graph", network.source),
             Fact("num_agents", scale.num_agents),

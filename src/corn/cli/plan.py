@@ -71,7 +71,7 @@ def plan(
     ] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """Make the plan of a run: by default against one curious insider, with seeds of pairs.
+    """Make the plan of a run, by default against one curious insider.
 
     Without --graph, write a request: a plan without network and noise, from which agents that know
     only their neighbours make the plan together (corn launch, corn agent).
