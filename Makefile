@@ -5,12 +5,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines docs docs-check release coverage lint format types pytest clean
+.PHONY: help demo reproduce test engines docs docs-check release coverage lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-demo: $(VENV)/installed  ## install, then reproduce every figure of the paper at reduced scale, with embedded data, into out/reproduction
+demo: $(VENV)/installed  ## install, then design, simulate and run six private agents, into out/demo
+	$(BIN)/python examples/demo.py
+
+reproduce: $(VENV)/installed  ## reproduce every figure of the paper at reduced scale, with embedded data, into out/reproduction
 	$(BIN)/python -m reproduction all --quick --out out/reproduction
 
 test: lint  ## install the development extras, lint, type-check and run every test

@@ -11,7 +11,6 @@ import venv
 from pathlib import Path
 
 CHECKS = (
-    "graph ring:6 --json",
     "account --epsilon 1 --unit sample --batch-size 32 --samples-per-agent 500 --json",
     "compare --graph ring:6 --epsilon 5 --json",
     "plan --graph ring:4 --epsilon 5 --steps 20 --out plan.corn --json",

@@ -25,16 +25,29 @@ def test_there_are_examples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs_and_is_short(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # An attack is longer than what users start from.
     limit = 480 if path.name == "reconstruct_images.py" else 120
     assert len(path.read_text(encoding="utf-8").splitlines()) < limit
+    if path.name == "demo.py":
+        # As make demo runs it, with the six processes.
+        command = [sys.executable, str(path), str(tmp_path)]
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        assert "Six processes without a server" in process.stdout
+        assert (tmp_path / "run-1" / "accuracy.png").exists()
+        return
     if path.name == "flower_app.py":
         if find_spec("flwr") is None or find_spec("ray") is None:
             pytest.skip("needs the extra flower and its simulation engine: flwr[simulation]")
         # In a process of its own, since Ray warns of its own future, and starts processes.
-        process = subprocess.run([sys.executable, path], check=False, capture_output=True)
+        process = subprocess.run(
+            [sys.executable, str(path)], check=False, capture_output=True, text=True
+        )
         assert process.returncode == 0, process.stderr
         assert process.stdout.strip()
         return

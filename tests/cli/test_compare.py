@@ -181,3 +181,33 @@ def test_seeds_that_hide_nothing_are_named_and_left_out(corn: Runner) -> None:
     assert "corn, seeds global, one insider: seeds must join all agents" in outcome.stderr
     assert [row["seeds"] for row in json.loads(outcome.stdout)["rows"][:1]] == ["pairs"]
     assert corn(*COMPARE, "--seeds", "global", "--colluders", "1").exit_code == 1
+
+
+def test_the_network_is_measured_where_gossip_mixes(corn: Runner) -> None:
+    def measure(*options: str) -> Any:
+        arguments = ("compare", "--graph", "path:5", "--mixing", "gossip", "--mechanism", "ldp")
+        return json.loads(corn(*arguments, *options, "--json").stdout)
+
+    three = measure("--gossip", "3")
+    assert three["num_links"] == 4
+    W = load_network("path:5", mixing="gossip").mixing_matrix
+    expected = np.linalg.norm(np.linalg.matrix_power(W, 3) - 1 / 5, 2)
+    assert three["second_singular_value"] == pytest.approx(expected)
+    assert measure("--gossip", "chebyshev:3")["second_singular_value"] < expected
+    assert three["mixing_time"] < measure()["mixing_time"]
+
+
+def test_edge_weights_that_are_not_used_are_noted_once(corn: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "g.edges"
+    path.write_text("0 1 5\n1 2 1\n2 0 1\n")
+    outcome = corn("compare", "--graph", path, "--mechanism", "ldp")
+    assert outcome.exit_code == 0
+    assert outcome.stderr.count("'sinkhorn' does") == 1
+    used = corn("compare", "--graph", path, "--mechanism", "ldp", "--weights", "sinkhorn")
+    assert "sinkhorn" not in used.stderr
+
+
+def test_warnings_become_notes(corn: Runner) -> None:
+    outcome = corn("compare", "--graph", "er:n=20,p=0.12,seed=0", "--mechanism", "ldp")
+    assert outcome.exit_code == 0
+    assert outcome.stderr.startswith("note: p=0.12 is below ln(n)/n")

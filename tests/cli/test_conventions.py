@@ -64,7 +64,7 @@ def test_every_option_has_a_help_text_of_noun_phrases_or_sentences(name: str) ->
 
 def test_module_and_script_are_the_same_command() -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "corn", "graph", "nonsense"],
+        [sys.executable, "-m", "corn", "compare", "--graph", "nonsense"],
         check=False,
         capture_output=True,
         text=True,
@@ -76,7 +76,8 @@ def test_module_and_script_are_the_same_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["nonsense", "graph", "graph ring:5 --wrong", "graph ring:5 --rounds 0"]
+    "arguments",
+    ["nonsense", "compare", "compare --graph ring:5 --wrong", "train --graph ring:5 --runs 0"],
 )
 def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
     outcome = corn(*shlex.split(arguments))
@@ -88,11 +89,14 @@ def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("graph missing.edges", "missing.edges: no such file"),
-        ("graph ring:5 --weights best", "weights must be one of metropolis"),
-        ("graph ring:5 --plot picture.txt", "picture.txt: a figure's name must end in .png"),
+        ("compare --graph missing.edges", "missing.edges: no such file"),
+        ("compare --graph ring:5 --weights best", "weights must be one of metropolis"),
+        (
+            "compare --graph ring:5 --plot picture.txt",
+            "picture.txt: a figure's name must end in .png",
+        ),
         ("compare --graph ring:4 --seeds ' '", "must name something, found ' '"),
-        ("graph ring:200001", "a graph can have at most 200,000 agents, found 200,001"),
+        ("compare --graph ring:200001", "a graph can have at most 200,000 agents, found 200,001"),
     ],
 )
 def test_expected_failures_exit_with_1_and_one_line(
@@ -110,20 +114,20 @@ def test_escape_codes_in_names_are_printed_as_text(corn: Runner, tmp_path: Path)
     path, name = tmp_path / "[bold]\x1b[2Jg.edges", "$\\frac\x1b[2J$"
     path.write_text(f"{name} [/red]\n")
     figure = tmp_path / "g.png"
-    outcome = corn("graph", path, "--plot", figure)
+    outcome = corn("compare", "--graph", path, "--plot", figure)
     assert outcome.exit_code == 0
     assert "\x1b" not in outcome.stdout + outcome.stderr
     assert "[bold]\\x1b[2Jg.edges" in "".join(outcome.stdout.split())
     assert figure.exists()
     path.write_text(f"{name} {name}\n")
-    outcome = corn("graph", path)
+    outcome = corn("compare", "--graph", path)
     assert outcome.exit_code == 1
     assert outcome.stderr.rstrip("\n").isprintable()
 
 
 def test_unwritable_output_is_one_line(corn: Runner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    outcome = corn("graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")
+    outcome = corn("compare", "--graph", "ring:5", "--plot", f"{tmp_path}/file/g.png")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
 
@@ -173,7 +177,7 @@ def test_forked_workers_end_at_sigterm_as_usual(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("module", ["numpy.version", "typer"])
 def test_ctrl_c_during_imports_ends_with_one_line(module: str) -> None:
     # With this option Python names each module on stderr as soon as it is imported.
-    command = [sys.executable, "-X", "importtime", "-m", "corn", "graph", "ring:8"]
+    command = [sys.executable, "-X", "importtime", "-m", "corn", "compare", "--graph", "ring:8"]
     pipe = subprocess.PIPE
 
     def listen() -> None:

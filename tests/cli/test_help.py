@@ -26,7 +26,7 @@ from corn.topology.gossip import GossipKind
         ("plan", "seeds", ["auto", *_SEEDS]),
         ("plan", "gossip", get_args(GossipKind)),
         ("train", "model", MODELS),
-        ("graph", "plot", FIGURE_SUFFIXES),
+        ("compare", "plot", FIGURE_SUFFIXES),
     ],
 )
 def test_every_choice_is_named(command: str, parameter: str, names: Iterable[str]) -> None:

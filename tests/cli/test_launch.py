@@ -68,7 +68,7 @@ def test_nothing_private_is_shared_or_printed(corn: Runner, tmp_path: Path, is_j
     # Whoever adds a file must decide whether it shows times, and so how much data an agent has.
     names = {path.name for path in out.glob("shared/**/*") if path.is_file()}
     names = {name for name in names if not name.startswith("step-")}
-    assert names == {"metrics.csv", "run.json"}
+    assert names == {"metrics.csv", "model.pt", "run.json"}
     printed = outcome.stdout + outcome.stderr
     assert [text for text in (*secrets, *PRIVATE_NAMES) if text in printed] == []
     for path in out.rglob("shared/**/metrics.csv"):

@@ -41,6 +41,12 @@ def test_a_row_is_protected_as_the_numbers_say() -> None:
     assert "model&lt;1&gt;.pt" in page
 
 
+def test_a_checked_column_of_people_is_named() -> None:
+    found = describe_privacy(PROMISE, model="m", model_digest="ef" * 32, id_column="patient")
+    assert "no person has two rows, by the column &#39;patient&#39;" in write_html(found)
+    assert "was not told which rows belong to one person" in make_page(PROMISE)
+
+
 def test_a_site_is_protected_as_a_whole() -> None:
     page = make_page(replace(PROMISE, unit="agent"))
     assert "for all data of each site" in page

@@ -27,7 +27,6 @@ from corn.cli import (
     data,
     explore,
     export,
-    graph,
     keys,
     launch,
     plan,
@@ -42,7 +41,7 @@ from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Choose a network, a mechanism and a budget": (graph, compare, advise, account, explore),
+    "Choose a network, a mechanism and a budget": (compare, advise, account, explore),
     "Simulate": (train, data),
     "Run, and use the model": (plan, keys, launch, agent, status, export, predict),
     "Check": (check, verify, audit, report),

@@ -46,7 +46,7 @@ from corn.covariance import (
 )
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.topology import Network
+from corn.topology import Network, measure_network
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
 WORTHLESS = 0.99
@@ -231,6 +231,7 @@ def _print(
         [
             Fact("graph", network.source),
             Fact("num_agents", network.num_agents),
+            *_network_facts(network),
             Fact("weights", network.weights),
             Fact("gossip", str(network.gossip)),
             Fact("promise", budget.describe(), "promise"),
@@ -258,6 +259,28 @@ def _print(
             rows,
             section_ends=[k for k in range(len(rows) - 1) if groups[k] != groups[k + 1]],
         )
+
+
+def _network_facts(network: Network) -> list[Fact]:
+    """Return the size of the graph and, for gossip, how fast its weights mix."""
+    degrees = [degree for _, degree in network.graph.degree]
+    links = network.graph.number_of_edges()
+    kind = "directed link" if network.graph.is_directed() else "link"
+    text = f"{format_count(links, kind)}, {min(degrees)} to {max(degrees)} per agent"
+    facts = [Fact("num_links", links, "network", text)]
+    if network.mixing == "gossip":
+        measured = measure_network(network)
+        facts += [
+            Fact("second_singular_value", measured.second_singular_value),
+            Fact("spectral_gap", measured.spectral_gap),
+            Fact(
+                "mixing_time",
+                measured.mixing_time,
+                "mixing time",
+                f"{measured.mixing_time} steps to {1 - measured.accuracy:.0%} agreement",
+            ),
+        ]
+    return facts
 
 
 def _list_columns(

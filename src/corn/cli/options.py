@@ -49,7 +49,6 @@ _THREAT = "Insiders"
 DEFAULT_GOSSIP = str(ONE_ROUND)
 """The mixing rounds of a step in commands that design or train."""
 
-GraphArgument: TypeAlias = Annotated[str, typer.Argument(metavar="GRAPH", help=_GRAPH_HELP)]
 GraphOption: TypeAlias = Annotated[str, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)]
 OptionalGraphOption: TypeAlias = Annotated[
     str | None, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)

@@ -36,8 +36,9 @@ def predict(
 ) -> None:
     """Predict the class of each row of a table, and its probabilities.
 
-    Columns are encoded by the public preprocessing in the model. If the table has the column of the targets, scores are computed as well. They follow from the
-    rows without noise, so that they are for the owner of the rows.
+    Columns are encoded by the public preprocessing in the model. If the table has the column of the
+    targets, scores are computed as well. They follow from the rows without noise, so that they are
+    for the owner of the rows.
     """
     # Imported here: it needs torch, which takes seconds.
     from corn.learn.prediction import predict_table
@@ -72,12 +73,15 @@ def predict(
     if found.quality is not None:
         lines = [("accuracy", f"{found.quality.accuracy:.4f}")]
         lines += describe_quality(found.quality, model.classes, part="")
-        told = "; ".join(f"{name} {value}" for name, value in lines)
-        print_note(f"private scores on {len(rows)} rows: {told}")
+        print_note(f"private scores: loss {found.scores['loss']:.4f}; {_join(lines)}")
     elif found.scores:
-        told = "; ".join(f"{name} {value:.4g}" for name, value in found.scores.items())
-        print_note(f"private scores on {len(rows)} rows: {told}")
-    print_note(f"the model keeps {model.promise.describe()}")
+        lines = [(name, f"{value:.4g}") for name, value in found.scores.items()]
+        print_note(f"private scores: {_join(lines)}")
+    print_note(f"promise of the model: {model.promise.describe()}")
+
+
+def _join(lines: list[tuple[str, str]]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in lines)
 
 
 def _list_rows(found: Predictions) -> tuple[list[str], list[list[Any]]]:

@@ -60,6 +60,7 @@ def report(
         published=_list_published(path / "shared") if path.is_dir() else (),
         histories=[] if keys is None else _add_up(keys, delta),
         keys=keys,
+        id_column=(model.preprocessing or {}).get("id_column"),
     )
     content = write_html(page).encode() if out.suffix == ".html" else write_pdf(page)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -80,26 +81,19 @@ def _add_up(keys: Path, delta: float) -> list[HistoryLoss]:
     ]
 
 
-def _list_published(folder: Path) -> tuple[Published, ...]:
-    """Return the files of a folder and of the agents in it, without the models of each step."""
+def _list_published(folder: Path) -> list[Published]:
+    """Return the files of a folder, and those of its agents together."""
     from corn.report.privacy_page import Published
 
     found = sorted(own for own in folder.glob("*") if own.is_file())
-    return tuple(
-        Published(own.name, own.stat().st_size, _digest(own)) for own in found
-    ) + _sum_up_agents(folder)
-
-
-def _sum_up_agents(folder: Path) -> tuple[Published, ...]:
-    from corn.report.privacy_page import Published
-
+    listed = [Published(own.name, own.stat().st_size, _digest(own)) for own in found]
     files = sorted(own for own in folder.glob("agent-*/**/*") if own.is_file())
-    if not files:
-        return ()
-    digests = "".join(_digest(own) for own in files)
-    size = sum(own.stat().st_size for own in files)
-    name = f"agent-*/ ({len(files)} files: models and scores of each site)"
-    return (Published(name, size, hashlib.sha256(digests.encode()).hexdigest()),)
+    if files:
+        digests = "".join(_digest(own) for own in files)
+        name = f"agent-*/ ({len(files)} files: models and scores)"
+        size = sum(own.stat().st_size for own in files)
+        listed.append(Published(name, size, hashlib.sha256(digests.encode()).hexdigest()))
+    return listed
 
 
 def _digest(path: Path) -> str:

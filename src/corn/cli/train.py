@@ -137,13 +137,6 @@ def train(
     mixing: MixingOptions,
     threat: ThreatOptions,
     device: Annotated[str, typer.Option(help="Torch device to compute on.")] = "cpu",
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Draw the noise from keyed streams, as agents do, but with public keys. Slower.",
-        ),
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -207,9 +200,8 @@ def train(
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum if factory is None else 0.0,
         optimizer=factory,
-        dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic, rehearse=rehearse),
+        dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic),
         device=device,
-        noise_keys="seed" if rehearse else "none",
     )
     workload = learning.make_workload() if consortium is None else None
     if consortium is not None and learning.data is not None:
@@ -421,8 +413,8 @@ def _note_user_data(problem: learn.TrainingProblem) -> None:
         )
 
 
-def _choose_dtype(plan: Plan | None, *, is_quadratic: bool, rehearse: bool) -> str:
-    if plan is not None and (rehearse or not is_quadratic):
+def _choose_dtype(plan: Plan | None, *, is_quadratic: bool) -> str:
+    if plan is not None and not is_quadratic:
         return plan.dtype
     # In single precision the rounding of the quadratic's loss, 1434, hides the gaps to measure.
     return "float64" if is_quadratic else "float32"

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from corn.learn.tuning import tune as tune
     from corn.learn.workloads import Workload as Workload
 
-# Importing torch takes seconds, which commands such as ``corn graph`` need not wait for. So a name
-# is loaded when it is first used.
+# Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
+# name is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
     "mechanism": "Trial Mechanism make_mechanisms",

@@ -864,7 +864,7 @@ class FileWorkload:
             public_parts=("test",) if tests else (),
             private_notes=tuple(notes),
             schema=self._describe(schema, tables[0], tests),
-            preprocessing=schema.to_json(),
+            preprocessing={**schema.to_json(), "id_column": self.id_column},
             columns=schema.features if len(schema.features) <= _MOST_COLUMNS else (),
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,

@@ -32,7 +32,7 @@ class Predictions:
     classes: tuple[str, ...] | None
     ignored: tuple[str, ...] = ()
     quality: Quality | None = None
-    scores: Mapping[str, Any] | None = None
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
 
 def predict_table(model: TrainedModel, path: Path) -> Predictions:

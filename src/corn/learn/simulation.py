@@ -298,7 +298,7 @@ class Simulation:
             if len(drawn) < len(shares):
                 raise InvalidArgumentError(
                     "noise of rings and tori of this size is for simulations without keys: use a "
-                    "plan, or leave out --rehearse"
+                    "plan, or noise_keys='none'"
                 )
             return KeyedNoise(drawn, is_secret=settings.noise_keys == "secret", **where), noise_of
         if self._is_sum:

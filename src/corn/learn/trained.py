@@ -8,6 +8,7 @@ plain text and tensors, which ``torch.load`` reads with ``weights_only=True`` an
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import warnings
@@ -258,8 +259,12 @@ class TrainedModel:
         about = json.dumps(self.describe())
         content = {_FORMAT_KEY: _FORMAT, "about": about, "state_dict": dict(self.state_dict)}
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Through memory: torch would write the name of the temporary file, with the number of this
+        # process, into the archive.
+        stream = io.BytesIO()
+        torch.save(content, stream)
         with writing_whole(path, is_private=is_private) as partial:
-            torch.save(content, partial)
+            partial.write_bytes(stream.getvalue())
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole model as plain data, weights as nested lists."""
@@ -304,13 +309,14 @@ class TrainedModel:
         module = self.to_module()
         weights = next(module.parameters())
         with torch.no_grad():
-            outputs = module(inputs.to(weights.dtype).reshape(-1, *self.input_shape)).double()
+            samples = inputs.to(weights.dtype).reshape(-1, *self.input_shape)
+            outputs: Tensor = module(samples).double()
         if self.output == "logit":
-            p = torch.sigmoid(outputs[:, 0])
-            return torch.stack([1 - p, p], dim=1).numpy()
-        if self.output == "logits":
-            return torch.softmax(outputs, dim=1).numpy()
-        return outputs.numpy()
+            # Both by σ, so that small probabilities keep their digits.
+            outputs = torch.sigmoid(torch.cat([-outputs, outputs], dim=1))
+        elif self.output == "logits":
+            outputs = torch.softmax(outputs, dim=1)
+        return np.asarray(outputs.numpy())
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -79,6 +79,7 @@ def describe_privacy(
     published: Sequence[Published] = (),
     histories: Sequence[HistoryLoss] = (),
     keys: Path | None = None,
+    id_column: str | None = None,
 ) -> PrivacyPage:
     """Collect the content of the page.
 
@@ -89,9 +90,10 @@ def describe_privacy(
         published: the files that were published.
         histories: all releases of each agent whose ledger is known here.
         keys: the folder of these ledgers.
+        id_column: the column by which each site checked that every person has one row.
     """
     sections = [
-        *_explain_promise(promise),
+        *_explain_promise(promise, id_column),
         _describe_total(histories),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
@@ -158,7 +160,7 @@ def _percent(fraction: float) -> str:
     return f"{math.ceil(fraction * 1000 - 1e-9) / 10:.1f} %"
 
 
-def _explain_promise(promise: ModelPromise) -> list[Section]:
+def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
     if promise.epsilon is None:
         return []
     epsilon, delta = promise.epsilon, promise.delta or 0.0
@@ -174,12 +176,12 @@ def _explain_promise(promise: ModelPromise) -> list[Section]:
             f"data in its place. Without the model both are equally likely (50 %). After the "
             f"attacker has seen everything that was published, its best guess is right in at most "
             f"{guess} of all cases.",
-            f"An attack that wrongly accuses 1 of 100 finds at most {found} of those that were "
-            "used. Without the model it finds 1.0 %.",
+            f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of "
+            "those that were used. Without the model it finds 1.0 %.",
             f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
-            f"{write_exactly(delta)}. They hold for every attacker, whatever it knows besides, "
-            "also in the future. Conclusions about the population, which hold without the data of "
-            "any one person too, are not prevented.",
+            f"{write_exactly(delta)}. They hold for every attacker of the kind below, whatever "
+            "else it knows, also in the future. Conclusions about the population, which hold "
+            "without the data of any one person too, are not prevented.",
         ),
     )
     if is_sample:
@@ -191,7 +193,13 @@ def _explain_promise(promise: ModelPromise) -> list[Section]:
             (
                 "Each row of each site's table. If every person has one row, each person is "
                 f"protected as stated. A person with two rows is protected less: {double} in place "
-                f"of {guess}. CorN does not know which rows belong to one person.",
+                f"of {guess}. "
+                + (
+                    "CorN was not told which rows belong to one person."
+                    if id_column is None
+                    else "Each site's program checked that no person has two rows, by the column "
+                    f"{id_column!r}."
+                ),
                 f"How: {promise.clipping}.",
             ),
         )
@@ -252,7 +260,15 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
     ]
     more = len(rows) - _MOST_AGENTS
     lost = [problem for own in histories for problem in own.history.problems]
-    notes = [f"The largest total is {describe_total(worst.total)}."]
+    about = "at least " if lost else ""
+    notes = [f"The largest total is {about}{describe_total(worst.total)}."]
+    # With a lost ledger the total is a lower bound, which bounds no guess.
+    if math.isfinite(worst.total.epsilon) and not lost:
+        guess = _percent(bound_guess(worst.total.epsilon, worst.total.delta))
+        notes.append(
+            "An attacker who has seen what all these plans published guesses right in at most "
+            f"{guess} of all cases."
+        )
     notes += [f"The {more} sites that are not listed have no larger total."] if more > 0 else []
     if lost:
         notes.append(f"A ledger is lost or damaged, so that the total is unknown: {lost[0]}.")
@@ -274,8 +290,9 @@ def _describe_published(published: Sequence[Published], promise: ModelPromise) -
     return Section(
         "What was published",
         (
-            f"In each of {promise.num_steps:,} steps, each of {promise.num_agents} sites sent a "
-            "clipped gradient with noise. The models are computed from these releases. "
+            f"In each of {promise.num_steps:,} steps, each of {promise.num_agents} sites "
+            f"sent{'' if promise.holds else ', in a simulation,'} a clipped gradient with noise. "
+            "The models are computed from these releases. "
             + (
                 "The following files are meant for publication."
                 if published
@@ -298,8 +315,8 @@ def _describe_checks(promise: ModelPromise, digest: str, keys: Path | None) -> S
             f"corn keys ledger {folder}",
         ]
         told += (
-            " The second recomputes ε of every site from the plan alone, whose fingerprint must "
-            "begin as shown. The third attacks the program and measures ε from below. The last "
+            " The second recomputes ε of every site from the plan alone, and prints how its "
+            "fingerprint begins. The third attacks the program and measures ε from below. The last "
             "adds up all releases of a site."
         )
     return Section("How to verify", (told,), commands=tuple(commands))
@@ -391,12 +408,13 @@ def _write_table(pdf: Any, section: Section) -> None:
     pdf.set_font("sans", "", 7.5)
     pdf.set_fill_color(255)
     pdf.set_draw_color(*_LINE)
-    # Names on the left, numbers on the right, digests in between.
+    # Names on the left, numbers and digests on the right.
     align = ("LEFT", *("RIGHT" for _ in section.columns[1:]))
     from fpdf.fonts import FontFace
 
     with pdf.table(
         text_align=align,
+        col_widths=(3, *(2 for _ in section.columns[1:])),
         borders_layout="HORIZONTAL_LINES",
         line_height=4.4,
         headings_style=FontFace(emphasis="BOLD"),

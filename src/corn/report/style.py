@@ -45,7 +45,7 @@ OWN_COLOUR = "#882255"
 
 INK = "#333333"
 PALE = "#BBBBBB"
-LINK = MECHANISM_COLOURS["corn"]
+
 
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 
