@@ -8,6 +8,7 @@ this machine; ``docs/tutorials/hospitals.md`` explains them.
 
 import csv
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def write_files(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "out/six-hospitals")
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     write_files(target)
     print(f"corn plan {target}/consortium.toml")
     print(f"corn check {target}/consortium.toml --agent lake --data {target}/lake.csv --keys KEYS")
