@@ -28,6 +28,10 @@ MAX_DIGITS = 20
 _MAX_DEPTH = 20
 _MAX_FILE_BYTES, _MAX_MESSAGE_BYTES = 1 << 24, 1 << 20
 _MAX_QUOTED = 60
+_PORT_DIGITS = 5
+
+DEFAULT_PORT = 29500
+"""The port of an agent, unless its address names another."""
 
 
 def read_json(path: Path, *, kind: str, max_bytes: int = _MAX_FILE_BYTES) -> Any:
@@ -127,6 +131,34 @@ def parse_hex(text: str, name: str) -> bytes:
         return bytes.fromhex(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{name} must be in hexadecimal, found {quote(text)}") from error
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return HOST:PORT as a pair; an IPv6 address is in brackets, and the default port is 29500.
+
+    >>> parse_address("10.0.0.1:41431"), parse_address("[::1]")
+    (('10.0.0.1', 41431), ('::1', 29500))
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    # Brackets belong to the text of an address only.
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    # Five digits, because Python refuses to read integers of thousands of them.
+    is_number = port.isdecimal() and len(port) <= _PORT_DIGITS
+    if not host or (":" in host) != is_bracketed or not is_number or not 0 < int(port) < 1 << 16:
+        raise InvalidArgumentError(
+            f"an address must be HOST:PORT, found {quote(text)}: try 10.0.0.1:{DEFAULT_PORT}, or "
+            f"[::1]:{DEFAULT_PORT}"
+        )
+    return host, int(port)
+
+
+def format_address(address: tuple[str, int]) -> str:
+    """Return an address as HOST:PORT, with brackets around an IPv6 address."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def quote(value: object) -> str:

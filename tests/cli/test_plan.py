@@ -149,12 +149,23 @@ def test_a_roster_needs_the_keys_of_all_agents(corn: Runner, tmp_path: Path) -> 
 def test_the_connections_of_a_plan_are_a_table_for_a_firewall(corn: Runner, tmp_path: Path) -> None:
     path = tmp_path / "plan.corn"
     assert corn("plan", "--graph", "star:4", "--steps", 5, "--out", path).exit_code == 0
-    outcome = corn("verify", path, "--connections")
+    assert corn("keys", "make", tmp_path / "keys", "--agents", 4).exit_code == 0
+    roster = tmp_path / "roster.json"
+    assert corn("keys", "roster", tmp_path / "keys", "--out", roster).exit_code == 0
+    document = json.loads(roster.read_text())
+    document["agents"]["0"]["address"] = "10.88.0.14:41431"
+    for agent in "123":
+        document["agents"][agent]["accepts"] = False
+    roster.write_text(json.dumps(document))
+    outcome = corn("verify", path, "--connections", roster)
     assert outcome.exit_code == 0
-    assert "1, 2, 3" in outcome.stdout
-    assert "every agent also connects to the store" in outcome.stderr
-    facts = json.loads(corn("verify", path, "--connections", "--agent", 2, "--json").stdout)
-    assert facts["agents"] == [{"agent": 2, "accepts": [], "opens": [0]}]
+    assert "10.88.0.14:41431" in outcome.stdout
+    facts = json.loads(corn("verify", path, "--connections", roster, "--agent", 2, "--json").stdout)
+    reached = {"agent": 2, "reaches": 0, "address": "10.88.0.14:41431"}
+    assert facts["connections"] == [reached | {"for": "link"}, reached | {"for": "store"}]
+    document["agents"]["0"] |= {"address": None, "accepts": False}
+    roster.write_text(json.dumps(document))
+    assert corn("verify", path, "--connections", roster).exit_code == 1
 
 
 def test_options_of_another_action_of_keys_are_misuse(corn: Runner, tmp_path: Path) -> None:

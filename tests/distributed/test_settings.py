@@ -6,8 +6,9 @@ import networkx as nx
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.settings import Monitoring, RunSettings, parse_address
+from corn.distributed.settings import Monitoring, RunSettings
 from corn.errors import CornError, InvalidArgumentError
+from corn.parsing import format_address, parse_address
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -42,9 +43,10 @@ def test_more_steps_than_planned_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000", "10.0.0.1:" + "1" * 5000]
+    "text",
+    ["", "::1", "::1:29500", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:70000", "10.0.0.1:" + "1" * 5000],
 )
-def test_an_address_needs_a_port(text: str) -> None:
+def test_an_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(CornError, match="an address must be HOST:PORT"):
         parse_address(text)
 
@@ -81,7 +83,13 @@ def test_agents_compare_the_minor_version_of_the_software(monkeypatch: pytest.Mo
 
 
 def test_an_address_of_version_6_is_written_in_brackets() -> None:
-    assert parse_address("[::1]:29500") == ("::1", 29500)
+    assert parse_address("[::1]:41431") == ("::1", 41431)
+    assert format_address(("::1", 41431)) == "[::1]:41431"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fe80::1]"])
+def test_an_address_without_a_port_has_the_default_one(host: str) -> None:
+    assert format_address(parse_address(host)) == f"{host}:29500"
 
 
 def test_agents_on_one_machine_serve_their_status_at_different_ports() -> None:

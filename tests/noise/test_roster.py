@@ -11,6 +11,7 @@ import pytest
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import (
     Roster,
+    Site,
     generate_identity,
     list_used_plans,
     load_identity,
@@ -183,3 +184,39 @@ def test_a_rotation_that_crashed_is_completed_by_the_next(
     with pytest.raises(FileFormatError, match="has other public keys"):
         pin_roster(ROSTER, tmp_path / "agent-0.key")  # the roster of before does not come back
     assert any(load_identity(old).public_key == before for old in tmp_path.glob("agent-1.old*"))
+
+
+def test_a_roster_keeps_who_accepts_connections_and_where(tmp_path: Path) -> None:
+    sites = (Site(), Site(accepts=False), Site(address="[fe80::1]:41431"))
+    roster = Roster(ROSTER.public_keys, sites=sites)
+    save_roster(roster, tmp_path / "roster.json")
+    found = load_roster(tmp_path / "roster.json")
+    assert found == roster
+    assert found.accepts == (True, False, True)
+    # People compare keys; an agent that moves keeps its fingerprint.
+    assert found.fingerprint == ROSTER.fingerprint
+
+
+def test_accepts_and_address_may_be_left_out_of_a_roster(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    save_roster(ROSTER, path)
+    document = json.loads(path.read_text())
+    for entry in document["agents"].values():
+        del entry["accepts"], entry["address"]
+    path.write_text(json.dumps(document))
+    assert load_roster(path).sites == (Site(),) * 3
+
+
+@pytest.mark.parametrize(
+    ("accepts", "address"), [(False, "10.0.0.1:29500"), (True, "10.0.0.1:port"), (True, "")]
+)
+def test_a_site_that_cannot_be_reached_at_its_address_is_refused(
+    accepts: bool, address: str
+) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Site(accepts, address)
+
+
+def test_the_first_site_that_accepts_opens_the_store() -> None:
+    sites = (Site(accepts=False), Site(), Site())
+    assert Roster(ROSTER.public_keys, sites=sites).store_host == 1

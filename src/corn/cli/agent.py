@@ -24,6 +24,7 @@ from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.learn.consortium import Consortium
 from corn.noise import load_roster
+from corn.parsing import parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -62,7 +63,7 @@ class MonitoringOptions:
         """Return the settings."""
         return distributed.Monitoring(
             log_format=self.log_format,
-            status=None if self.status is None else distributed.parse_address(self.status),
+            status=None if self.status is None else parse_address(self.status),
             shows_private=self.status_private,
         )
 
@@ -228,16 +229,16 @@ def agent(
     store: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT of the rendezvous; agent 0 opens it. (Default: that of the consortium "
-            "file.)",
+            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it. "
+            "(Default: that of the consortium file.)",
             rich_help_panel=_PLACE,
         ),
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT at which neighbours with higher numbers connect. (Default: any free "
-            "port of the address that leads to the store.)",
+            help="ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
+            "address, or any free one, at the address that leads to the store.)",
             rich_help_panel=_PLACE,
         ),
     ] = None,
@@ -298,10 +299,10 @@ def agent(
         num_agents=(
             source if isinstance(source, Plan) else load_roster(keys / "roster.json")
         ).num_agents,
-        store=distributed.parse_address(store),
+        store=parse_address(store),
         requirements=run.make_requirements(),
-        listen=None if listen is None else distributed.parse_address(listen),
-        advertise=None if advertise is None else distributed.parse_address(advertise),
+        listen=None if listen is None else parse_address(listen),
+        advertise=None if advertise is None else parse_address(advertise),
         rejoins=rejoin,
         monitoring=monitoring.make(),
     )

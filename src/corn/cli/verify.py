@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,11 @@ from corn.cli.output import (
 )
 from corn.cli.plan import plan_facts
 from corn.errors import InvalidArgumentError
+from corn.noise import Roster, load_roster
 from corn.plan import AgentGuarantee, Plan, Verification, fingerprint, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
-from corn.transport.links import list_connections
+from corn.topology import list_connections
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40
@@ -45,12 +45,13 @@ def verify(
         ),
     ] = None,
     connections: Annotated[
-        bool,
+        Path | None,
         typer.Option(
-            "--connections",
-            help="Instead of checking the plan, print who connects to whom, for a firewall.",
+            metavar="ROSTER",
+            help="Instead of checking the plan, print who must reach whom, and where, by this "
+            "roster.",
         ),
-    ] = False,
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Recompute each agent's ε, the noise and its lower bound; exit 1 if a promise is broken."""
@@ -59,8 +60,8 @@ def verify(
         raise InvalidArgumentError(
             f"--agent must be in 0 … {plan.num_agents - 1} for this plan, found {agent}"
         )
-    if connections:
-        _show_connections(plan, agent, as_json=json)
+    if connections is not None:
+        _show_connections(plan, load_roster(connections), agent, as_json=json)
         return
     with working("checking every coalition"):
         # Also with --coalition: the exit code judges the plan, not one coalition.
@@ -126,25 +127,40 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_j
         _print_guarantees(plan, shown)
 
 
-def _show_connections(plan: Plan, agent: int | None, *, as_json: bool) -> None:
-    """Print the connections of all agents, or of one."""
-    own = [own for own in list_connections(plan.network) if agent in (None, own.agent)]
+def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json: bool) -> None:
+    """Print who must reach whom, for all agents or for one."""
+    if roster.num_agents != plan.num_agents:
+        raise InvalidArgumentError(
+            f"the roster must have the plan's {plan.num_agents} agents, found {roster.num_agents}"
+        )
+    host = roster.store_host
+    links = list_connections(plan.network.graph, roster.accepts)
+    store = [(other, host) for other in range(plan.num_agents) if other != host]
+    rows = [
+        {"agent": a, "reaches": b, "address": roster.sites[b].address, "for": purpose}
+        for purpose, pairs in (("link", links), ("store", store))
+        for a, b in pairs
+        if agent in (None, a, b)
+    ]
     if as_json:
-        print_json({"store": {"accepts": "all agents"}, "agents": [asdict(row) for row in own]})
+        print_json({"store_host": host, "connections": rows})
         return
     print_table(
-        "connections to listening ports (--listen)",
-        ["agent", "accepts from", "connects to"],
+        "connections that firewalls must allow",
+        ["agent", "must reach", "at", "for"],
         [
             [
-                str(row.agent),
-                ", ".join(map(str, row.accepts)) or "nobody",
-                ", ".join(map(str, row.opens)) or "nobody",
+                str(row["agent"]),
+                f"agent {row['reaches']}",
+                str(row["address"] or "?"),
+                str(row["for"]),
             ]
-            for row in own
+            for row in rows
         ],
     )
-    print_note("every agent also connects to the store (--store), which agent 0 opens")
+    print_note(f"agent {host} opens the store (--store): the first agent that accepts connections")
+    if any(row["address"] is None for row in rows):
+        print_note("? is an address that the roster does not have: give it there, or to --listen")
 
 
 def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import Monitoring as Monitoring
     from corn.distributed.settings import RunSettings as RunSettings
-    from corn.distributed.settings import parse_address as parse_address
 
 _MODULES = {
     "AgentConfig": "settings",
@@ -65,7 +64,6 @@ _MODULES = {
     "load_credentials": "keyring",
     "make_keys": "keyring",
     "monitor_agent": "monitor",
-    "parse_address": "settings",
     "read_request": "planning",
     "require_done": "results",
     "run_agent": "agent",

@@ -76,6 +76,7 @@ from corn.learn.training import make_task
 from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
+from corn.topology import list_connections
 from corn.transport import (
     Credentials,
     Link,
@@ -274,6 +275,8 @@ def run_steps(
                     "this run"
                 )
             settings.check_plan(plan)
+            accepts = rendezvous.credentials.roster.accepts
+            list_connections(plan.network.graph, accepts)  # refuses links that cannot be opened
             planned = check_guarantee(plan, agent).precision
             required.check(plan, agent)
             folders = None if out is None else make_folders(out, agent)
@@ -311,6 +314,9 @@ def run_steps(
                     "the data": data,
                     **describe_model(problem.task, start),
                     "the roster of public keys": rendezvous.credentials.roster.fingerprint.hex(),
+                    "agents that accept connections": ", ".join(
+                        str(number) for number, does in enumerate(accepts) if does
+                    ),
                     **settings.describe(plan),
                     "streams": STREAM_FORMAT,
                 },

@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from corn.distributed.keyring import require_private_keys
-from corn.distributed.settings import parse_address
 from corn.errors import CornError, FileFormatError
 from corn.learn.consortium import Consortium
 from corn.noise import load_roster
 from corn.noise.keys import find_pinned_roster, load_identity
 from corn.noise.ledger import ledger_path, read_history
-from corn.parsing import build_fields, read_json
+from corn.parsing import build_fields, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
-from corn.transport.links import list_connections
+from corn.topology import list_connections
 from corn.version import __version__
 
 Status: TypeAlias = Literal["ok", "warning", "problem"]
@@ -145,7 +144,7 @@ def check_site(
     findings = [_check_data(consortium, agent, data)]
     plan, found = _check_plan(consortium)
     findings += found
-    roster, found = _check_keys(len(consortium.sites), agent, keys)
+    roster, found = _check_keys(consortium, agent, keys)
     findings += found
     if plan is not None:
         findings += _check_ledger(plan, agent, keys)
@@ -192,8 +191,8 @@ def _check_plan(consortium: Consortium) -> tuple[Plan | None, list[Finding]]:
     return plan, [Finding("plan", "ok", f"verified: {plan.describe()}")]
 
 
-def _check_keys(num_agents: int, agent: int, keys: Path) -> tuple[str, list[Finding]]:
-    path = keys / f"agent-{agent}.key"
+def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, list[Finding]]:
+    path, num_agents = keys / f"agent-{agent}.key", len(consortium.sites)
     advice = f"make it with corn keys make {keys} --agent {agent}"
     if not path.exists():
         return "", [Finding("keys", "problem", "there is no key of this site", f"{path}: {advice}")]
@@ -215,6 +214,15 @@ def _check_keys(num_agents: int, agent: int, keys: Path) -> tuple[str, list[Find
         problem = "the roster has another public key of this site: send agent-I.pub again"
     elif pinned is not None and not roster.follows(bytes.fromhex(pinned)):
         problem = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
+    elif differing := [
+        site.name
+        for site, accepts in zip(consortium.sites, roster.accepts, strict=True)
+        if site.accepts != accepts
+    ]:
+        problem = (
+            f"the roster and the consortium file differ in accepts of {', '.join(differing)}: "
+            "correct one of them"
+        )
     if problem:
         return shown, [Finding("keys", "problem", problem)]
     return shown, [
@@ -242,19 +250,20 @@ def _check_connections(
     consortium: Consortium, plan: Plan, agent: int, wait: float
 ) -> Iterator[Finding]:
     """Yield a finding for each port that the site opens or must reach."""
-    own = list_connections(plan.network)[agent]
     sites, store = consortium.sites, consortium.store
+    pairs = list_connections(plan.network.graph, consortium.accepts)
+    coming = [opener for opener, accepting in pairs if accepting == agent]
+    who = ", ".join(sites[peer].name for peer in coming)
+    host = consortium.accepts.index(True)
     listening = {}
-    if own.accepts and sites[agent].address is not None:
-        who = ", ".join(sites[peer].name for peer in own.accepts)
+    if coming and sites[agent].address is not None:
         listening[sites[agent].address] = f"from {who}"
-    elif own.accepts:
-        who = ", ".join(sites[peer].name for peer in own.accepts)
+    elif coming:
         yield Finding("port", "warning", f"{who} must reach this site, whose address is not given")
-    if agent == 0 and store is not None:
+    if agent == host and store is not None:
         listening[store] = "from all sites (store)"
-    reach = {} if agent == 0 or store is None else {store: "the store"}
-    for peer in own.opens:
+    reach = {} if agent == host or store is None else {store: "the store"}
+    for peer in [accepting for opener, accepting in pairs if opener == agent]:
         if sites[peer].address is None:
             text = f"this site must reach {sites[peer].name}, whose address is not given"
             yield Finding("port", "warning", text)

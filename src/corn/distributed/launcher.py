@@ -41,7 +41,6 @@ from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_up
 from corn.topology import Network
-from corn.transport import HOST
 
 _LOCALHOST = "127.0.0.1"
 # The longest time that Ctrl-C waits.
@@ -213,7 +212,7 @@ def launch(
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents).judge(promised.budget)
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of agent 0.
-    store = host_store((_LOCALHOST, 0), credentials[HOST])
+    store = host_store((_LOCALHOST, 0), credentials[0])
     config = AgentConfig(
         workload=workload,
         settings=settings,

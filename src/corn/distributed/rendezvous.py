@@ -35,9 +35,8 @@ from corn.errors import (
 from corn.learn.sweep import Interruption
 from corn.noise import load_compiled
 from corn.noise.stream import decode_fields, encode_fields
-from corn.parsing import build, parse_json
+from corn.parsing import build, format_address, parse_address, parse_json
 from corn.transport import (
-    HOST,
     NO_SESSION,
     Address,
     Channel,
@@ -389,7 +388,9 @@ class Rendezvous:
             for agent, entry in enumerate(self.store.get(keys)):
                 if entry is not None and agent != self.agent:
                     message = self._read(entry, keys[agent], agent, NO_SESSION)
-                    found[agent] = _read_address(message, agent)
+                    place = _read_address(message, agent)
+                    if place[1]:  # an agent that only connects outward has no port
+                        found[agent] = place
         return found
 
     def _meet(self) -> Meeting:
@@ -405,7 +406,8 @@ class Rendezvous:
         # open.
         parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        return Meeting(session, {agent: _read_address(own, agent) for agent, own in joined.items()})
+        places = {agent: _read_address(own, agent) for agent, own in joined.items()}
+        return Meeting(session, {agent: place for agent, place in places.items() if place[1]})
 
     def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
         """Publish a message under a key, signed; raise if the key has another entry of this agent.
@@ -485,7 +487,7 @@ def join_store(
         return dial(
             address,
             credentials,
-            HOST,
+            credentials.roster.store_host,
             Purpose.STORE,
             session=NO_SESSION,
             timeout=seconds,
@@ -495,11 +497,11 @@ def join_store(
     try:
         return RemoteStore(connect, timeout=timeout)
     except UnreachableError as error:
-        where = f"{address[0]}:{address[1]}"
+        where = format_address(address)
         if error.is_listening:
             raise PublicError(
                 f"the program at {where} is not this run's store: it did not prove the key of "
-                f"agent {HOST} within {timeout:g} s"
+                f"agent {credentials.roster.store_host} within {timeout:g} s"
             ) from error
         raise PublicError(f"no store found at {where} within {timeout:g} s") from error
 
@@ -526,17 +528,20 @@ def join(
         listen: where neighbours connect to this agent; by default a free port of the address that
             leads to the store.
         advertise: the address under which they reach it, where that is another, as behind NAT.
-        opens_store: whether this process hosts the store; by default agent 0 does.
+        opens_store: whether this process hosts the store; by default the roster's ``store_host``
+            does.
         needs_store: False lets an agent that returns do without a store that is gone.
         interruption: ends every wait when a person requests it.
     """
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
     agent = credentials.agent
-    is_host = agent == HOST if opens_store is None else opens_store
+    is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
     with naming_agent(agent):
         entries: Store
+        shared: Listener | None = None
         if is_host and needs_store:
-            entries = host_store(store, credentials).entries
+            host = host_store(store, credentials)
+            entries, shared = host.entries, host.listener
         else:
             patience = timeout if needs_store else _SECONDS_TO_FIND_STORE
             try:
@@ -549,18 +554,31 @@ def join(
                 # The run outlived its store. An empty one lets the code that publishes and reads
                 # addresses go on.
                 entries = MemoryStore()
-        host = listen[0] if listen else _find_route(*store)
-        # Open before the address is published, or a neighbour could dial a port that nobody listens
-        # at yet.
-        listener = Listener(listen or (host, 0), credentials)
-        # A listener on all addresses is reached at the one that leads to the store.
-        reached = _find_route(*store) if host in ("", "0.0.0.0", "::") else host  # noqa: S104
+        site = credentials.roster.sites[agent]
+        # What the roster says is what the others were told.
+        stated = None if site.address is None else parse_address(site.address)
+        if not site.accepts:
+            listener = Listener(None, credentials)
+            bound = reached = ("", 0)
+        elif shared is not None and listen is None and stated == store:
+            # One open port serves both the store and the links of its host.
+            listener = shared
+            bound = reached = store
+        else:
+            place = listen or (_find_route(*store), 0 if stated is None else stated[1])
+            # Open before the address is published, or a neighbour could dial a port that nobody
+            # listens at yet.
+            listener = Listener(place, credentials)
+            bound = (place[0], listener.port)
+            # A listener on all addresses is reached at the one that leads to the store.
+            is_any = place[0] in ("", "0.0.0.0", "::")  # noqa: S104
+            reached = (_find_route(*store), listener.port) if is_any else bound
     return Rendezvous(
         entries,
         credentials,
         listener=listener,
-        address=advertise or (reached, listener.port),
-        bound=(host, listener.port),
+        address=advertise or stated or reached,
+        bound=bound,
         timeout=timeout,
         keys=keys,
         is_host=is_host and needs_store,
@@ -574,17 +592,19 @@ def host_store(address: Address, credentials: Credentials) -> StoreHost:
         return StoreHost(address, credentials)
     except CornError as error:
         raise CornError(
-            f"{address[0]}:{address[1]}: no store can be opened there: the port is taken, or the "
+            f"{format_address(address)}: no store can be opened there: the port is taken, or the "
             "address is not this machine's"
         ) from error
 
 
 def _find_route(host: str, port: int) -> str:
     """Return this host's address on the route to another, which neighbours can reach."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))  # sends nothing
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing
             return str(probe.getsockname()[0])
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise CornError(f"{host}:{port}: no route to this address: {why}") from error
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        where = format_address((host, port))
+        raise CornError(f"{where}: no route to this address: {why}") from error

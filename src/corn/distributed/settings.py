@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
 from corn.distributed.logs import LogFormat
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
-from corn.parsing import quote
 from corn.plan import Plan
 from corn.version import __version__
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
 DropoutPolicy: TypeAlias = Literal["replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
-_PORT_DIGITS = 5
 # Seeds of pairs follow from two keys (docs/run-agents.md). Larger groups need a message to each
 # member.
 _LARGEST_GROUP_TO_REPLAN = 2
@@ -230,18 +228,3 @@ class AgentConfig:
     advertise: tuple[str, int] | None = None
     rejoins: bool = False
     monitoring: Monitoring = field(default_factory=Monitoring)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return HOST:PORT as a pair.
-
-    >>> parse_address("10.0.0.1:29500")
-    ('10.0.0.1', 29500)
-    """
-    host, colon, port = text.rpartition(":")
-    # Five digits, because Python refuses to read integers of thousands of them.
-    is_number = port.isdecimal() and len(port) <= _PORT_DIGITS
-    if not colon or not is_number or not 0 < int(port) < 1 << 16:
-        raise CornError(f"an address must be HOST:PORT, found {quote(text)}: try 10.0.0.1:29500")
-    # Brackets belong to the text of an address only: [::1]:29500.
-    return host.removeprefix("[").removesuffix("]"), int(port)

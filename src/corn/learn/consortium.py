@@ -21,7 +21,7 @@ from corn.learn.columns import DataSchema, read_schema
 from corn.parsing import quote
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget, Unit
-from corn.topology import Network, load_network
+from corn.topology import Network, list_connections, load_network
 
 if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of it
     from corn.learn.file_data import FileWorkload
@@ -104,7 +104,7 @@ class Consortium:
         training: the training.
         sites: agents 0, 1, … in order.
         graph: spec or file of the graph.
-        store: HOST:PORT of the rendezvous, which the first site opens.
+        store: HOST:PORT of the rendezvous, which the first site that accepts connections opens.
     """
 
     path: Path
@@ -131,6 +131,11 @@ class Consortium:
         """The expected number of rows that each site trains on, as declared."""
         return tuple(self.training_fraction * site.samples for site in self.sites)
 
+    @property
+    def accepts(self) -> tuple[bool, ...]:
+        """Whether each site accepts connections."""
+        return tuple(site.accepts for site in self.sites)
+
     def load_network(self) -> Network:
         """Return the network, which has one agent for each site."""
         network = load_network(self.graph)
@@ -140,6 +145,8 @@ class Consortium:
             f"of {len(self.sites)} agents, one for each site",
             network.num_agents,
         )
+        # Raises for a link of which neither end accepts.
+        list_connections(network.graph, self.accepts)
         return network
 
     def make_budget(self) -> PrivacyBudget:

@@ -21,6 +21,7 @@ from corn.noise.ledger import (
 from corn.noise.normals import load_compiled
 from corn.noise.roster import (
     Roster,
+    Site,
     load_roster,
     pin_roster,
     rotate_key,
@@ -59,6 +60,7 @@ __all__ = [
     "Secret",
     "SecureSource",
     "SimulationSource",
+    "Site",
     "StreamAddress",
     "Terms",
     "agent_keys",

@@ -1,4 +1,4 @@
-"""The roster: the public keys of all agents, by which each knows the others, and its file.
+"""The roster: public key, address and reachability of all agents, and its file.
 
 The roster is the root of trust of a run. People compare its fingerprint, and each agent's key keeps
 the one that it was last used with. Another roster is accepted only if the agents whose keys changed
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -32,9 +32,9 @@ from corn.noise.keys import (
     save_identity,
 )
 from corn.noise.stream import encode_fields
-from corn.parsing import build_fields, parse_hex, read_json
+from corn.parsing import build_fields, parse_address, parse_hex, read_json
 
-_FORMAT = "corn roster 2"
+_FORMAT = "corn roster 3"
 _FIELD_PRIME = 2**255 - 19
 # Any private key: only whether an exchange with it fails is of interest.
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
@@ -56,18 +56,50 @@ class KeyRotation:
 
 
 @dataclass(frozen=True)
+class Site:
+    """The place of an agent in the network.
+
+    Attributes:
+        accepts: whether others can connect to it; otherwise it only connects outward.
+        address: HOST:PORT at which they do; None leaves it to the agent's start.
+    """
+
+    accepts: bool = True
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is None:
+            return
+        parse_address(self.address)
+        if not self.accepts:
+            raise InvalidArgumentError(
+                "accepts must be true for an agent with an address at which others connect, found "
+                f"false with {self.address}"
+            )
+
+
+@dataclass(frozen=True)
 class Roster:
     """The public keys of agents 0 … n−1: 64 bytes each, usable, all different.
 
     Attributes:
         public_keys: of all agents.
         rotations: how the keys came to replace earlier ones, the oldest first.
+        sites: of all agents; by default all accept connections. They are not part of the
+            fingerprint: an agent may move, and its key proves who it is.
     """
 
     public_keys: tuple[bytes, ...]
     rotations: tuple[KeyRotation, ...] = ()
+    sites: tuple[Site, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.sites:
+            object.__setattr__(self, "sites", (Site(),) * len(self.public_keys))
+        if len(self.sites) != len(self.public_keys):
+            raise InvalidArgumentError(
+                f"sites must be those of {len(self.public_keys)} agents, found {len(self.sites)}"
+            )
         owners: dict[bytes, int] = {}
         for agent, key in enumerate(self.public_keys):
             _check_public_key(key, agent)
@@ -82,6 +114,16 @@ class Roster:
     def num_agents(self) -> int:
         """The number of agents n."""
         return len(self.public_keys)
+
+    @property
+    def accepts(self) -> tuple[bool, ...]:
+        """Whether others can connect to each agent."""
+        return tuple(site.accepts for site in self.sites)
+
+    @property
+    def store_host(self) -> int:
+        """The agent that opens the rendezvous store: the first one that accepts connections."""
+        return next((agent for agent, accepts in enumerate(self.accepts) if accepts), 0)
 
     @property
     def fingerprint(self) -> bytes:
@@ -112,8 +154,10 @@ class Roster:
             raise InvalidArgumentError(f"the roster has another key of agent {agent} than this one")
         signature = old.sign(_rotation_message(self, agent, new.public_key))
         rotation = KeyRotation(agent, old.public_key.hex(), signature.hex())
-        return Roster(
-            _replace_key(self.public_keys, agent, new.public_key), (*self.rotations, rotation)
+        return replace(
+            self,
+            public_keys=_replace_key(self.public_keys, agent, new.public_key),
+            rotations=(*self.rotations, rotation),
         )
 
     def follows(self, fingerprint: bytes) -> bool:
@@ -202,8 +246,11 @@ def _choose_name(path: Path) -> Path:
 
 
 def save_roster(roster: Roster, path: Path) -> None:
-    """Write the roster as JSON: agent's number → public key in hexadecimal, and rotations."""
-    agents = {str(agent): key.hex() for agent, key in enumerate(roster.public_keys)}
+    """Write the roster as JSON: agent's number → public key, accepts and address; rotations."""
+    agents = {
+        str(agent): {"public_key": key.hex(), **vars(site)}
+        for agent, (key, site) in enumerate(zip(roster.public_keys, roster.sites, strict=True))
+    }
     rotations = [vars(rotation) for rotation in roster.rotations]
     document = {"format": _FORMAT, "agents": agents, "rotations": rotations}
     with writing_whole(path) as partial:
@@ -220,15 +267,24 @@ def load_roster(path: Path) -> Roster:
 
 
 def _decode_roster(document: object) -> Roster:
-    kinds = {"format": str, "agents": Mapping[str, str], "rotations": tuple[KeyRotation, ...]}
+    kinds = {
+        "format": str,
+        "agents": Mapping[str, Mapping[str, object]],
+        "rotations": tuple[KeyRotation, ...],
+    }
     fields = build_fields(kinds, document, "the roster")
-    keys: dict[str, str] = fields["agents"]
-    numbers = [str(agent) for agent in range(len(keys))]
-    if fields["format"] != _FORMAT or set(keys) != set(numbers):
+    entries: dict[str, dict[str, object]] = fields["agents"]
+    numbers = [str(agent) for agent in range(len(entries))]
+    if fields["format"] != _FORMAT or set(entries) != set(numbers):
         raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
+    # People write these two by hand, so they may leave them out.
+    usual: dict[str, object] = {"accepts": True, "address": None}
+    types = {"public_key": str, "accepts": bool, "address": str | None}
+    agents = [build_fields(types, usual | entries[number], f"agent {number}") for number in numbers]
     return Roster(
-        tuple(parse_hex(keys[number], "a public key") for number in numbers),
+        tuple(parse_hex(own["public_key"], "a public key") for own in agents),
         fields["rotations"],
+        tuple(Site(own["accepts"], own["address"]) for own in agents),
     )
 
 

@@ -1,5 +1,6 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
+from corn.topology.connections import list_connections, opens_link
 from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
 from corn.topology.gossip import ONE_ROUND, Gossip
 from corn.topology.graphs import Graph, check_graph, is_connected, name_of
@@ -36,9 +37,11 @@ __all__ = [
     "describe_kind",
     "graph_of",
     "is_connected",
+    "list_connections",
     "load_network",
     "measure_network",
     "mixing_matrix",
     "name_of",
+    "opens_link",
     "spectrum",
 ]

@@ -10,7 +10,6 @@ from corn.transport.key_exchange import TamperedError
 from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 from corn.transport.store import (
-    HOST,
     MemoryStore,
     RemoteStore,
     Store,
@@ -19,7 +18,6 @@ from corn.transport.store import (
 )
 
 __all__ = [
-    "HOST",
     "NO_SESSION",
     "Address",
     "Channel",

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -282,8 +283,13 @@ def respond(
     credentials: Credentials,
     session: bytes,
     deadline: float | None = None,
+    on_proof: Callable[[], None] = lambda: None,
 ) -> Channel:
-    """Complete a handshake on a connection that the other end opened; see :func:`initiate`."""
+    """Complete a handshake on a connection that the other end opened; see :func:`initiate`.
+
+    ``on_proof`` is called once the first message has proved a key of the roster, which a copy of an
+    earlier first message does too.
+    """
     peer, own = greeting.initiator, credentials.agent
     if greeting.responder != own:
         raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
@@ -296,6 +302,7 @@ def respond(
         is_initiator=False,
     )
     handshake.read_first(first)
+    on_proof()
     try:
         connection.sendall(handshake.write_second())
     except OSError as error:

@@ -2,7 +2,7 @@
 
 A message that arrives is kept until the agent asks for it, and one to be sent leaves while the
 agent computes. A fault ends that link and no other, and agents that are not neighbours are not
-connected at all. Of two neighbours the one with the higher number connects to the other.
+connected at all. The roster decides which of two neighbours connects to the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import final
 
 from corn.errors import PublicError
-from corn.topology import Network
+from corn.topology import opens_link
 from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
@@ -270,7 +270,10 @@ class LinkOpener:
             LinkError: it did not connect in time.
         """
         # Each edge is opened by exactly one end, so two connections never cross.
-        if peer < self._credentials.agent:
+        if opens_link(self._credentials.agent, peer, self._credentials.roster.accepts):
+            # The address is the other agent's own statement, and may be missing.
+            if peer not in self._addresses:
+                raise LinkError(f"agent {peer} published no address at which it accepts")
             return self.connect(peer, self._addresses[peer], timeout=timeout, check=check)
         return self.wait(peer, timeout=timeout, check=check)
 
@@ -350,33 +353,3 @@ def open_links(
             link.close()
         raise
     return links
-
-
-@dataclass(frozen=True)
-class AgentConnections:
-    """The agents that connect to one agent's port, and those to whose ports it connects."""
-
-    agent: int
-    accepts: tuple[int, ...]
-    opens: tuple[int, ...]
-
-
-def list_connections(network: Network) -> list[AgentConnections]:
-    """Return the connections of every agent: the higher number connects to the lower one.
-
-    A link is one connection, also where messages go one way only. In addition every agent connects
-    to the store.
-
-    >>> from corn.topology import load_network
-    >>> list_connections(load_network("path:3"))[1]
-    AgentConnections(agent=1, accepts=(2,), opens=(0,))
-    """
-    graph = network.graph.to_undirected(as_view=True)
-    return [
-        AgentConnections(
-            agent,
-            accepts=tuple(sorted(peer for peer in graph[agent] if peer > agent)),
-            opens=tuple(sorted(peer for peer in graph[agent] if peer < agent)),
-        )
-        for agent in range(network.num_agents)
-    ]

@@ -1,20 +1,24 @@
 """One open port per agent: connections of agents are handed over, those of strangers are closed.
 
 A stranger can connect and send anything. It costs one of a few places for some seconds, and reaches
-nothing beyond the handshake of :mod:`corn.transport.channel`. An agent of the roster has a few
-connections for each purpose, and loses the oldest if it opens more.
+nothing beyond the handshake of :mod:`corn.transport.channel`. When all places are taken, the
+address with the most connections without proof of a key loses its oldest. An agent of the roster
+has a few connections for each purpose, and loses the oldest if it opens more.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import final
 
 from corn.errors import CornError, PublicError
+from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
     Channel,
@@ -69,16 +73,16 @@ class Listener:
     connection, and owns the channel.
 
     Args:
-        address: to listen at; port 0 takes any that is free.
+        address: to listen at; port 0 takes any that is free. None opens no port, for an agent that
+            only connects outward.
         credentials: of this agent.
     """
 
-    def __init__(self, address: Address, credentials: Credentials) -> None:
+    def __init__(self, address: Address | None, credentials: Credentials) -> None:
         try:
-            _check_port(address)
-            self._socket = socket.create_server(address, backlog=_BACKLOG)
+            self._socket = None if address is None else _listen(address)
         except OSError as error:
-            where = f"{address[0]}:{address[1]}"
+            where = "" if address is None else format_address(address)
             raise CornError(
                 f"{where}: cannot listen there: the port is taken, or the address is not this "
                 "machine's"
@@ -86,18 +90,23 @@ class Listener:
         self._credentials = credentials
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
         self._handlers: Mapping[Purpose, tuple[bytes, Handler]] = {}
-        self._greeting: dict[socket.socket, float] = {}
+        # The address of each connection whose handshake is under way, the oldest first.
+        self._greeting: dict[socket.socket, str] = {}
+        self._proved: set[socket.socket] = set()
         self._served: dict[tuple[Purpose, int], list[Channel]] = {}
         # The thread of a connection that lost its place needs a moment to end. A flood must not be
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock, self._is_closed = threading.Lock(), False
-        threading.Thread(target=self._accept, name="corn listener", daemon=True).start()
+        if self._socket is not None:
+            threading.Thread(
+                target=self._accept, args=(self._socket,), name="corn listener", daemon=True
+            ).start()
 
     @property
     def port(self) -> int:
-        """The port that it listens at."""
-        return int(self._socket.getsockname()[1])
+        """The port that it listens at; 0 for none."""
+        return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     def handle(self, purpose: Purpose, session: bytes, handler: Handler) -> None:
         """Hand over channels of a purpose and session to a handler from now on."""
@@ -111,11 +120,12 @@ class Listener:
             for connection in self._greeting:
                 _close(connection)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.
-        _close(self._socket)
+        if self._socket is not None:
+            _close(self._socket)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         while True:
-            connection = self._accept_one()
+            connection = _accept_one(listening)
             with self._lock:
                 if self._is_closed:
                     if connection is not None:
@@ -123,13 +133,12 @@ class Listener:
                     return
                 if connection is None:
                     continue
-                # An agent greets at once. So whoever has waited longest is the one to lose its
-                # place.
                 if len(self._greeting) >= _MAX_GREETING:
-                    oldest = min(self._greeting, key=self._greeting.__getitem__)
-                    del self._greeting[oldest]
-                    _close(oldest)
-                self._greeting[connection] = time.monotonic()
+                    evicted = self._choose_evicted()
+                    del self._greeting[evicted]
+                    self._proved.discard(evicted)
+                    _close(evicted)
+                self._greeting[connection] = _name_source(connection)
             # Not under the lock: a thread that ends needs the lock to give back its place.
             self._threads.acquire()
             try:
@@ -139,15 +148,22 @@ class Listener:
                 self._forget(connection)
                 _close(connection)
 
-    def _accept_one(self) -> socket.socket | None:
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:
-            # The listener is closed, or this process has too many open files, of which those of
-            # strangers close soon.
-            time.sleep(_FIRST_PAUSE)
-            return None
-        return connection
+    def _choose_evicted(self) -> socket.socket:
+        """Return the connection that loses its place, while the lock is held."""
+        # An agent proves its key with its first bytes, and then waits for one round trip: a flood
+        # of strangers must not evict it meanwhile. Who copies first messages of agents counts as
+        # proved, so those are evicted where all are.
+        unproved = [one for one in self._greeting if one not in self._proved]
+        candidates = unproved or list(self._greeting)
+        counts = Counter(self._greeting[one] for one in candidates)
+        # One address evicts its own connections, not those of others. An agent greets at once, so
+        # of one address the oldest goes.
+        return max(candidates, key=lambda one: counts[self._greeting[one]])
+
+    def _note_proof(self, connection: socket.socket) -> None:
+        with self._lock:
+            if connection in self._greeting:
+                self._proved.add(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
@@ -192,13 +208,22 @@ class Listener:
         # another prologue, and its handshake fails.
         session, handler = found
         first = bytes(data[_GREETING_FIELDS:])
-        channel = respond(connection, greeting, first, self._credentials, session, deadline)
+        channel = respond(
+            connection,
+            greeting,
+            first,
+            self._credentials,
+            session,
+            deadline,
+            on_proof=lambda: self._note_proof(connection),
+        )
         channel.set_timeout(None)
         return greeting.purpose, handler, channel
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
             self._greeting.pop(connection, None)
+            self._proved.discard(connection)
         self._threads.release()
 
 
@@ -257,8 +282,36 @@ def dial(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+def _listen(address: Address) -> socket.socket:
+    _check_port(address)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+
+def _accept_one(listening: socket.socket) -> socket.socket | None:
+    try:
+        connection, _ = listening.accept()
+    except OSError:
+        # The listener is closed, or this process has too many open files, of which those of
+        # strangers close soon.
+        time.sleep(_FIRST_PAUSE)
+        return None
+    return connection
+
+
+def _name_source(connection: socket.socket) -> str:
+    """Return the network that a connection comes from: an IPv4 address, or a /64 of IPv6."""
+    try:
+        host = str(connection.getpeername()[0]).partition("%")[0]
+        address = ipaddress.ip_address(host)
+    except (OSError, ValueError):
+        return ""
+    # One site has a whole /64, and could use a new address for each connection.
+    return host if address.version == 4 else str(ipaddress.ip_network((host, 64), strict=False))
+
+
 def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool) -> str:
-    where = f"{address[0]}:{address[1]}"
+    where = format_address(address)
     if is_listening:
         return (
             f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "

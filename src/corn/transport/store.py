@@ -19,9 +19,6 @@ from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Cred
 from corn.transport.key_exchange import TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError
 
-HOST = 0
-"""The agent whose key the host of the store proves."""
-
 # Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
 # memory.
 _MAX_WORD_BYTES = 1 << 21
@@ -87,29 +84,30 @@ class StoreHost:
 
     Args:
         address: to listen at.
-        credentials: of agent 0, whose key the host proves.
+        credentials: of the roster's ``store_host``, whose key the host proves.
 
     Attributes:
         entries: the store itself.
+        listener: its port, which an agent that hosts the store may use for its links too.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.entries = MemoryStore()
         self._used: dict[int, int] = {}
         self._channels: set[Channel] = set()
-        self._listener = Listener(address, credentials)
+        self.listener = Listener(address, credentials)
         # Agents agree on the session by way of the store, so its channels cannot be bound to one.
         # Words are, by their signatures.
-        self._listener.handle(Purpose.STORE, NO_SESSION, self._serve)
+        self.listener.handle(Purpose.STORE, NO_SESSION, self._serve)
 
     @property
     def port(self) -> int:
         """The port that it listens at."""
-        return self._listener.port
+        return self.listener.port
 
     def close(self) -> None:
         """End the store; agents that still need it notice."""
-        self._listener.close()
+        self.listener.close()
         for channel in list(self._channels):
             channel.close()
 
