@@ -18,6 +18,7 @@ from corn.cli.learning import (
     LearningOptions,
     describe_quality,
     draw_run,
+    read_consortium,
     refuse_options_of_plan,
     write_run,
 )
@@ -59,6 +60,7 @@ from corn.topology import Network
 if TYPE_CHECKING:
     from corn.learn.metrics import Quality
     from corn.learn.tuning import GridEnd
+    from corn.learn.workloads import ProblemSource
 
 EXAMPLE = (
     "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
@@ -157,7 +159,10 @@ def train(
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
     configuration = read_configuration(context)
-    planned = None if plan is None else load_plan(plan)
+    consortium = read_consortium(context, plan, learning.data)
+    planned = (
+        None if plan is None else load_plan(plan) if consortium is None else consortium.load_plan()
+    )
     adversary: ThreatModel | None
     objective: Objective
     if planned is not None:
@@ -176,7 +181,10 @@ def train(
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
-    step_sizes = _parse_step_sizes(step_size, learning)
+    agreed = None if consortium is None else consortium.training
+    step_sizes = _parse_step_sizes(
+        step_size if consortium is None else str(consortium.step_size), learning
+    )
     factory = NAMED_OPTIMIZERS[optimizer]
     if factory is not None:
         require_exact_sums(network)
@@ -187,7 +195,7 @@ def train(
             )
     settings = learn.SweepSettings(
         num_steps=promise.num_steps,
-        batch_size=promise.batch_size or learning.batch_size,
+        batch_size=promise.batch_size or (agreed or learning).batch_size,
         seeds=tuple(range(runs)),
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum if factory is None else 0.0,
@@ -195,9 +203,12 @@ def train(
         dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic),
         device=device,
     )
-    problem = learning.make_workload().build(network.num_agents)
+    workload = learning.make_workload() if consortium is None else None
+    if consortium is not None and learning.data is not None:
+        workload = consortium.make_workload(learning.data)
+    problem = cast("ProblemSource", workload).build(network.num_agents)
     if learning.data is not None:
-        _note_user_data(learning, problem)
+        _note_user_data(problem)
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
     with working("designing the noise"):
@@ -391,11 +402,11 @@ def _rank_outcomes(comparison: learn.Comparison) -> list[str]:
     ]
 
 
-def _note_user_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
+def _note_user_data(problem: learn.TrainingProblem) -> None:
     """Print what the owner of the data should know."""
     for note in problem.private_notes:
         print_note(f"private, do not publish: {note}")
-    if learning.classes is None and not learning.regression:
+    if problem.simulation.startswith("the list of classes"):
         print_note(
             "the classes were read from the data, which a simulation may do; corn launch and corn "
             "agent need the public list --classes"
