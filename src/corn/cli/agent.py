@@ -24,7 +24,7 @@ from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.learn.consortium import Consortium
 from corn.noise import load_roster
-from corn.parsing import parse_address
+from corn.parsing import DEFAULT_PORT, parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -299,7 +299,7 @@ def agent(
         num_agents=(
             source if isinstance(source, Plan) else load_roster(keys / "roster.json")
         ).num_agents,
-        store=parse_address(store),
+        store=parse_address(store, default_port=DEFAULT_PORT),
         requirements=run.make_requirements(),
         listen=None if listen is None else parse_address(listen),
         advertise=None if advertise is None else parse_address(advertise),
