@@ -80,9 +80,11 @@ def check(
 
 def _print_page(reports: list[SiteReport], common: list[Finding], *, as_json: bool) -> None:
     """Print one page for the whole consortium."""
+    findings = [*common, *(own for report in reports for own in report.findings)]
     if as_json:
         sites = [report.to_shared() for report in reports]
-        print_json({"sites": sites, "common": [vars(own) for own in common]})
+        passed = all(own.status != "problem" for own in findings)
+        print_json({"sites": sites, "common": [vars(own) for own in common], "passed": passed})
     else:
         names = list(dict.fromkeys(own.name for report in reports for own in report.findings))
         print_table(
@@ -104,7 +106,7 @@ def _print_page(reports: list[SiteReport], common: list[Finding], *, as_json: bo
             for own in report.findings:
                 if own.status == "warning":
                     print_note(f"{report.site}: {own.name}: {own.text}")
-    _end([*common, *(own for report in reports for own in report.findings)])
+    _end(findings)
 
 
 def _worst(report: SiteReport, name: str) -> str:
