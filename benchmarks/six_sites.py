@@ -41,6 +41,7 @@ SEEDS = range(10)
 
 def main() -> None:
     warnings.filterwarnings("ignore", module="opacus|torch")
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     torch.set_num_threads(1)
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "six_hospitals.py"))
     with tempfile.TemporaryDirectory() as name:
@@ -94,7 +95,8 @@ def train_opacus(problem: TrainingProblem, consortium: Consortium, seed: int) ->
     while step < training.steps:
         for X, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(private(X), y).backward()
+            loss: Any = nn.functional.cross_entropy(private(X), y)
+            loss.backward()
             optimizer.step()
             step += 1
             if step == training.steps:

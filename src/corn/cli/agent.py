@@ -97,9 +97,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
-    ] = 100
     resume: Annotated[
         bool,
         typer.Option(
@@ -164,7 +161,6 @@ class RunOptions:
             batch_size=budget.batch_size or (agreed or learning).batch_size,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            checkpoint_every=self.checkpoint_every,
             resume=self.resume,
         )
 

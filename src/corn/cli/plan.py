@@ -35,7 +35,7 @@ from corn.cli.output import (
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.covariance.design import default_threat
 from corn.learn.consortium import Consortium, load_consortium
-from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
+from corn.plan import Plan, fingerprint, make_plan, save_plan
 from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 from corn.topology import Gossip
@@ -66,9 +66,6 @@ def plan(
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
     threat: ThreatOptions,
-    dtype: Annotated[
-        FloatType, typer.Option(help="Float type of models and messages.")
-    ] = "float32",
     json: JsonOption = False,
 ) -> None:
     """Make the plan of a run, by default against one curious insider.
@@ -88,7 +85,7 @@ def plan(
     if out is None:
         raise typer.BadParameter("give a file for the plan", param_hint="--out")
     if graph is None:
-        _write_request(budget, batch_size, mechanism, mixing, threat, dtype, out=out, json=json)
+        _write_request(budget, batch_size, mechanism, mixing, threat, out=out, json=json)
         return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
@@ -101,7 +98,6 @@ def plan(
             objective=mixing.choose_objective(network.mixing, budget.steps),
             mechanism=read_mechanism(mechanism) or cast("MechanismName", mechanism),
             cooldown_steps=mixing.cooldown,
-            dtype=dtype,
         )
     _save(made, out, json=json)
 
@@ -162,7 +158,6 @@ def _write_request(
     mechanism: str,
     mixing: MixingOptions,
     threat: ThreatOptions,
-    dtype: FloatType,
     *,
     out: Path,
     json: bool,
@@ -180,7 +175,6 @@ def _write_request(
         gossip=Gossip.parse(mixing.gossip),
         mixing=combined,
         cooldown_steps=mixing.cooldown,
-        dtype=dtype,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(request.to_text() + "\n", encoding="utf-8")
