@@ -1,11 +1,14 @@
 """One public file makes the plan, checks every site and runs all of them."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from corn.noise import Site, load_roster
 
 from .commands import Runner
 
@@ -159,3 +162,25 @@ def test_a_plan_of_another_file_is_refused(corn: Runner, folder: Path) -> None:
     outcome = corn("launch", path, "--data", "{site}.csv")
     assert outcome.exit_code == 1
     assert "promise" in outcome.stderr
+
+
+def test_more_rows_than_the_plan_covers_are_a_problem(corn: Runner, folder: Path) -> None:
+    rows = [f"p{row},40,a,no" for row in range(200 * SITES["hill"] + 20_000)]
+    (folder / "hill.csv").write_text("\n".join(["person,age,ward,ill", *rows]) + "\n")
+    outcome = check(corn, "hill", "--json")
+    assert outcome.exit_code == 1
+    report = json.loads(outcome.stdout)
+    assert [own["name"] for own in report["findings"] if own["status"] == "problem"] == ["data"]
+    assert "samples must be at most" in report["private"]["data"]
+
+
+def test_the_roster_takes_addresses_of_the_consortium_file(corn: Runner, folder: Path) -> None:
+    text = (folder / "consortium.toml").read_text()
+    addresses = re.findall(r'address = "(.*)"', text)
+    # The last site only connects outward.
+    text = text.replace(f'address = "{addresses[2]}"', "accepts = false")
+    (folder / "consortium.toml").write_text(text)
+    outcome = corn("keys", "roster", "keys", "consortium.toml", "--out", "keys/roster.json")
+    assert outcome.exit_code == 0, outcome.stderr
+    sites = load_roster(folder / "keys" / "roster.json").sites
+    assert sites == (Site(address=addresses[0]), Site(address=addresses[1]), Site(accepts=False))

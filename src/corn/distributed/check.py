@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from corn.distributed.keyring import require_private_keys
 from corn.errors import CornError, FileFormatError
+from corn.learn.batches import require_fitting_samples
 from corn.learn.consortium import Consortium
 from corn.noise import load_roster
 from corn.noise.keys import find_pinned_roster, load_identity
@@ -164,9 +165,13 @@ def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
     declared = consortium.sites[agent].samples
     try:
         problem = consortium.make_workload(data).build(len(consortium.sites), [agent])
+        require_fitting_samples(consortium.make_budget(), problem.data.sizes, first=agent)
     except CornError as error:
         return Finding(
-            "data", "problem", "the file does not fit the public schema", f"{error}: correct it"
+            "data",
+            "problem",
+            "the file does not fit the public schema or the plan",
+            f"{error}: correct it",
         )
     # Rows are recounted from the expected fraction: exact numbers of parts are not needed.
     rows = sum(problem.data.sizes) / consortium.training_fraction
