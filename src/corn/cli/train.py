@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -12,6 +12,7 @@ import typer
 
 from corn import learn
 from corn.checks import require
+from corn.cli.config_file import is_given
 from corn.cli.learning import (
     LEARNING,
     MODEL_FILE,
@@ -158,7 +159,9 @@ def train(
     # Before the training, not after it.
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
-    configuration = read_configuration(context)
+    if learning.data is not None and plan is None:
+        budget = _protect_rows(context, budget)
+    configuration = {**read_configuration(context), "unit": budget.unit, "clip": budget.clip}
     consortium = read_consortium(context, plan, learning.data)
     planned = (
         None if plan is None else load_plan(plan) if consortium is None else consortium.load_plan()
@@ -208,7 +211,7 @@ def train(
         workload = consortium.make_workload(learning.data)
     problem = cast("ProblemSource", workload).build(network.num_agents)
     if learning.data is not None:
-        _note_user_data(problem)
+        _note_user_data(problem, promise)
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
     with working("designing the noise"):
@@ -402,8 +405,22 @@ def _rank_outcomes(comparison: learn.Comparison) -> list[str]:
     ]
 
 
-def _note_user_data(problem: learn.TrainingProblem) -> None:
+def _protect_rows(context: typer.Context, budget: BudgetOptions) -> BudgetOptions:
+    """Return the options for users' own files: unit sample and clip 1, unless they are given."""
+    if not is_given(context, "unit"):
+        budget = replace(budget, unit="sample")
+    if not is_given(context, "clip") and budget.unit == "sample":
+        budget = replace(budget, clip=1.0)
+    return budget
+
+
+def _note_user_data(problem: learn.TrainingProblem, budget: PrivacyBudget) -> None:
     """Print what the owner of the data should know."""
+    if budget.unit == "sample":
+        print_note(
+            "each row is protected by itself: if a person has several rows, join them, or protect "
+            "an agent's whole file with --unit agent"
+        )
     for note in problem.private_notes:
         print_note(f"private, do not publish: {note}")
     if problem.simulation.startswith("the list of classes"):
