@@ -351,7 +351,9 @@ class Returns:
         self._unconfirmed: set[int] = set()
         self._absent: set[int] = set()
         self._closed = threading.Event()
-        self._can_accept = run.rendezvous.credentials.roster.accepts[run.agent]
+        self._can_accept = run.rendezvous.credentials.roster.accepts[
+            run.rendezvous.credentials.agent
+        ]
         # Replaced as a whole, so that the thread reads it without the lock.
         self._lost_neighbours: frozenset[int] = frozenset()
         self._caller: threading.Thread | None = None
