@@ -245,7 +245,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
 
     with ExitStack() as stack:
         stack.callback(opener.close)
-        stack.callback(lambda: [link.close() for link in links.values()])
+        stack.callback(_close_all, links)
         keys = NewsKeys(rendezvous.credentials, session)
         channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
         present = run.neighbours & set(welcome.present)
@@ -570,3 +570,8 @@ def decode_state(data: memoryview) -> dict[str, Tensor]:
     if len(rest):
         raise ProtocolError("sent a state that is longer than it says")
     return state
+
+
+def _close_all(links: Mapping[int, Link]) -> None:
+    for link in links.values():
+        link.close()
