@@ -133,15 +133,15 @@ def parse_hex(text: str, name: str) -> bytes:
         raise InvalidArgumentError(f"{name} must be in hexadecimal, found {quote(text)}") from error
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Return HOST:PORT as a pair; an IPv6 address is in brackets, and the default port is 29500.
+def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
+    """Return HOST:PORT as a pair; an IPv6 address is in brackets.
 
-    >>> parse_address("10.0.0.1:41431"), parse_address("[::1]")
+    >>> parse_address("10.0.0.1:41431"), parse_address("[::1]", default_port=29500)
     (('10.0.0.1', 41431), ('::1', 29500))
     """
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, "" if default_port is None else str(default_port)
     # Brackets belong to the text of an address only.
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host

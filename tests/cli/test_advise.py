@@ -8,6 +8,8 @@ import pytest
 import typer
 
 from corn.cli import app
+from corn.learn.batches import note_batch_size, require_fitting_samples
+from corn.plan import load_plan
 
 from .commands import Runner
 
@@ -91,3 +93,28 @@ def test_missing_or_contradicting_numbers(
     outcome = corn("advise", "--epsilon", 1, *options)
     assert outcome.exit_code == exit_code
     assert message in " ".join(outcome.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[9000, 3000, 1200, 400, 120, 40], [2000, *[40] * 5], [100] * 6, [5000, 4000, 1, 1, 1, 1]],
+)
+@pytest.mark.parametrize("epsilon", [1, 4])
+def test_plans_as_advised_are_accepted_by_agents_of_every_size(
+    corn: Runner, sizes: list[int], epsilon: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--samples", ",".join(map(str, sizes)), "--epsilon", epsilon, "--agents", 6)
+    outcome = corn("advise", *options, "--parameters", 40, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    facts = json.loads(outcome.stdout)
+    for command in facts["commands"]:
+        outcome = corn(*shlex.split(command)[1:])
+        assert outcome.exit_code == 0, outcome.stderr
+    budget = load_plan(tmp_path / "plan.corn").budget
+    require_fitting_samples(budget, sizes)
+    for size in sizes:
+        note = note_batch_size(budget.query, size) or ""
+        assert "public width" not in note
+    # The rate is the one that was advised, up to the rounding of a batch.
+    assert budget.query.sampling_rate == pytest.approx(facts["sampling_rate"], abs=1 / max(sizes))

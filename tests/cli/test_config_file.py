@@ -101,7 +101,7 @@ def test_the_environment_names_several_folders_of_keys(
         ('config = "other.toml"', "unknown option 'config'"),
         ("[agent]\ntimeout = 3", "agent must be a text or a number, found {'timeout': 3}"),
         ("timeout = true", "timeout must be a text or a number, found True"),
-        ("agent = 1.5", "agent.toml: agent: "),
+        ("batch-size = 1.5", "agent.toml: batch-size: "),
         ("resume = 1", "resume must be true or false, found 1"),
         ('other-keys = "old"', "other-keys must be a list, found 'old'"),
         ("store = false", "store must be a text or a number, found False"),

@@ -31,7 +31,7 @@ def test_the_default_plan_is_verified_against_one_insider(corn: Runner, plan: Pa
     assert facts["passed"]
     assert facts["max_colluders"] == 1
     assert facts["mixing"] == "sum"
-    assert facts["seeds"] == "pairs"
+    assert facts["seeds"] == "partners:6"
     assert all(agent["epsilon"] <= 10 for agent in facts["agents"])
     assert all(len(agent["worst_coalition"]) == 1 for agent in facts["agents"])
     assert facts["gap"] < 2e-3

@@ -465,7 +465,10 @@ def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Pa
     arguments = (*quick, "--mechanism", "ldp", "--step-size", "0.1,0.2,0.5")
     outcome = corn(*arguments)
     assert "ldp made 3 runs on the agents' data; together they spend ε = " in outcome.stderr
-    assert "one agent's whole data set" in outcome.stderr
+    # Rows are protected by default: they may be people.
+    assert "one sample of one agent" in outcome.stderr
+    assert "if a person has several rows" in outcome.stderr
+    assert "one agent's whole data set" in corn(*arguments, "--unit", "agent").stderr
     assert "if each run has secret noise and secret batches of its own" in outcome.stderr
     assert "without noise, which no ε covers" not in outcome.stderr
     facts = json.loads(corn(*arguments, "--json").stdout)

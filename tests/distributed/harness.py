@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
@@ -19,6 +19,7 @@ from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
 from corn.learn.workloads import Workload
+from corn.noise import Site, load_roster, save_roster
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
@@ -101,6 +102,7 @@ def run_processes(
     workload: Workload | Mapping[int, Workload] = WORKLOAD,
     plans: Mapping[int, Path] | None = None,
     keys: Path | None = None,
+    sites: Sequence[Site] | None = None,
     agents: Sequence[int] | None = None,
     on_poll: Callable[[AgentProcesses], None] | None = None,
     rehearsal_seed: int | None = None,
@@ -115,7 +117,12 @@ def run_processes(
     save_plan(plan, out / "plan.corn")
     folder = keys or out / "keys"
     make_keys(folder, plan.num_agents)
-    store = host_store(("127.0.0.1", 0), load_credentials(folder, 0, plan.num_agents))
+    roster = load_roster(folder / "roster.json")
+    if sites is not None:
+        roster = replace(roster, sites=tuple(sites))
+        save_roster(roster, folder / "roster.json")
+    host = load_credentials(folder, roster.store_host, plan.num_agents)
+    store = host_store(("127.0.0.1", 0), host)
     processes = AgentProcesses(
         {
             agent: AgentConfig(

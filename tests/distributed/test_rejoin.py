@@ -11,6 +11,7 @@ from corn.distributed.processes import AgentProcesses
 from corn.distributed.results import FailureKind, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
+from corn.noise import Site
 
 from . import ledger_script
 from .harness import Fault, failures, finished, run_processes, small_plan
@@ -73,6 +74,29 @@ def test_an_agent_returns_to_exact_sums_with_the_bits_of_the_others(
     assert results[agent].first_step > 15
     assert len({read_last_model(tmp_path, own).tobytes() for own in range(6)}) == 1
     ledger_script.check(2 * NUM_STEPS, [tmp_path / "keys"])
+
+
+@pytest.mark.slow
+def test_an_agent_returns_by_the_calls_of_neighbours_that_only_connect_outward(
+    tmp_path: Path,
+) -> None:
+    # Both neighbours of agent 1 in the ring only connect outward.
+    outward = Site(accepts=False)
+    comeback = Comeback(1, [3], tmp_path / "brake")
+    results = run_processes(
+        small_plan("ring:4", 2 * NUM_STEPS, mixing="sum"),
+        tmp_path,
+        SETTINGS,
+        sites=[outward, Site(), outward, Site()],
+        brake=comeback.brake,
+        on_poll=comeback,
+    )
+    assert failures(results) == {}
+    assert comeback.num_restarts == 1
+    for own in results.values():
+        assert (own.num_steps, own.lost, own.cut_links) == (NUM_STEPS, {}, {})
+    assert results[1].first_step > 3
+    assert len({read_last_model(tmp_path, own).tobytes() for own in range(4)}) == 1
 
 
 def test_nobody_returns_to_a_run_under_gossip(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from corn.covariance import ThreatModel
 from corn.distributed.settings import Monitoring, RunSettings
 from corn.errors import CornError, InvalidArgumentError
-from corn.parsing import format_address, parse_address
+from corn.parsing import DEFAULT_PORT, format_address, parse_address
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -89,7 +89,7 @@ def test_an_address_of_version_6_is_written_in_brackets() -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "[fe80::1]"])
 def test_an_address_without_a_port_has_the_default_one(host: str) -> None:
-    assert format_address(parse_address(host)) == f"{host}:29500"
+    assert format_address(parse_address(host, default_port=DEFAULT_PORT)) == f"{host}:29500"
 
 
 def test_agents_on_one_machine_serve_their_status_at_different_ports() -> None:

@@ -98,7 +98,7 @@ def draw_mask(
 def draw_offset(offset_seed: bytes, size: int) -> FloatArray:
     """Return an agent's public offset of the grid, in [0, 1)."""
     key = hashlib.blake2b(_join("grid offset", offset_seed, 0), digest_size=16).digest()
-    words = np.frombuffer(_encrypt(key, 0, 4 * size), "<u4")
+    words = np.frombuffer(_encrypt(key, 2, 4 * size), "<u4")
     return np.asarray((words >> np.uint32(8)) * 2.0**-24)
 
 

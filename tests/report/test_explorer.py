@@ -150,7 +150,8 @@ def test_exact_sums_are_those_of_the_package(
 ) -> None:
     network = load_network(f"ring:{agents}", mixing="sum")
     budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=1000, clip=0.1)
-    noise = design(network, budget, threat=ThreatModel(colluders))
+    # The page assumes seeds that join any agents, as its text says.
+    noise = design(network, budget, threat=ThreatModel(colluders, "pairs"))
     settings = {
         "promise": {"unit": "agent", "epsilon": 1, "delta": 1e-5, "steps": 1000, "clip": 0.1},
         "agents": agents,

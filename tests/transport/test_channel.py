@@ -14,6 +14,7 @@ from noise.connection import Keypair, NoiseConnection
 
 from corn.errors import CornError
 from corn.noise import Roster, generate_identity
+from corn.transport import channel as channel_module
 from corn.transport.channel import (
     GREETING_BYTES,
     NO_SESSION,
@@ -35,8 +36,9 @@ from ..distributed.threads import make_credentials
 GREETING = GREETING_BYTES - 48
 
 
-def test_the_handshake_is_noise_kk() -> None:
-    """Another implementation of Noise completes it, in both roles."""
+def test_the_handshake_is_noise_kk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another implementation of Noise completes it, in both roles, and replaces keys as we do."""
+    monkeypatch.setattr(channel_module, "REKEY_RECORDS", 2)
     prologue = b"terms"
     for is_initiator in (True, False):
         own, peer = generate_identity(), generate_identity()
@@ -64,6 +66,15 @@ def test_the_handshake_is_noise_kk() -> None:
         assert theirs.decrypt(sealed[24:]) == b"hello"
         right.sendall(theirs.encrypt((3).to_bytes(8, "big")) + theirs.encrypt(b"you"))
         assert bytes(channel.receive(max_bytes=10)) == b"you"
+        # A message takes two records, so both directions have a new key now.
+        channel.send(b"again")
+        sealed = right.recv(1000)
+        theirs.rekey_inbound_cipher()
+        assert theirs.decrypt(sealed[:24]) == (5).to_bytes(8, "big")
+        assert theirs.decrypt(sealed[24:]) == b"again"
+        theirs.rekey_outbound_cipher()
+        right.sendall(theirs.encrypt((3).to_bytes(8, "big")) + theirs.encrypt(b"too"))
+        assert bytes(channel.receive(max_bytes=10)) == b"too"
         left.close()
         right.close()
 

@@ -22,6 +22,7 @@ from corn.cli import (
     advise,
     agent,
     audit,
+    check,
     compare,
     data,
     explore,
@@ -43,7 +44,7 @@ PANELS: dict[str, tuple[ModuleType, ...]] = {
     "Choose a network, a mechanism and a budget": (compare, advise, account, explore),
     "Simulate": (train, data),
     "Run, and use the model": (plan, keys, launch, agent, status, export, predict),
-    "Check": (verify, audit, report),
+    "Check": (check, verify, audit, report),
 }
 """The module of each command, by task in the order of the help."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from corn import learn
-from corn.cli.options import ColludersOption, JsonOption
+from corn.checks import require
+from corn.cli.options import ColludersOption, JsonOption, parse_per_agent
 from corn.cli.output import (
     Fact,
     format_count,
@@ -42,9 +44,11 @@ def advise(
         Unit, typer.Option(help="Protected unit: one sample, or an agent's whole data set.")
     ] = "sample",
     samples: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=1, help="Number of samples of an agent, which is public. (Default: the task's.)"
+            metavar="COUNT[,COUNT…]",
+            help="Number of samples of an agent to train on, which is public, or one for each "
+            "agent, separated by commas. (Default: the task's.)",
         ),
     ] = None,
     task: Annotated[
@@ -78,13 +82,16 @@ def advise(
         # The built-in data sets are public, so their sizes may be looked at.
         problem = learn.Workload(task).build(n)
         parameters = problem.task.num_parameters
-        # The fewest, as the rate and with it the noise must hold for every agent.
-        samples = samples or min(problem.data.sizes)
+        samples = samples or ",".join(map(str, problem.data.sizes))
     if samples is None:
         raise typer.BadParameter("give a public number of --samples of an agent")
+    given = parse_per_agent("--samples", samples, n, int)
+    sizes: tuple[int, ...] = given if isinstance(given, tuple) else (given,)
+    require(min(sizes) > 0, "--samples", "at least 1", min(sizes))
     scale = TrainingScale(
         num_agents=n,
-        samples=samples,
+        # One rate for all: agents draw in proportion to their samples, and the mean decides.
+        samples=max(1, round(sum(sizes) / len(sizes))),
         num_parameters=parameters or _USUAL_PARAMETERS,
         epsilon=epsilon,
         delta=delta,
@@ -94,8 +101,10 @@ def advise(
     with working("comparing settings"):
         proposal = propose(network, scale, threat=_choose_threat(colluders, n))
     learner = _list_options(task=task)
-    commands = _write_commands(proposal, network.source, learner, is_runnable=task is not None)
-    _print(proposal, network, commands, as_json=json)
+    commands = _write_commands(
+        proposal, network.source, learner, largest=max(sizes), is_runnable=task is not None
+    )
+    _print(proposal, network, commands, sizes, as_json=json)
     if is_assumed:
         print_note(
             f"this advice assumes a model of {_USUAL_PARAMETERS:,} parameters; "
@@ -111,12 +120,18 @@ def _choose_threat(colluders: int | None, num_agents: int) -> ThreatModel:
 
 
 def _write_commands(
-    proposal: Proposal, graph: str, learner: Sequence[str], *, is_runnable: bool
+    proposal: Proposal, graph: str, learner: Sequence[str], *, largest: int, is_runnable: bool
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
     scale, prospect = proposal.scale, proposal.prospect
     # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
-    size = prospect.batch_size if scale.unit == "sample" else None
+    size = None
+    step_size = prospect.step_size
+    if scale.unit == "sample":
+        # The batch of the largest agent at the common rate: agents with fewer samples than the
+        # plan counts on are accepted, and step sizes are for gradients divided by this number.
+        size = math.ceil(prospect.batch_size * largest / scale.samples)
+        step_size *= size / prospect.batch_size
     promise = _list_options(
         unit=scale.unit,
         epsilon=scale.epsilon,
@@ -125,11 +140,9 @@ def _write_commands(
         clip=scale.clip,
     )
     network = _list_options(graph=graph)
-    samples = _list_options(
-        batch_size=size, samples_per_agent=None if size is None else scale.samples
-    )
+    samples = _list_options(batch_size=size, samples_per_agent=None if size is None else largest)
     batches = _list_options(batch_size=prospect.batch_size)
-    step = _list_options(step_size=round_step_size(prospect.step_size))
+    step = _list_options(step_size=round_step_size(step_size))
     # Without samples (agent unit) the batch size alone, on which no promise depends.
     train = ["corn", "train", *learner, *network, *promise, *(samples or batches)]
     plan = ["corn", "plan", *network, *promise, *samples, "--out", _PLAN]
@@ -161,16 +174,29 @@ def round_step_size(step_size: float) -> float:
     return float(f"{step_size:.1g}")
 
 
-def _print(proposal: Proposal, network: Network, commands: Sequence[str], *, as_json: bool) -> None:
+def _print(
+    proposal: Proposal,
+    network: Network,
+    commands: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    as_json: bool,
+) -> None:
     scale, prospect = proposal.scale, proposal.prospect
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
     print_result(
-        f"advice for {scale.num_agents} agents on {network.source}, with at least "
-        f"{format_count(scale.samples, 'sample')} each, and {scale.num_parameters:,} parameters",
+        f"advice for {scale.num_agents} agents on {network.source}, with "
+        f"{format_count(scale.samples, 'sample')} each on average, and "
+        f"{scale.num_parameters:,} parameters",
         [
             Fact("graph", network.source),
             Fact("num_agents", scale.num_agents),
             Fact("samples", scale.samples),
+            Fact(
+                "expected_batches",
+                [prospect.batch_size * size / scale.samples for size in sizes],
+                *_describe_batches(proposal, sizes),
+            ),
             Fact("num_parameters", scale.num_parameters),
             Fact("promise", proposal.budget.describe(), "promise"),
             Fact("adversary", proposal.threat.describe(), "against"),
@@ -224,6 +250,15 @@ def _describe(proposal: Proposal) -> str:
         return f"{own.num_steps} steps; the batch size does not affect privacy"
     rate = proposal.budget.query.sampling_rate
     return f"B = {own.batch_size}, rate {rate:.4g} (Poisson sampling), {own.num_steps} steps"
+
+
+def _describe_batches(proposal: Proposal, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return label and text of the batches of unequal agents; nothing if all are equal."""
+    if len(set(sizes)) == 1 or proposal.scale.unit == "agent":
+        return ()
+    rate = proposal.prospect.batch_size / proposal.scale.samples
+    ends = f"{rate * min(sizes):.3g} to {rate * max(sizes):.3g}"
+    return "expected batches", f"{ends}, in proportion to samples, all at rate {rate:.4g}"
 
 
 def _print_prospects(proposal: Proposal) -> None:

@@ -11,14 +11,20 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.config_file import ConfigOption, merge_requirements
-from corn.cli.learning import LEARNING, LearningOptions, refuse_options_of_plan
+from corn.cli.learning import (
+    LEARNING,
+    LearningOptions,
+    read_consortium,
+    refuse_options_of_plan,
+)
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
 from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
+from corn.learn.consortium import Consortium
 from corn.noise import load_roster
-from corn.parsing import parse_address
+from corn.parsing import DEFAULT_PORT, parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -91,9 +97,6 @@ class RunOptions:
             rich_help_panel=AGENTS,
         ),
     ] = 60.0
-    checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=AGENTS)
-    ] = 100
     resume: Annotated[
         bool,
         typer.Option(
@@ -133,8 +136,12 @@ class RunOptions:
         ),
     ] = None
 
-    def make_workload(self, learning: LearningOptions) -> learn.Workload | learn.FileWorkload:
+    def make_workload(
+        self, learning: LearningOptions, consortium: Consortium | None = None
+    ) -> learn.Workload | learn.FileWorkload:
         """Return the workload on this run's device."""
+        if consortium is not None and learning.data is not None:
+            return replace(consortium.make_workload(learning.data), device=self.device)
         return replace(learning.make_workload(), device=self.device)
 
     def make_requirements(self) -> distributed.Requirements:
@@ -142,15 +149,18 @@ class RunOptions:
         return distributed.Requirements.parse(self.require or (), other_keys=self.other_keys or ())
 
     def make_settings(
-        self, learning: LearningOptions, budget: PrivacyBudget
+        self,
+        learning: LearningOptions,
+        budget: PrivacyBudget,
+        consortium: Consortium | None = None,
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
+        agreed = None if consortium is None else consortium.training
         return distributed.RunSettings(
-            learning.make_schedule(self.step_size),
-            batch_size=budget.batch_size or learning.batch_size,
+            learning.make_schedule(self.step_size if consortium is None else consortium.step_size),
+            batch_size=budget.batch_size or (agreed or learning).batch_size,
             on_dropout=self.on_dropout,
             timeout=self.timeout,
-            checkpoint_every=self.checkpoint_every,
             resume=self.resume,
         )
 
@@ -204,16 +214,22 @@ def agent(
             rich_help_panel=AGENTS,
         ),
     ] = None,
-    number: Annotated[
-        int, typer.Option("--agent", min=0, help="This agent's number.", rich_help_panel=_PLACE)
-    ],
-    store: Annotated[
+    name: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it.",
+            "--agent",
+            help="This agent's number, or its name in a consortium file.",
             rich_help_panel=_PLACE,
         ),
     ],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it. "
+            "(Default: that of the consortium file.)",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -249,13 +265,26 @@ def agent(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
-    learning.require_public_classes()
-    learning.require_stated_partition()
+    consortium = read_consortium(context, plan, learning.data)
+    if consortium is None:
+        learning.require_public_classes()
+        learning.require_stated_partition()
+        number = _read_number(name)
+    else:
+        consortium.load_plan()
+        plan = consortium.plan_path
+        number = consortium.find_site(name)
+        store = store or consortium.store
+        # Behind NAT the address that others use is no address of this host: --listen has that.
+        advertise = advertise or (consortium.sites[number].address if listen else None)
+        listen = listen or consortium.sites[number].address
+    if store is None:
+        raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")
     source = read_source(plan, "neighbours", neighbours)
     refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
-        workload=run.make_workload(learning),
-        settings=run.make_settings(learning, source.budget),
+        workload=run.make_workload(learning, consortium),
+        settings=run.make_settings(learning, source.budget, consortium),
         out=out,
         plan=plan if isinstance(source, Plan) else None,
         request=None if isinstance(source, Plan) else source,
@@ -266,7 +295,7 @@ def agent(
         num_agents=(
             source if isinstance(source, Plan) else load_roster(keys / "roster.json")
         ).num_agents,
-        store=parse_address(store),
+        store=parse_address(store, default_port=DEFAULT_PORT),
         requirements=run.make_requirements(),
         listen=None if listen is None else parse_address(listen),
         advertise=None if advertise is None else parse_address(advertise),
@@ -292,6 +321,16 @@ def agent(
         print_json({**facts, **result.to_json(), "measured": measured})
     # Last, so that the result is printed before the exit code says that the run was cut short.
     distributed.require_done([result], result.num_steps)
+
+
+def _read_number(name: str) -> int:
+    # Five digits, because Python refuses to read integers of thousands of them.
+    if not name.isdecimal() or len(name) > 5:
+        raise typer.BadParameter(
+            f"must be the number of an agent, found {name!r}; names need a consortium file",
+            param_hint="--agent",
+        )
+    return int(name)
 
 
 def _parse_numbers(text: str | None) -> tuple[int, ...]:

@@ -16,9 +16,11 @@ from corn.cli.output import print_error, print_facts, print_json, print_note, pr
 from corn.covariance import ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
+from corn.learn.consortium import load_consortium
 from corn.noise import (
     HistoryLoss,
     Roster,
+    Site,
     compose_history,
     generate_identity,
     load_roster,
@@ -48,9 +50,9 @@ def keys(
         typer.Argument(
             help="make: an agent's private key (mode 0600, never printed) and its public key. "
             "rotate: replace an agent's key by a new one that the old one signs, in roster.json of "
-            "the folder. roster: collect all public keys in one file. show: print "
-            "the fingerprint of roster.json, which all sites compare. ledger: add up the releases "
-            "of each agent under all plans."
+            "the folder. roster: collect all public keys in one file, with the addresses of a "
+            "consortium file. show: print the fingerprint of roster.json, which all sites compare. "
+            "ledger: add up the releases of each agent under all plans."
         ),
     ],
     folders: Annotated[
@@ -58,7 +60,7 @@ def keys(
         typer.Argument(
             metavar="FOLDER...",
             help="Folder of keys. ledger takes several: agents of the same number in them count as "
-            "one, and must have the same data.",
+            "one, and must have the same data. roster takes a consortium file (.toml) besides.",
         ),
     ],
     agent: Annotated[
@@ -83,13 +85,17 @@ def keys(
     if action == "ledger":
         _add_up(folders, agent, delta, json=json)
         return
-    if len(folders) > 1:
-        raise typer.BadParameter(f"{action} takes one folder", param_hint="FOLDER")
-    (folder,) = folders
-    if action == "roster":
+    is_roster = action == "roster"
+    consortia = [path for path in folders if is_roster and path.suffix == ".toml"]
+    rest = [path for path in folders if path not in consortia]
+    if len(rest) != 1 or len(consortia) > 1:
+        also = " and at most one consortium file" if is_roster else ""
+        raise typer.BadParameter(f"{action} takes one folder{also}", param_hint="FOLDER")
+    (folder,) = rest
+    if is_roster:
         if out is None:
             raise typer.BadParameter("give a file for the roster", param_hint="--out")
-        _collect_roster(folder, out, json=json)
+        _collect_roster(folder, out, consortia, json=json)
     elif action == "show":
         found = load_roster(folder / "roster.json")
         _print_fingerprint(found, "compare it with the owners of all agents before the first run")
@@ -150,7 +156,7 @@ def _rotate(keys: Path, agent: int, *, json: bool) -> None:
         print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
 
 
-def _collect_roster(keys: Path, out: Path, *, json: bool) -> None:
+def _collect_roster(keys: Path, out: Path, consortia: Sequence[Path], *, json: bool) -> None:
     # By number: by name, agent-10 would come before agent-2, and agents would get others' keys.
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
     # All of them, without gaps: a missing key would shift the agents after it.
@@ -159,7 +165,13 @@ def _collect_roster(keys: Path, out: Path, *, json: bool) -> None:
         raise FileFormatError(
             f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …, found {names}"
         )
-    made = Roster(tuple(_read_public_key(path) for path in found))
+    sites: tuple[Site, ...] = ()
+    for path in consortia:
+        sites = tuple(
+            Site(own.accepts, own.address if own.accepts else None)
+            for own in load_consortium(path).sites
+        )
+    made = Roster(tuple(_read_public_key(path) for path in found), sites=sites)
     save_roster(made, out)
     print_note(f"wrote {out} with {len(found)} public keys")
     _print_fingerprint(made, "compare it with the owners of all agents before the first run")

@@ -17,6 +17,7 @@ from corn.cli.learning import (
     MODEL_FILE,
     LearningOptions,
     describe_quality,
+    read_consortium,
     refuse_options_of_plan,
     write_run,
 )
@@ -57,7 +58,8 @@ def launch(
     plan: Annotated[
         Path,
         typer.Argument(
-            help="The plan, or the request for one (with --graph) that agents make together.",
+            help="The plan, the consortium file it was made from, or the request for a plan (with "
+            "--graph) that agents make together.",
         ),
     ],
     *,
@@ -97,7 +99,12 @@ def launch(
 ) -> None:
     """Run all agents of a plan as processes on this machine."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    learning.require_public_classes()
+    consortium = read_consortium(context, plan, learning.data)
+    if consortium is None:
+        learning.require_public_classes()
+    else:
+        consortium.load_plan()
+        plan = consortium.plan_path
     source = read_source(plan, "graph", graph)
     refuse_options_of_plan(context, source.budget)
     network = None
@@ -107,9 +114,9 @@ def launch(
         )
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
-        run.make_workload(learning),
+        run.make_workload(learning, consortium),
         out=out,
-        settings=run.make_settings(learning, source.budget),
+        settings=run.make_settings(learning, source.budget, consortium),
         keys=keys or plan.with_suffix(".keys"),
         network=network,
         requirements=run.make_requirements(),

@@ -13,6 +13,7 @@ from corn import learn
 from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
 from corn.errors import list_some
+from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
@@ -194,6 +195,35 @@ class LearningOptions:
     def count_samples(self, num_agents: int) -> tuple[int, ...]:
         """Return the number of training samples of each agent."""
         return self.make_workload().build(num_agents).data.sizes
+
+
+# What the consortium file has, so that it is no option beside it.
+_DECIDED_BY_CONSORTIUM = (
+    *("task", "target", "features", "classes", "regression", "bounds", "test_data", "model"),
+    *("partition", "data_seed", "batch_size", "step_size"),
+)
+
+
+def read_consortium(
+    context: typer.Context, path: Path | None, data: Path | None
+) -> Consortium | None:
+    """Return the consortium of a ``.toml`` file in the place of a plan; None for any other file.
+
+    Raises misuse for an option that the file decides, and without ``--data``.
+    """
+    if path is None or path.suffix != ".toml":
+        return None
+    consortium = load_consortium(path)
+    for name in _DECIDED_BY_CONSORTIUM:
+        if is_given(context, name):
+            raise typer.BadParameter(
+                f"{path} decides this: omit the option", param_hint=f"--{name.replace('_', '-')}"
+            )
+    if data is None:
+        raise typer.BadParameter(
+            "give the file of this site, or of each site as data/{site}.csv", param_hint="--data"
+        )
+    return consortium
 
 
 def _split_names(text: str | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import typer
 
 from corn import distributed
 from corn.checks import require_choice
+from corn.cli.config_file import is_given
 from corn.cli.options import (
     BatchSizeOption,
     BudgetOptions,
@@ -33,7 +34,8 @@ from corn.cli.output import (
 )
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.covariance.design import default_threat
-from corn.plan import FloatType, Plan, fingerprint, make_plan, save_plan
+from corn.learn.consortium import Consortium, load_consortium
+from corn.plan import Plan, fingerprint, make_plan, save_plan
 from corn.privacy.budget import describe_range
 from corn.privacy.rounding import round_bound_down
 from corn.topology import Gossip
@@ -42,26 +44,48 @@ EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
 
 def plan(
+    context: typer.Context,
+    consortium: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONSORTIUM]",
+            help="Consortium file (.toml), which replaces all other options but --out and --json.",
+        ),
+    ] = None,
     *,
     graph: OptionalGraphOption = None,
-    out: Annotated[Path, typer.Option(help="File for the plan, or for the request.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the plan, or for the request. (Default: beside a consortium file, with "
+            "its name and .corn.)"
+        ),
+    ] = None,
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mechanism: MechanismOption = "corn",
     mixing: MixingOptions,
     threat: ThreatOptions,
-    dtype: Annotated[
-        FloatType, typer.Option(help="Float type of models and messages.")
-    ] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """Make the plan of a run: by default against one curious insider, with seeds of pairs.
+    """Make the plan of a run, by default against one curious insider.
 
     Without --graph, write a request: a plan without network and noise, from which agents that know
     only their neighbours make the plan together (corn launch, corn agent).
     """
+    if consortium is not None:
+        for name in context.params:
+            if name not in ("consortium", "out", "json") and is_given(context, name):
+                raise typer.BadParameter(
+                    f"{consortium} decides this: omit the option",
+                    param_hint=f"--{name.replace('_', '-')}",
+                )
+        _plan_consortium(load_consortium(consortium), out=out, json=json)
+        return
+    if out is None:
+        raise typer.BadParameter("give a file for the plan", param_hint="--out")
     if graph is None:
-        _write_request(budget, batch_size, mechanism, mixing, threat, dtype, out=out, json=json)
+        _write_request(budget, batch_size, mechanism, mixing, threat, out=out, json=json)
         return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
@@ -74,8 +98,19 @@ def plan(
             objective=mixing.choose_objective(network.mixing, budget.steps),
             mechanism=read_mechanism(mechanism) or cast("MechanismName", mechanism),
             cooldown_steps=mixing.cooldown,
-            dtype=dtype,
         )
+    _save(made, out, json=json)
+
+
+def _plan_consortium(consortium: Consortium, *, out: Path | None, json: bool) -> None:
+    with working("designing the noise"):
+        made = make_plan(
+            consortium.load_network(), consortium.make_budget(), threat=consortium.make_threat()
+        )
+    _save(made, out or consortium.plan_path, consortium, json=json)
+
+
+def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: bool) -> None:
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
     certificate = made.certificate
@@ -85,12 +120,36 @@ def plan(
         [
             Fact("status", certificate.status),
             *plan_facts(made, certificate.value, certificate.lower_bound, certificate.status),
+            *([] if consortium is None else _site_facts(consortium, made)),
         ],
         as_json=json,
     )
     warn_of_insiders(made.decomposition, made.threat, mechanism=made.mechanism)
     warn_of_large_disagreement(made.disagreement_ratio)
-    print_note(f"wrote {out}; check it with: corn verify {out}")
+    if consortium is None:
+        print_note(f"wrote {out}; check it with: corn verify {out}")
+        return
+    print_note(
+        f"wrote {out}; send {consortium.path} and this file to every site, which runs: corn check "
+        f"{consortium.path} --agent SITE --data FILE --keys FOLDER"
+    )
+
+
+def _site_facts(consortium: Consortium, made: Plan) -> list[Fact]:
+    """Return the sizes that sites declare, and what the one sampling rate makes of them."""
+    if made.budget.batch_size is None:
+        return []
+    rate = made.budget.query.sampling_rate or 1.0
+    sites = [
+        {"site": site.name, "samples": site.samples, "training": own, "batch": rate * own}
+        for site, own in zip(consortium.sites, consortium.training_samples, strict=True)
+    ]
+    shown = ", ".join(f"{own['site']} {own['batch']:.3g} of {own['training']:.0f}" for own in sites)
+    mean = sum(consortium.training_samples) / len(sites)
+    return [
+        Fact("sites", sites, "expected batches", f"{shown} training rows, all at rate {rate:.4g}"),
+        Fact("mean_training_samples", mean, "mean", f"{rate * mean:.3g} of {mean:.0f} rows"),
+    ]
 
 
 def _write_request(
@@ -99,7 +158,6 @@ def _write_request(
     mechanism: str,
     mixing: MixingOptions,
     threat: ThreatOptions,
-    dtype: FloatType,
     *,
     out: Path,
     json: bool,
@@ -117,7 +175,6 @@ def _write_request(
         gossip=Gossip.parse(mixing.gossip),
         mixing=combined,
         cooldown_steps=mixing.cooldown,
-        dtype=dtype,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(request.to_text() + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -12,12 +12,14 @@ import typer
 
 from corn import learn
 from corn.checks import require
+from corn.cli.config_file import is_given
 from corn.cli.learning import (
     LEARNING,
     MODEL_FILE,
     LearningOptions,
     describe_quality,
     draw_run,
+    read_consortium,
     refuse_options_of_plan,
     write_run,
 )
@@ -59,6 +61,7 @@ from corn.topology import Network
 if TYPE_CHECKING:
     from corn.learn.metrics import Quality
     from corn.learn.tuning import GridEnd
+    from corn.learn.workloads import ProblemSource
 
 EXAMPLE = (
     "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
@@ -156,8 +159,13 @@ def train(
     # Before the training, not after it.
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
-    configuration = read_configuration(context)
-    planned = None if plan is None else load_plan(plan)
+    if learning.data is not None and plan is None:
+        budget = _protect_rows(context, budget)
+    configuration = {**read_configuration(context), "unit": budget.unit, "clip": budget.clip}
+    consortium = read_consortium(context, plan, learning.data)
+    planned = (
+        None if plan is None else load_plan(plan) if consortium is None else consortium.load_plan()
+    )
     adversary: ThreatModel | None
     objective: Objective
     if planned is not None:
@@ -176,7 +184,10 @@ def train(
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
-    step_sizes = _parse_step_sizes(step_size, learning)
+    agreed = None if consortium is None else consortium.training
+    step_sizes = _parse_step_sizes(
+        step_size if consortium is None else str(consortium.step_size), learning
+    )
     factory = NAMED_OPTIMIZERS[optimizer]
     if factory is not None:
         require_exact_sums(network)
@@ -187,7 +198,7 @@ def train(
             )
     settings = learn.SweepSettings(
         num_steps=promise.num_steps,
-        batch_size=promise.batch_size or learning.batch_size,
+        batch_size=promise.batch_size or (agreed or learning).batch_size,
         seeds=tuple(range(runs)),
         cooldown_steps=cooldown_steps,
         momentum=objective.momentum if factory is None else 0.0,
@@ -195,9 +206,12 @@ def train(
         dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic),
         device=device,
     )
-    problem = learning.make_workload().build(network.num_agents)
+    workload = learning.make_workload() if consortium is None else None
+    if consortium is not None and learning.data is not None:
+        workload = consortium.make_workload(learning.data)
+    problem = cast("ProblemSource", workload).build(network.num_agents)
     if learning.data is not None:
-        _note_user_data(learning, problem)
+        _note_user_data(problem, promise)
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
     with working("designing the noise"):
@@ -391,11 +405,25 @@ def _rank_outcomes(comparison: learn.Comparison) -> list[str]:
     ]
 
 
-def _note_user_data(learning: LearningOptions, problem: learn.TrainingProblem) -> None:
+def _protect_rows(context: typer.Context, budget: BudgetOptions) -> BudgetOptions:
+    """Return the options for users' own files: unit sample and clip 1, unless they are given."""
+    if not is_given(context, "unit"):
+        budget = replace(budget, unit="sample")
+    if not is_given(context, "clip") and budget.unit == "sample":
+        budget = replace(budget, clip=1.0)
+    return budget
+
+
+def _note_user_data(problem: learn.TrainingProblem, budget: PrivacyBudget) -> None:
     """Print what the owner of the data should know."""
+    if budget.unit == "sample":
+        print_note(
+            "each row is protected by itself: if a person has several rows, join them, or protect "
+            "an agent's whole file with --unit agent"
+        )
     for note in problem.private_notes:
         print_note(f"private, do not publish: {note}")
-    if learning.classes is None and not learning.regression:
+    if problem.simulation.startswith("the list of classes"):
         print_note(
             "the classes were read from the data, which a simulation may do; corn launch and corn "
             "agent need the public list --classes"

@@ -469,6 +469,7 @@ class AgentRun:
             # The store wins: an agent that moved has published its new address there.
             addresses = load_addresses(self.folders.private)[1] | addresses
         self.admission = admission = request_return(self, addresses)
+        self._opened.callback(admission.opener.close)
         welcome, step = admission.welcome, admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
@@ -497,7 +498,7 @@ class AgentRun:
         membership.note(Kind.RETURN, step)
         for peer in self.neighbours - links.keys():
             membership.note(Kind.CUT, step, peer)
-        self._exchange_over(links, membership, self._open_links())
+        self._exchange_over(links, membership, admission.opener)
 
     def _check_total(self, num_steps: int) -> None:
         """Check the owner's limit on all plans together, for a run of so many steps."""

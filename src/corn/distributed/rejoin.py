@@ -3,7 +3,8 @@
 The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. It signs
 the step of its return, of which the sponsor tells all others, and connects to its neighbours. All
 wait for it before that step. It receives the sponsor's model and state, and takes part in the
-recovery that lets it in, and in the plan that follows.
+recovery that lets it in, and in the plan that follows. A neighbour that only connects outward calls
+the lost agent at intervals, and connects to it at the step of its return.
 
 No noise is released twice: the agent returns after every step that its ledger has ever reserved,
 and spends no more than if it had never left. The sponsor's model is public, as every message is.
@@ -62,6 +63,8 @@ _SECONDS_TO_ANSWER = 1.0
 _SECONDS_TO_CONNECT = 5.0
 # News of a call reaches all agents in one step. The next one gives the agent time to connect.
 _STEPS_OF_NOTICE = 2
+# Between two calls of a neighbour that only connects outward.
+_SECONDS_BETWEEN_CALLS = 2.0
 _ADDRESSES = "addresses.json"
 _LAST_TOTAL = "sum of the step before"
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
@@ -118,7 +121,8 @@ class Admission:
 
     Attributes:
         welcome: The terms.
-        links: The links to the neighbours that it reached.
+        links: The links to the neighbours that it reached, or that reached it.
+        opener: The place where others connect to it.
         header: The sponsor's header, with all news.
         parameters: The model to start from.
         state: All that the sponsor's optimizer keeps besides the model.
@@ -127,6 +131,7 @@ class Admission:
 
     welcome: Welcome
     links: Mapping[int, Link]
+    opener: LinkOpener
     header: Header
     parameters: Tensor
     state: Mapping[str, Tensor]
@@ -140,33 +145,52 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
         RejoinError: no neighbour lets this agent in; the message has the reasons.
     """
     rendezvous = run.rendezvous
+    credentials = rendezvous.credentials
+    accepts = credentials.roster.accepts
+    sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
+    callers = LinkOpener(
+        rendezvous.listener,
+        credentials,
+        Purpose.REJOIN,
+        session=NO_SESSION,
+        addresses=addresses,
+        max_bytes=_MAX_REQUEST_BYTES,
+    )
     reasons: dict[int, CornError] = {}
-    # A neighbour may be lost too, or wait for its own return: the others are asked before this
-    # agent waits for it.
-    for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-        for sponsor in sorted(run.neighbours & addresses.keys()):
-            # A neighbour that refused does so again; one that was not there may come up.
-            if not isinstance(reasons.get(sponsor), UnreachableError | None):
-                continue
-            try:
-                channel = dial(
-                    addresses[sponsor],
-                    rendezvous.credentials,
-                    sponsor,
-                    Purpose.REJOIN,
-                    session=NO_SESSION,
-                    timeout=patience,
-                    check=rendezvous.check_interruption,
-                )
-                with closing(channel):
-                    return _negotiate(run, channel, addresses)
-            except (
-                *(UnreachableError, ChannelClosedError, TamperedError),
-                *(ProtocolError, RejoinError),
-            ) as error:
-                reasons[sponsor] = error
-            except InvalidArgumentError as error:
-                reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
+
+    def open_channel(sponsor: int, patience: float) -> Channel:
+        if not accepts[sponsor]:
+            return callers.wait_for_channel(
+                sponsor, timeout=patience, check=rendezvous.check_interruption
+            )
+        return dial(
+            addresses[sponsor],
+            credentials,
+            sponsor,
+            Purpose.REJOIN,
+            session=NO_SESSION,
+            timeout=patience,
+            check=rendezvous.check_interruption,
+        )
+
+    with closing(callers):
+        # A neighbour may be lost too, or wait for its own return: the others are asked before this
+        # agent waits for it.
+        for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
+            for sponsor in sorted(sponsors):
+                # A neighbour that refused does so again; one that was not there may come up.
+                if not isinstance(reasons.get(sponsor), UnreachableError | LinkError | None):
+                    continue
+                try:
+                    with closing(open_channel(sponsor, patience)) as channel:
+                        return _negotiate(run, channel, addresses)
+                except (
+                    *(UnreachableError, LinkError, ChannelClosedError, TamperedError),
+                    *(ProtocolError, RejoinError),
+                ) as error:
+                    reasons[sponsor] = error
+                except InvalidArgumentError as error:
+                    reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "the addresses of its neighbours are not known"
     raise RejoinError(f"cannot return to the run: {why}")
@@ -190,32 +214,42 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             f"{hello.first_free_step} may have been released under the same noise"
         )
     session = bytes.fromhex(welcome.session)
-    keys = NewsKeys(rendezvous.credentials, session)
-    channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
-    # The agent that returns connects to all: the others do not know its new address. Those that
-    # moved published their address at the store. Agents that are lost would cost a time-out.
+    # The agent that returns connects to all that accept: the others do not know its new address.
+    # Those that moved published their address at the store. Agents that are lost would cost a
+    # time-out.
     known = {**addresses, **read_addresses(welcome.addresses)}
+    opener = LinkOpener(
+        rendezvous.listener,
+        rendezvous.credentials,
+        Purpose.LINK,
+        session=session,
+        addresses=known,
+        max_bytes=run.max_bytes,
+    )
+    accepts = rendezvous.credentials.roster.accepts
+    links: dict[int, Link] = {}
 
-    def connect(peer: int) -> Channel | None:
+    def connect(peer: int) -> None:
         # Briefly, as the run goes on: the links must be there before the step that was named.
-        with suppress(UnreachableError):
-            return dial(
-                known[peer],
-                rendezvous.credentials,
-                peer,
-                Purpose.LINK,
-                session=session,
-                timeout=min(rendezvous.timeout, _SECONDS_TO_CONNECT),
+        seconds = min(rendezvous.timeout, _SECONDS_TO_CONNECT)
+        with suppress(LinkError):
+            links[peer] = (
+                opener.connect(peer, known[peer], timeout=seconds)
+                if accepts[peer]
+                else opener.wait(peer, timeout=seconds)
             )
-        return None
 
-    present = run.neighbours & known.keys() & set(welcome.present)
-    with ThreadPoolExecutor(max(len(present), 1)) as pool:
-        channels = list(pool.map(connect, sorted(present)))
-    links = {one.peer: Link(one, max_bytes=run.max_bytes) for one in channels if one is not None}
+    def connect_all(peers: Iterable[int]) -> None:
+        with ThreadPoolExecutor(max(len(run.neighbours), 1)) as pool:
+            list(pool.map(connect, peers))
+
     with ExitStack() as stack:
-        for link in links.values():
-            stack.callback(link.close)
+        stack.callback(opener.close)
+        stack.callback(_close_all, links)
+        keys = NewsKeys(rendezvous.credentials, session)
+        channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
+        present = run.neighbours & set(welcome.present)
+        connect_all(peer for peer in present & known.keys() if accepts[peer])
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
@@ -232,9 +266,11 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             )
         limit = _MAX_INDEX_BYTES + _MAX_COPIES * 8 * len(start)
         state = decode_state(channel.receive(max_bytes=limit))
+        # The others connect at the step of the return, which the sponsor has reached.
+        connect_all(peer for peer in present if not accepts[peer])
         stack.pop_all()
     last_total = state.pop(_LAST_TOTAL, None)
-    return Admission(welcome, links, header, parameters, state, last_total)
+    return Admission(welcome, links, opener, header, parameters, state, last_total)
 
 
 def list_addresses(addresses: Mapping[int, Address]) -> AddressList:
@@ -300,7 +336,8 @@ class _Applicant:
 class Returns:
     """The agents that ask this one to let them in again.
 
-    They ask at the listener of the rendezvous, and connect to ``opener``.
+    They ask at the listener of the rendezvous, and connect to ``opener``. An agent without a port
+    calls its lost neighbours instead, and connects to them.
     """
 
     def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
@@ -313,7 +350,13 @@ class Returns:
         self._banned: set[int] = set()
         self._unconfirmed: set[int] = set()
         self._absent: set[int] = set()
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._can_accept = run.rendezvous.credentials.roster.accepts[
+            run.rendezvous.credentials.agent
+        ]
+        # Replaced as a whole, so that the thread reads it without the lock.
+        self._lost_neighbours: frozenset[int] = frozenset()
+        self._caller: threading.Thread | None = None
         run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
 
     def _accept(self, channel: Channel) -> None:
@@ -331,8 +374,25 @@ class Returns:
         if before is not None:
             before.channel.close()
         # Nobody else would answer it any more.
-        if self._is_closed:
+        if self._closed.is_set():
             self.close()
+
+    def _call(self) -> None:
+        """Call lost neighbours at intervals, in case they have started again and want to return."""
+        rendezvous = self._run.rendezvous
+        while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
+            excluded = self._banned | self._unconfirmed | self._waiting.keys() | self._called.keys()
+            for agent in sorted(self._lost_neighbours - excluded):
+                with suppress(UnreachableError):
+                    channel = dial(
+                        rendezvous.meeting.addresses[agent],
+                        rendezvous.credentials,
+                        agent,
+                        Purpose.REJOIN,
+                        session=NO_SESSION,
+                        timeout=_SECONDS_TO_ANSWER,
+                    )
+                    self._accept(channel)
 
     def _take_waiting(self) -> dict[int, _Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
@@ -346,6 +406,12 @@ class Returns:
 
     def serve(self, step: int, membership: Membership) -> None:
         """Answer all requests before a step."""
+        if not self._can_accept:
+            reachable = self._run.neighbours & self._run.rendezvous.meeting.addresses.keys()
+            self._lost_neighbours = reachable & membership.lost.keys()
+            if self._lost_neighbours and self._caller is None:
+                self._caller = threading.Thread(target=self._call, daemon=True)
+                self._caller.start()
         for agent, applicant in self._take_waiting().items():
             # It may ask before its loss has been noticed: its old link ends first. And one agent
             # returns at a time.
@@ -410,7 +476,13 @@ class Returns:
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
-        link = self._opener.wait(agent, timeout=timeout)
+        addresses = self._run.rendezvous.meeting.addresses
+        if self._can_accept:
+            link = self._opener.wait(agent, timeout=timeout)
+        elif agent in addresses:
+            link = self._opener.connect(agent, addresses[agent], timeout=timeout)
+        else:
+            raise LinkError(f"agent {agent} published no address at which it accepts")
         self._absent.discard(agent)
         return link
 
@@ -449,7 +521,7 @@ class Returns:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._is_closed = True
+        self._closed.set()
         for applicant in self._take_waiting().values():
             applicant.answer(Welcome(refusal="the run ends before it could take part again"))
         # A stop may come before the step of a return that was promised.
@@ -498,3 +570,8 @@ def decode_state(data: memoryview) -> dict[str, Tensor]:
     if len(rest):
         raise ProtocolError("sent a state that is longer than it says")
     return state
+
+
+def _close_all(links: Mapping[int, Link]) -> None:
+    for link in links.values():
+        link.close()

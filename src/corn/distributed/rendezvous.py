@@ -560,7 +560,7 @@ def join(
         if not site.accepts:
             listener = Listener(None, credentials)
             bound = reached = ("", 0)
-        elif shared is not None and listen is None and stated == store:
+        elif shared is not None and (listen or stated) == store:
             # One open port serves both the store and the links of its host.
             listener = shared
             bound = reached = store

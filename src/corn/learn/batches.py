@@ -136,8 +136,8 @@ def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
     counts = f"{num_samples:,} samples give batches of {usual:.3g} on average"
     if usual < _SMALL * query.batch_size:
         return (
-            f"{counts}, where the plan counts on {query.batch_size}: this agent's part in the "
-            "average is smaller, and noise weighs more; plan with fewer --samples-per-agent"
+            f"{counts}, where the plan divides by {query.batch_size}: this agent's part in the "
+            "average is smaller than that of agents with more samples"
         )
     if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _NOTED:
         return (

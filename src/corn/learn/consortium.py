@@ -19,9 +19,9 @@ from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn.columns import DataSchema, read_schema
 from corn.parsing import quote
+from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget, Unit
-from corn.privacy.budget import MOST_SAMPLES
-from corn.topology import Network, load_network
+from corn.topology import Network, list_connections, load_network
 
 if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of it
     from corn.learn.file_data import FileWorkload
@@ -29,9 +29,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of 
 _MAX_BYTES = 1 << 20
 VALIDATION_FRACTION = 0.1
 """The fraction of the rows for training that measures a model while it trains."""
-
-# A site may have this many times its declared rows before its batches break a bound.
-_SLACK = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Training:
     Attributes:
         steps: T.
         batch_size: the expected size of a mini-batch at a site of average size.
-        step_size: the first step size.
+        step_size: the first step size, along the mean gradient of ``batch_size`` samples.
         clip: the largest norm of a clipped gradient.
         model: ``linear``, ``network`` or a function of a file.
         held_out: the probability with which a row is held out for tests without ``test_data``.
@@ -107,7 +104,7 @@ class Consortium:
         training: the training.
         sites: agents 0, 1, … in order.
         graph: spec or file of the graph.
-        store: HOST:PORT of the rendezvous, which the first site opens.
+        store: HOST:PORT of the rendezvous, which the first site that accepts connections opens.
     """
 
     path: Path
@@ -134,6 +131,11 @@ class Consortium:
         """The expected number of rows that each site trains on, as declared."""
         return tuple(self.training_fraction * site.samples for site in self.sites)
 
+    @property
+    def accepts(self) -> tuple[bool, ...]:
+        """Whether each site accepts connections."""
+        return tuple(site.accepts for site in self.sites)
+
     def load_network(self) -> Network:
         """Return the network, which has one agent for each site."""
         network = load_network(self.graph)
@@ -143,6 +145,8 @@ class Consortium:
             f"of {len(self.sites)} agents, one for each site",
             network.num_agents,
         )
+        # Raises for a link of which neither end accepts.
+        list_connections(network.graph, self.accepts)
         return network
 
     def make_budget(self) -> PrivacyBudget:
@@ -160,11 +164,44 @@ class Consortium:
         batch_size, rate = choose_rate(self.training_samples, training.batch_size)
         return PrivacyBudget(**common, batch_size=batch_size, sampling_rate=rate)
 
+    @property
+    def step_size(self) -> float:
+        """The step size for gradients that the plan divides by its own batch size."""
+        planned = self.make_budget().batch_size
+        scale = 1.0 if planned is None else planned / self.training.batch_size
+        return self.training.step_size * scale
+
     def make_threat(self) -> ThreatModel:
         """Return the adversary: by default one curious site."""
         if self.promise.colluders is None:
             return DEFAULT_THREAT if len(self.sites) > 1 else EAVESDROPPER
         return ThreatModel(self.promise.colluders)
+
+    def load_plan(self) -> Plan:
+        """Return the plan beside the file, or raise unless it was made from this file."""
+        if not self.plan_path.exists():
+            raise FileFormatError(
+                f"{self.plan_path}: no such file: make it with corn plan {self.path}, or copy it "
+                "from the site that did"
+            )
+        plan = load_plan(self.plan_path)
+        network = self.load_network()
+        differences = [
+            name
+            for name, is_same in {
+                "promise and sampling": plan.budget == self.make_budget(),
+                "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
+                "graph": set(map(frozenset, plan.network.graph.edges))
+                == set(map(frozenset, network.graph.edges)),
+            }.items()
+            if not is_same
+        ]
+        if differences:
+            raise FileFormatError(
+                f"{self.plan_path}: must be the plan of {self.path}, found another "
+                f"{', '.join(differences)}: all sites need the same two files"
+            )
+        return plan
 
     def find_site(self, name: str) -> int:
         """Return the number of a site by its name or its number."""
@@ -207,18 +244,16 @@ def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
     """Return a batch size and one Poisson rate that agents with data of these sizes accept.
 
     At the rate B·n/Σm an agent of average size draws B samples, and all draw in proportion to their
-    sizes. The largest rate decides how much noise all agents add, so one rate is best. An agent may
-    have at most ``MOST_SAMPLES`` times B/rate samples. Where twice the largest size exceeds that,
-    the batch size, which is only the divisor of all gradients, is raised and the rate kept.
+    sizes. The largest rate decides how much noise all agents add, so one rate is best. The batch
+    size of the result is what the largest agent draws: it is only the divisor of all gradients, and
+    batches are padded to it, so that no message or rounding shows how many samples were drawn.
 
     >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
-    (50, 0.02)
-    >>> choose_rate([10000, *[200] * 50], 16)
-    (52, 0.0408)
+    (200, 0.02)
     """
     require(len(sizes) > 0 and min(sizes) > 0, "sizes", "positive numbers", list(sizes))
     rate = min(1.0, batch_size * len(sizes) / sum(sizes))
-    return max(batch_size, math.ceil(_SLACK * rate * max(sizes) / MOST_SAMPLES)), rate
+    return max(1, math.ceil(rate * max(sizes))), rate
 
 
 def load_consortium(path: Path) -> Consortium:

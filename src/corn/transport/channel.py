@@ -2,7 +2,8 @@
 
 After the handshake (:mod:`corn.transport.key_exchange`) every record is sealed with AES-256-GCM,
 under one key per direction and a counter as nonce. Keys are new for each channel, so no nonce
-repeats, after a crash either. A record that was changed, repeated, omitted or invented does not
+repeats, after a crash either. Each direction replaces its key after :data:`REKEY_RECORDS` records.
+A record that was changed, repeated, omitted or invented does not
 open, and the channel is broken from then on. The length of a message is sealed too: no byte of a
 stranger decides how much is read.
 """
@@ -31,14 +32,17 @@ from corn.transport.key_exchange import (
     NoiseHandshake,
     TamperedError,
     make_nonce,
+    rekey,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Agents of different versions do not understand each other, and do not connect."""
 NO_SESSION = bytes(32)
 """The session of channels that are opened before agents have agreed on one."""
 RECORD_BYTES = 1 << 18
 """The most bytes that are sealed together: they stay in the processor's cache."""
+REKEY_RECORDS = 1 << 14
+"""Records under one key: at most 2³² bytes, far below the limits of AES-GCM (RFC 8446, 5.5)."""
 
 _MAGIC = b"CorN"
 _GREETING = struct.Struct(">4sBBII")
@@ -135,10 +139,11 @@ class Channel:
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
         self._socket, self.peer = connection, peer
+        self._sending_key, self._receiving_key = keys
         self._sending = AESGCM(keys[0])
         self._receiving = AESGCM(keys[1])
-        # Counters are the nonces of AES-GCM. They never go back, and keys live no longer than the
-        # channel.
+        # Counters are the nonces of AES-GCM. They never go back, for a new key either, and keys
+        # live no longer than the channel.
         self._sent = self._received = 0
         self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
@@ -215,6 +220,10 @@ class Channel:
         sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
         self._sending.encrypt_into(make_nonce(self._sent), data, None, sealed)
         self._sent += 1
+        # Both ends count the same records, so no message announces the new key.
+        if self._sent % REKEY_RECORDS == 0:
+            self._sending_key = rekey(self._sending_key)
+            self._sending = AESGCM(self._sending_key)
         try:
             # A receive may have left a shorter time-out on the same socket.
             if self._seconds is not None:
@@ -239,6 +248,9 @@ class Channel:
                 "with"
             ) from None
         self._received += 1
+        if self._received % REKEY_RECORDS == 0:
+            self._receiving_key = rekey(self._receiving_key)
+            self._receiving = AESGCM(self._receiving_key)
 
 
 def initiate(

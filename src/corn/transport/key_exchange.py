@@ -151,6 +151,11 @@ def _agree(identity: Identity, ephemeral: bytes) -> Secret:
         raise TamperedError("the other end of a connection sent an unusable key") from None
 
 
+def rekey(key: bytes) -> bytes:
+    """Return the next key of a direction: the function REKEY of Noise, section 4.2."""
+    return AESGCM(key).encrypt(make_nonce((1 << 64) - 1), bytes(32), None)[:32]
+
+
 def make_nonce(counter: int) -> bytes:
     """Return the nonce of AES-GCM for a counter, as Noise defines it."""
     return b"\0\0\0\0" + counter.to_bytes(8, "big")

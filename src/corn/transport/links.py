@@ -44,7 +44,7 @@ class Dropout(StrEnum):
 
 
 class LinkError(PublicError):
-    """A neighbour that is lost, or a link to it that is broken: ``dropout`` says how."""
+    """The loss of a neighbour or of the link to it; ``dropout`` says how it was noticed."""
 
     def __init__(self, message: str, dropout: Dropout = Dropout.CLOSED) -> None:
         self.dropout = dropout
@@ -305,6 +305,13 @@ class LinkOpener:
 
     def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
         """Return a link that another agent opens; see :meth:`open`."""
+        channel = self.wait_for_channel(peer, timeout=timeout, check=check)
+        return Link(channel, max_bytes=self._max_bytes)
+
+    def wait_for_channel(
+        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
+    ) -> Channel:
+        """Return a channel that another agent opens; see :meth:`open`."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while peer not in self._waiting:
@@ -313,7 +320,7 @@ class LinkOpener:
                 if left <= 0:
                     raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
                 self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
-            return Link(self._waiting.pop(peer), max_bytes=self._max_bytes)
+            return self._waiting.pop(peer)
 
     def reject(self, peer: int) -> None:
         """Close the connection of an agent that waits here, if any."""

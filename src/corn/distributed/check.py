@@ -1,0 +1,341 @@
+"""Checks of one site before anything is released: data, plan, keys, ledger and connections.
+
+Each finding has a text for everybody and one for the owner. What is shared has no number that
+depends on data: other sites learn whether the file can be used, as they would at the start of a
+run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from corn.distributed.keyring import require_private_keys
+from corn.errors import CornError, FileFormatError
+from corn.learn.batches import require_fitting_samples
+from corn.learn.consortium import Consortium
+from corn.noise import load_roster
+from corn.noise.keys import find_pinned_roster, load_identity
+from corn.noise.ledger import ledger_path, read_history
+from corn.parsing import build_fields, parse_address, read_json
+from corn.plan import Plan, fingerprint, verify_plan
+from corn.topology import list_connections
+from corn.version import __version__
+
+Status: TypeAlias = Literal["ok", "warning", "problem"]
+
+_FORMAT = "corn check 1"
+_CONNECT_SECONDS = 3.0
+# Declared sizes set every site's part: this much off, the declaration is worth a correction.
+_FAR_OFF = 1.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: what was checked.
+        status: ``problem`` for what would stop the run.
+        text: for all sites; nothing in it depends on data beyond whether the run can start.
+        private: for the owner alone.
+    """
+
+    name: str
+    status: Status
+    text: str
+    private: str = ""
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """The findings at one site, and the fingerprints that all sites must have in common.
+
+    Attributes:
+        site: its name.
+        consortium: a hash of the consortium file.
+        plan: the fingerprint of the plan; empty without one.
+        roster: the fingerprint of the roster; empty without one.
+        version: of CorN and Python.
+        time: of the site's clock, UTC.
+        findings: of all checks.
+    """
+
+    site: str
+    consortium: str
+    plan: str
+    roster: str
+    version: str
+    time: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing would stop the run."""
+        return all(own.status != "problem" for own in self.findings)
+
+    def to_shared(self) -> dict[str, Any]:
+        """Return the part that the site may send to others."""
+        findings = [
+            {"name": own.name, "status": own.status, "text": own.text} for own in self.findings
+        ]
+        facts = {name: value for name, value in vars(self).items() if name != "findings"}
+        return {"format": _FORMAT, **facts, "findings": findings}
+
+
+def load_report(path: Path) -> SiteReport:
+    """Read the shared part of a report."""
+    names = ("corn_version", "format", "site", "consortium", "plan", "roster", "version", "time")
+    kinds: dict[str, Any] = dict.fromkeys(names, str)
+    try:
+        found = build_fields(
+            {**kinds, "findings": tuple[Mapping[str, str], ...]},
+            read_json(path, kind="the result of a check"),
+            "the result",
+        )
+        # Every file of results has the version, which ``version`` states with that of Python.
+        del found["corn_version"]
+        if found.pop("format") != _FORMAT:
+            raise FileFormatError(f"must have the format {_FORMAT!r}")
+        findings = tuple(Finding(**own) for own in found.pop("findings"))
+    except (CornError, TypeError) as error:
+        raise FileFormatError(f"{path}: not the result of a check: {error}") from error
+    return SiteReport(**found, findings=findings)
+
+
+def compare_reports(consortium: Consortium, reports: Sequence[SiteReport]) -> list[Finding]:
+    """Return what the sites do not have in common, and the sites that are missing."""
+    findings = []
+    sites = [report.site for report in reports]
+    absent = [site.name for site in consortium.sites if site.name not in sites]
+    if absent:
+        findings.append(Finding("sites", "problem", f"no result of {', '.join(absent)}"))
+    for name in ("consortium", "plan", "roster", "version"):
+        owners: dict[str, list[str]] = {}
+        for report in reports:
+            value = getattr(report, name)
+            # Agents of one minor version may run together.
+            value = ".".join(value.split(".")[:2]) if name == "version" else value[:16]
+            owners.setdefault(value, []).append(report.site)
+        if len(owners) > 1:
+            text = "; ".join(
+                f"{value or 'none'}: {', '.join(who)}" for value, who in owners.items()
+            )
+            findings.append(Finding(name, "problem", f"must be the same everywhere, found {text}"))
+    return findings
+
+
+def check_site(
+    consortium: Consortium, agent: int, *, data: Path, keys: Path, wait: float = 0.0
+) -> SiteReport:
+    """Check one site; nothing is released or recorded.
+
+    ``wait`` keeps the site's port open for so many seconds, and tries others for as long, so that
+    sites that check at the same time reach each other.
+    """
+    findings = [_check_data(consortium, agent, data)]
+    plan, found = _check_plan(consortium)
+    findings += found
+    roster, found = _check_keys(consortium, agent, keys)
+    findings += found
+    if plan is not None:
+        findings += _check_ledger(plan, agent, keys)
+        findings += _check_connections(consortium, plan, agent, wait)
+    return SiteReport(
+        site=consortium.sites[agent].name,
+        consortium=hashlib.sha256(consortium.path.read_bytes()).hexdigest(),
+        plan="" if plan is None else fingerprint(plan).hex(),
+        roster=roster,
+        version=f"{__version__}, Python {platform.python_version()}",
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        findings=tuple(findings),
+    )
+
+
+def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
+    declared = consortium.sites[agent].samples
+    try:
+        problem = consortium.make_workload(data).build(len(consortium.sites), [agent])
+        require_fitting_samples(consortium.make_budget(), problem.data.sizes, first=agent)
+    except CornError as error:
+        return Finding(
+            "data",
+            "problem",
+            "the file does not fit the public schema or the plan",
+            f"{error}: correct it",
+        )
+    # Rows are recounted from the expected fraction: exact numbers of parts are not needed.
+    rows = sum(problem.data.sizes) / consortium.training_fraction
+    private = [f"{sum(problem.data.sizes):,} rows to train on", *problem.private_notes]
+    if not declared / _FAR_OFF <= rows <= declared * _FAR_OFF:
+        private.insert(
+            0,
+            f"about {rows:,.0f} rows, where {declared:,} are declared: this changes no ε, but "
+            "correct samples in the consortium file if the declaration should be near",
+        )
+    return Finding("data", "ok", "the file fits the public schema", "; ".join(private))
+
+
+def _check_plan(consortium: Consortium) -> tuple[Plan | None, list[Finding]]:
+    try:
+        plan = consortium.load_plan()
+    except CornError as error:
+        return None, [Finding("plan", "problem", str(error))]
+    problems = verify_plan(plan).problems
+    if problems:
+        return plan, [Finding("plan", "problem", "; ".join(problems))]
+    return plan, [Finding("plan", "ok", f"verified: {plan.describe()}")]
+
+
+def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, list[Finding]]:
+    path, num_agents = keys / f"agent-{agent}.key", len(consortium.sites)
+    advice = f"make it with corn keys make {keys} --agent {agent}"
+    if not path.exists():
+        return "", [Finding("keys", "problem", "there is no key of this site", f"{path}: {advice}")]
+    try:
+        require_private_keys(keys, agent)
+        identity = load_identity(path)
+        if not (keys / "roster.json").exists():
+            text = "the roster is missing: copy roster.json into the folder of keys"
+            return "", [Finding("keys", "problem", text)]
+        roster = load_roster(keys / "roster.json")
+    except CornError as error:
+        return "", [Finding("keys", "problem", "the key or the roster cannot be used", str(error))]
+    shown = roster.fingerprint.hex()
+    pinned = find_pinned_roster(path)
+    problem = ""
+    if roster.num_agents != num_agents:
+        problem = f"the roster has {roster.num_agents} agents, and the file {num_agents} sites"
+    elif roster.public_key(agent) != identity.public_key:
+        problem = "the roster has another public key of this site: send agent-I.pub again"
+    elif pinned is not None and not roster.follows(bytes.fromhex(pinned)):
+        problem = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
+    elif differing := [
+        site.name
+        for site, accepts in zip(consortium.sites, roster.accepts, strict=True)
+        if site.accepts != accepts
+    ]:
+        problem = (
+            f"the roster and the consortium file differ in accepts of {', '.join(differing)}: "
+            "correct one of them"
+        )
+    if problem:
+        return shown, [Finding("keys", "problem", problem)]
+    return shown, [
+        Finding("keys", "ok", f"roster {shown[:16]}: compare it with the others by telephone")
+    ]
+
+
+def _check_ledger(plan: Plan, agent: int, keys: Path) -> list[Finding]:
+    if not keys.is_dir():
+        return []
+    own = ledger_path(keys, agent, fingerprint(plan).hex())
+    history = read_history([keys], agent)
+    if history.problems:
+        text = "a ledger is missing or damaged: make a new key and a new plan"
+        return [Finding("ledger", "problem", text, "; ".join(history.problems))]
+    if own.exists():
+        text = "releases of this plan were made before: start agents with --resume or --rejoin"
+        return [Finding("ledger", "warning", text)]
+    others = len(history.records)
+    private = f"releases under {others} other plans add to the total" if others else ""
+    return [Finding("ledger", "ok", "nothing was released under this plan", private)]
+
+
+def _check_connections(
+    consortium: Consortium, plan: Plan, agent: int, wait: float
+) -> Iterator[Finding]:
+    """Yield a finding for each port that the site opens or must reach."""
+    sites, store = consortium.sites, consortium.store
+    pairs = list_connections(plan.network.graph, consortium.accepts)
+    coming = [opener for opener, accepting in pairs if accepting == agent]
+    who = ", ".join(sites[peer].name for peer in coming)
+    host = consortium.accepts.index(True)
+    listening = {}
+    if coming and sites[agent].address is not None:
+        listening[sites[agent].address] = f"from {who}"
+    elif coming:
+        yield Finding("port", "warning", f"{who} must reach this site, whose address is not given")
+    if agent == host and store is not None:
+        listening[store] = "from all sites (store)"
+    reach = {} if agent == host or store is None else {store: "the store"}
+    for peer in [accepting for opener, accepting in pairs if opener == agent]:
+        if sites[peer].address is None:
+            text = f"this site must reach {sites[peer].name}, whose address is not given"
+            yield Finding("port", "warning", text)
+        else:
+            reach[str(sites[peer].address)] = sites[peer].name
+    if store is None:
+        yield Finding("port", "warning", "store is not given: agents need --store HOST:PORT")
+    with _open_ports([address for address in listening if address]) as failures:
+        for address, who in listening.items():
+            if why := failures.get(str(address)):
+                text = f"cannot listen at {address} ({why}): free the port, or correct address"
+                yield Finding("port", "problem", text)
+            else:
+                yield Finding("port", "ok", f"listens at {address}, {who}")
+        end = time.monotonic() + wait
+        for address, who in reach.items():
+            yield _reach(address, who, sites[agent].name, end)
+        # Others may come later.
+        time.sleep(max(0.0, end - time.monotonic()) if listening else 0.0)
+
+
+def _reach(address: str, who: str, site: str, end: float) -> Finding:
+    """Connect until it works or the time is over."""
+    while True:
+        try:
+            with socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS):
+                return Finding("port", "ok", f"{site} reaches {who} at {address}")
+        except ConnectionRefusedError:
+            text = (
+                f"{site} must reach {who} at {address}, where nothing listens yet: check at the "
+                "same time with --wait 60"
+            )
+            found = Finding("port", "warning", text)
+        except OSError as error:
+            text = f"{site} must reach {who} at {address}: {error}: open this port, or correct it"
+            found = Finding("port", "problem", text)
+        if time.monotonic() >= end:
+            return found
+        time.sleep(0.5)
+
+
+@contextmanager
+def _open_ports(addresses: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Listen at addresses, and yield why some cannot be used."""
+    failures: dict[str, str] = {}
+    listeners: list[socket.socket] = []
+    for address in addresses:
+        try:
+            listener = socket.create_server(parse_address(address))
+        except (OSError, CornError) as error:
+            failures[address] = getattr(error, "strerror", None) or str(error)
+            continue
+        listeners.append(listener)
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+    try:
+        yield failures
+    finally:
+        for listener in listeners:
+            # A thread that waits in ``accept`` returns only after a shutdown.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+
+def _accept(listener: socket.socket) -> None:
+    # Nothing is read or sent: that a connection is made is all there is to find out.
+    while True:
+        try:
+            listener.accept()[0].close()
+        except OSError:
+            return

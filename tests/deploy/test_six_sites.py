@@ -1,0 +1,136 @@
+"""Six sites in network namespaces, with one open port and three commands for each site."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+CORN = [sys.executable, "-m", "corn"]
+SITES = ("north", "south", "east", "west", "lake", "hill")
+PORT = 29500
+
+
+def run(*command: str, cwd: Path | None = None, host: int | None = None) -> str:
+    """Run a command, in the namespace of a host if one is given, and return its output."""
+    inside = [] if host is None else ["ip", "netns", "exec", f"corn6-{host}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}"}
+    process = subprocess.run(
+        [*inside, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, (command, process.stdout, process.stderr)
+    return process.stdout + process.stderr
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Make a network of six hosts on one bridge; yield their addresses."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need iproute2 and root")
+    probe = subprocess.run(["ip", "netns", "add", "corn6-net"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("this machine cannot make network namespaces")
+    addresses = [f"10.88.0.{10 + host}" for host in range(len(SITES))]
+    try:
+        run("ip", "-n", "corn6-net", "link", "add", "bridge", "type", "bridge")
+        run("ip", "-n", "corn6-net", "link", "set", "bridge", "up")
+        for host, address in enumerate(addresses):
+            name, port = f"corn6-{host}", f"port{host}"
+            run("ip", "netns", "add", name)
+            pair = ("type", "veth", "peer", "name", port, "netns", "corn6-net")
+            run("ip", "link", "add", "eth0", "netns", name, *pair)
+            run("ip", "-n", "corn6-net", "link", "set", port, "master", "bridge", "up")
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                run("ip", "-n", name, "link", "set", device, "up")
+        yield addresses
+    finally:
+        for name in ("net", *range(len(SITES))):
+            subprocess.run(
+                ["ip", "netns", "del", f"corn6-{name}"], capture_output=True, check=False
+            )
+
+
+@pytest.mark.slow
+def test_five_sites_that_only_connect_outward_train_with_one_open_port(
+    hosts: list[str], tmp_path: Path
+) -> None:
+    run(sys.executable, str(ROOT / "examples" / "six_hospitals.py"), str(tmp_path / "made"))
+    text = (tmp_path / "made" / "consortium.toml").read_text(encoding="utf-8")
+    # The first site accepts connections, and the others only connect outward.
+    text = re.sub(r'address = ".*"', "accepts = false", text)
+    text = text.replace("accepts = false", f'address = "{hosts[0]}:{PORT}"', 1)
+    text = re.sub(r'store = ".*"', f'store = "{hosts[0]}:{PORT}"', text)
+    text = text.replace('graph = "complete:6"', 'graph = "star:6"').replace(
+        "steps = 100", "steps = 20"
+    )
+    # One person writes the file and makes the plan.
+    public = tmp_path / "public"
+    public.mkdir()
+    (public / "consortium.toml").write_text(text, encoding="utf-8")
+    shutil.copy(tmp_path / "made" / "public.csv", public)
+    run(*CORN, "plan", "consortium.toml", cwd=public)
+    folders = [tmp_path / site for site in SITES]
+    for host, folder in enumerate(folders):
+        shutil.copytree(public, folder)
+        shutil.copy(tmp_path / "made" / f"{SITES[host]}.csv", folder / "data.csv")
+
+    # Command 1 of each site. Public keys go to one person, who sends the roster back.
+    collected = tmp_path / "collected"
+    collected.mkdir()
+    for host, folder in enumerate(folders):
+        run(*CORN, "keys", "make", "keys", "--agent", str(host), cwd=folder)
+        shutil.copy(folder / "keys" / f"agent-{host}.pub", collected)
+    roster = collected / "roster.json"
+    run(
+        *CORN,
+        "keys",
+        "roster",
+        str(collected),
+        str(public / "consortium.toml"),
+        "--out",
+        str(roster),
+    )
+    for folder in folders:
+        shutil.copy(roster, folder / "keys")
+
+    def check(host: int) -> str:
+        """Command 2: all sites check at the same time, so that ports can be tried."""
+        options = ("--agent", SITES[host], "--data", "data.csv", "--keys", "keys", "--wait", "15")
+        out = ("--out", f"{SITES[host]}.json")
+        return run(*CORN, "check", "consortium.toml", *options, *out, cwd=folders[host], host=host)
+
+    def train(host: int) -> str:
+        """Command 3."""
+        options = ("--agent", SITES[host], "--data", "data.csv", "--keys", "keys", "--out", "run")
+        return run(*CORN, "agent", "consortium.toml", *options, cwd=folders[host], host=host)
+
+    with ThreadPoolExecutor(len(SITES)) as pool:
+        list(pool.map(check, range(len(SITES))))
+        results = [
+            str(folder / f"{site}.json") for site, folder in zip(SITES, folders, strict=True)
+        ]
+        page = run(*CORN, "check", str(public / "consortium.toml"), *results)
+        assert "problem" not in page
+        assert "warning" not in page
+        list(pool.map(train, range(len(SITES))))
+    models = {
+        (folder / "run" / "shared" / f"agent-{host}" / "model.pt").read_bytes()
+        for host, folder in enumerate(folders)
+    }
+    assert len(models) == 1
+    predicted = run(*CORN, "predict", "run", "public.csv", "--json", cwd=folders[4])
+    result, _ = json.JSONDecoder().raw_decode(predicted)
+    assert result["promise"]["epsilon"] == 1
+    assert result["promise"]["simulation"] == ""
+    # About half of the public patients are in each class.
+    assert result["scores"]["accuracy"] > 0.7
