@@ -4,7 +4,6 @@ Client app, mod, strategy, messages and their encoding are Flower's own. Only it
 a stand-in for its grid calls the client apps in this process.
 """
 
-import logging
 import runpy
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -45,6 +44,7 @@ from corn.plan import fingerprint, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
+from tests.contracts.engines import Grid, flower_runtime, grow
 from tests.oracles import masked_message
 
 N, D = 4, 20_000
@@ -434,79 +434,13 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # Flower's own objects from here on.
 
 
-class Grid:
-    """A server's view of client apps that run in this process; messages are encoded as Flower's.
-
-    ``change`` may replace the message to a node, and ``None`` loses it.
-    """
-
-    def __init__(self, mod: CornMod, train: Callable[..., Any]) -> None:
-        from flwr.clientapp import ClientApp
-
-        self.app = ClientApp(mods=[mod])
-        self.app.train()(train)
-        self.app.evaluate()(train)
-        self.num_nodes = N
-        self.change: Callable[[int, Any], Any] = lambda _, message: message
-        self.asked: list[tuple[int, Any]] = []
-        self.replies: list[Any] = []
-
-    def get_node_ids(self) -> list[int]:
-        return [70 + agent for agent in range(self.num_nodes)]
-
-    def ask(self, agent: int, message: Any) -> Any:
-        """Return the reply of a client, as a server sees it."""
-        from flwr.app import Context, Error, Message, RecordDict
-
-        context = Context(1, 70 + agent, {"partition-id": agent}, RecordDict(), {})
-        try:
-            reply = self.app(_encode(message), context)
-        except Exception as error:  # noqa: BLE001 - as Flower does
-            return Message(Error(code=2, reason=str(error)), reply_to=message)
-        return _encode(reply)
-
-    def send_and_receive(self, messages: Any, *, timeout: float) -> Iterator[Any]:
-        assert timeout > 0
-        first = len(self.replies)
-        for message in messages:
-            agent = message.metadata.dst_node_id - 70
-            changed = self.change(agent, message)
-            if changed is not None:
-                self.asked.append((agent, changed))
-                self.replies.append(self.ask(agent, changed))
-        return map(_encode, self.replies[first:])
-
-
-def _encode(message: Any) -> Any:
-    from flwr.common.serde import message_from_proto, message_to_proto
-
-    return message_from_proto(message_to_proto(message))
-
-
-def grow(message: Any, _: object) -> Any:
-    """Add one to every weight, and tell the server about the data."""
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-
-    grown = {
-        name: Array(np.asarray(array.numpy() + array.numpy().dtype.type(1)))
-        for name, array in message.content["arrays"].items()
-    }
-    metrics = MetricRecord({"num-examples": 123, "train-loss": 0.7})
-    content = RecordDict({"arrays": ArrayRecord(grown), "metrics": metrics})
-    return Message(content, reply_to=message)
-
-
 @pytest.fixture
-def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CornMod:
+def mod(tmp_path: Path) -> Iterator[CornMod]:
     pytest.importorskip("flwr.app")
-    # Messages carry these numbers, which Flower's runtime sets.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(f"flwr.supercore.task_identity.TaskIdentity.{name}", 1)
-    # Flower logs every round on the terminal.
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     make_keys(tmp_path / "keys", N)
     save_plan(PLAN, tmp_path / "plan.corn")
-    return CornMod(tmp_path / "plan.corn", tmp_path / "keys")
+    with flower_runtime():
+        yield CornMod(tmp_path / "plan.corn", tmp_path / "keys")
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from corn.nvflare import CornExecutor, CornFilter, CornSums, protect_site
 from corn.plan import load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from tests.contracts.engines import Context, task
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "nvflare"
 N, ROUNDS = 4, 5
@@ -61,41 +62,6 @@ def sites(tmp_path: Path) -> Path:
 def sums(sites: Path) -> CornSums:
     roster = load_roster(sites / "all" / "roster.json")
     return CornSums([key.hex() for key in roster.public_keys], wait=20)
-
-
-class Context:
-    """A site's context of one task, whose messages reach the server's component."""
-
-    def __init__(self, site: str, sums: CornSums) -> None:
-        self._site, self._sums, self._props = site, sums, dict[str, Any]()
-        self.abort_signal = SimpleNamespace(triggered=False)
-
-    def get_prop(self, key: str, default: Any = None) -> Any:
-        return self._props.get(key, default)
-
-    def set_prop(self, key: str, value: Any, **_options: Any) -> None:
-        self._props[key] = value
-
-    def get_identity_name(self) -> str:
-        return self._site
-
-    def get_peer_context(self) -> "Context":
-        return self
-
-    def get_run_abort_signal(self) -> Any:
-        return self.abort_signal
-
-    def get_engine(self) -> Any:
-        return SimpleNamespace(send_aux_request=self._send)
-
-    def _send(self, *, topic: str, request: Shareable, **_options: Any) -> dict[str, Shareable]:
-        return {"server": self._sums._answer(topic=topic, request=request, fl_ctx=self)}
-
-
-def task(model: dict[str, Any], round_number: int = 0) -> Shareable:
-    shareable = DXO(DataKind.WEIGHTS, data=model).to_shareable()
-    shareable.set_header(AppConstants.CURRENT_ROUND, round_number)
-    return shareable
 
 
 Train = Callable[[int], Shareable]

@@ -4,7 +4,6 @@ All train one model whose gradient at an agent is that agent's row, so that the 
 were applied can be read off the model.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -45,6 +44,7 @@ from corn.noise.masks import draw_offset
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from tests.contracts.engines import Context, Grid, flower_runtime, grow, task
 from tests.distributed.rehearsal import make_public_source, rehearsing
 from tests.distributed.threads import run_in_threads
 
@@ -272,9 +272,7 @@ def run_flower(
     from flwr.serverapp.strategy import FedAvg
 
     from corn.flower import CornMod, CornStrategy
-    from tests.test_flower import Grid, grow
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     save_plan(PLAN, folder / "plan.corn")
 
     def make(context: Any) -> Any:
@@ -295,10 +293,7 @@ def run_flower(
     strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), PLAN, step_size=STEP_SIZE)
     arrays = ArrayRecord({"w": Array(np.zeros(SIZE))})
     with ExitStack() as stack:
-        # Messages carry these numbers, which Flower's runtime sets.
-        for name in ("_run_id", "_node_id", "_task_id"):
-            identity = f"flwr.supercore.task_identity.TaskIdentity.{name}"
-            stack.enter_context(mock.patch(identity, 1))
+        stack.enter_context(flower_runtime())
         if public:
             stack.enter_context(public_noise())
         found = strategy.start(grid, arrays, num_rounds=num_steps).arrays
@@ -315,7 +310,6 @@ def run_nvflare(
     from nvflare.apis.dxo import from_shareable
 
     from corn.nvflare import CornExecutor, CornSums
-    from tests.test_nvflare import Context, task
 
     roster = load_roster(folder / "roster.json")
     sums = CornSums([key.hex() for key in roster.public_keys], wait=_WAIT)
