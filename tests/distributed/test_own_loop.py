@@ -607,6 +607,7 @@ def augment(items: Sequence[Any]) -> Any:
 
 def test_collate_functions_that_keep_samples_apart_are_accepted() -> None:
     """Padding and noise are not taken for mixing, and the user's random numbers stay."""
+    make_model()  # seeds torch, and draws what each model of ``start_with`` draws again
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     start_with(augment)
     for side in ("left", "right"):
