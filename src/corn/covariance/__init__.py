@@ -8,11 +8,8 @@ from corn.covariance.baselines import (
     read_mechanism,
 )
 from corn.covariance.decomposition import Decomposition, expose
-from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, design
-from corn.covariance.dual import Dual
+from corn.covariance.design import MECHANISMS, Corn, Mechanism, design
 from corn.covariance.feasibility import invert_covariance, is_private
-from corn.covariance.first_order import FirstOrder
-from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -35,19 +32,15 @@ __all__ = [
     "EAVESDROPPER",
     "MECHANISMS",
     "ONE_STEP",
-    "Auto",
     "Corn",
     "Decomposition",
     "Decor",
     "Design",
     "DesignProblem",
-    "Dual",
     "FiniteRun",
-    "FirstOrder",
     "GivenObjective",
     "Horizon",
     "Ldp",
-    "LowRank",
     "Mechanism",
     "MechanismName",
     "Objective",
