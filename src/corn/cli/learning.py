@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corn import learn
-from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
+from corn.cli.records import is_given
 from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule

@@ -12,7 +12,6 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.config_file import is_given
 from corn.cli.learning import (
     LEARNING,
     MODEL_FILE,
@@ -48,7 +47,7 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import read_configuration
+from corn.cli.records import is_given, read_configuration
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import MECHANISM_NAMES, usual_schedule

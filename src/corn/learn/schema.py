@@ -333,7 +333,11 @@ class Schema:
         """Return the numbers of classes as they are, and numbers to predict scaled."""
         if rows.targets is None:
             raise InvalidArgumentError(f"{rows.path}: must have the column {self.target!r}")
-        return rows.targets if self.classes else self._target_column.scale(rows.targets.astype(np.float64))
+        return (
+            rows.targets
+            if self.classes
+            else self._target_column.scale(rows.targets.astype(np.float64))
+        )
 
     def decode_targets(self, values: FloatArray) -> FloatArray:
         """Return predicted numbers in the unit of the target."""
