@@ -5,10 +5,17 @@ from corn.covariance.baselines import (
     Ldp,
     OwnMechanism,
     ZeroSum,
-    read_mechanism,
 )
 from corn.covariance.decomposition import Decomposition, expose
-from corn.covariance.design import MECHANISMS, Corn, Mechanism, design
+from corn.covariance.design import (
+    MECHANISMS,
+    Corn,
+    Mechanism,
+    MechanismLike,
+    design,
+    read_mechanism,
+    read_mechanisms,
+)
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.objective import (
     ONE_STEP,
@@ -42,6 +49,7 @@ __all__ = [
     "Horizon",
     "Ldp",
     "Mechanism",
+    "MechanismLike",
     "MechanismName",
     "Objective",
     "ObjectiveLike",
@@ -55,4 +63,5 @@ __all__ = [
     "invert_covariance",
     "is_private",
     "read_mechanism",
+    "read_mechanisms",
 ]
