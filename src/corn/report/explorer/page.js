@@ -113,7 +113,7 @@ corn.page = (() => {
     const unit = promise.unit === "agent" ? "an agent’s whole data set" : "one sample";
     const sigma = (variance) => `σ = ${Math.sqrt(variance).toPrecision(4)}`;
     const facts = [
-      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta} for ${unit}, clipped to ${promise.clip}`],
+      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta.toExponential()} for ${unit}, clipped to ${promise.clip}`],
       ["private noise of an agent", sigma(1 / ((agents - colluders) * cap))],
       ["independent noise instead", sigma(1 / cap)],
       ["in the average", sigma(sums.centralRatio(agents, colluders) / cap / agents ** 2)],
@@ -135,7 +135,8 @@ corn.page = (() => {
   function renderCosts({ agents, colluders }) {
     const rows = [{ label: "trusted server", remark: "sees all gradients", kind: "server", value: 1 }];
     for (const size of new Set([0, 1, colluders])) {
-      const remark = size ? `and ${size === 1 ? "1 insider" : `${size} insiders`}` : "against an eavesdropper";
+      const insiders = size ? ` and ${size === 1 ? "1 insider" : `${size} insiders`}` : "";
+      const remark = `against an eavesdropper${insiders}`;
       rows.push({ label: "CorN", remark, kind: "corn", value: sums.centralRatio(agents, size) });
     }
     rows.push({ label: "LDP", remark: "against any insiders", kind: "ldp", value: agents });
@@ -192,7 +193,7 @@ corn.page = (() => {
   }
 
   function start() {
-    const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: 1e-5, steps: 1000 };
+    const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: "1e-5", steps: 1000 };
     Object.assign(usual, { clip: 0.1, batch: 64, samples: 2000, alarms: "0.01" });
     for (const [id, value] of Object.entries(usual)) byId(id).value = value;
     if (given) {
@@ -200,7 +201,7 @@ corn.page = (() => {
       byId("graph").value = "given";
     }
     connect("epsilon", Math.log, (x) => Number(Math.exp(x).toPrecision(2)));
-    connect("delta", Math.log10, (x) => 10 ** x);
+    connect("delta", Math.log10, (x) => `1e${x}`);
     connect("steps", Math.log10, (x) => Number((10 ** x).toPrecision(2)));
     byId("settings").addEventListener("input", later);
     byId("insiders").addEventListener("input", later);
