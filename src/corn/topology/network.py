@@ -23,7 +23,7 @@ from corn.topology.files import (
     read_matrix,
 )
 from corn.topology.generators import GraphSpec
-from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound, accelerate
+from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound
 from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree
 from corn.topology.mixing import (
     MAX_AGENTS,
@@ -32,16 +32,9 @@ from corn.topology.mixing import (
     check_sparse_weights,
     default_rule,
     graph_of,
-    is_symmetric,
     sparse_mixing_matrix,
 )
-from corn.topology.spectrum import (
-    MOST_DENSE,
-    Spectrum,
-    find_extremes,
-    sparse_spectrum,
-    spectrum,
-)
+from corn.topology.spectrum import Spectrum, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -94,8 +87,18 @@ class Network:
             is_two_way = not graph.is_directed()
             require(is_two_way, "mixing", "gossip on directed links", "sum", advice="use gossip")
             require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
-        # Raises if these weights do not admit the rounds.
-        object.__setattr__(self, "_schedule", self._make_schedule())
+        else:
+            require(
+                self.num_agents <= MAX_AGENTS,
+                "agents",
+                f"at most {MAX_AGENTS:,} for gossip",
+                f"{self.num_agents:,}",
+                advice="exact sums (mixing='sum') have no such limit",
+            )
+        # Raises if these weights do not admit the rounds. Plain ones do not depend on them.
+        is_plain = self.gossip.kind == "plain"
+        schedule = self.gossip.schedule(np.eye(1) if is_plain else matrix.toarray())
+        object.__setattr__(self, "_schedule", schedule)
 
     @property
     def num_agents(self) -> int:
@@ -148,20 +151,10 @@ class Network:
             f"messages per step, {2 * self.tree.depth} hops, {num_steps:,} steps"
         )
 
-    def _make_schedule(self) -> tuple[GossipRound, ...]:
-        if self.gossip.kind == "chebyshev" and self.num_agents > MOST_DENSE:
-            return accelerate(find_extremes(self.sparse_matrix), self.gossip.rounds)
-        # Plain rounds do not depend on the weights.
-        is_plain = self.gossip.kind == "plain"
-        return self.gossip.schedule(np.eye(1) if is_plain else self.sparse_matrix.toarray())
-
 
 def measure_network(network: Network) -> Spectrum:
     """Return the spectrum of a step."""
-    # Weights of directed links are dense in the first place, and their speed takes all of them.
-    if network.num_agents <= MOST_DENSE or not is_symmetric(network.sparse_matrix):
-        return spectrum(network.step_matrix)
-    return sparse_spectrum(network.sparse_matrix, network.schedule)
+    return spectrum(network.step_matrix)
 
 
 def choose_cooldown(network: Network, num_steps: int) -> int:
