@@ -18,6 +18,7 @@ PUBLIC = [
     "account",
     "compare",
     "design",
+    "expose",
     "load_network",
     "load_plan",
     "load_results",
@@ -49,5 +50,7 @@ def test_the_readme_example_works() -> None:
     network = corn.load_network("er:n=20,p=0.2,seed=1")
     budget = corn.PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
     result = corn.design(network, budget)
+    loss = corn.expose(result.decomposition, [3], budget.query, num_steps=budget.num_steps)
+    assert max(loss.epsilon(1e-5).values()) <= 10 * (1 + 1e-9)
     assert result.gap < 1e-3
     assert result.threat == DEFAULT_THREAT.resolve(network.graph, "sum")

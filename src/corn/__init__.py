@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from corn.covariance import Horizon as Horizon
     from corn.covariance import ThreatModel as ThreatModel
     from corn.covariance import design as design
+    from corn.covariance import expose as expose
     from corn.distributed.own_loop import make_private as make_private
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
@@ -53,6 +54,7 @@ _MODULES = {
     "account": "corn.privacy",
     "compare": "corn.learn",
     "design": "corn.covariance",
+    "expose": "corn.covariance",
     "load_network": "corn.topology",
     "load_plan": "corn.plan",
     "load_results": "corn.learn",

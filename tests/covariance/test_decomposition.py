@@ -4,10 +4,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from corn.covariance import Decomposition, Horizon, ThreatModel, design
-from corn.covariance.decomposition import hidden_precision
+from corn.covariance import Decomposition, Horizon, ThreatModel, design, expose
 from corn.errors import InvalidArgumentError
-from corn.privacy import PrivacyBudget, account_precision
+from corn.privacy import ClippedQuery, PrivacyBudget
 from corn.topology import mixing_matrix
 
 PAIR = np.array([[1.0], [-1.0]])
@@ -79,9 +78,8 @@ def shares(threat: ThreatModel) -> Decomposition:
 
 
 def epsilons(decomposition: Decomposition, coalition: list[int]) -> dict[int, float]:
-    honest, precision = hidden_precision(decomposition, coalition)
-    loss = account_precision(precision, BUDGET.query, num_steps=BUDGET.num_steps)
-    return dict(zip(honest, loss.epsilon(BUDGET.promise.delta).tolist(), strict=True))
+    exposure = expose(decomposition, coalition, BUDGET.query, num_steps=BUDGET.num_steps)
+    return exposure.epsilon(BUDGET.promise.delta)
 
 
 @pytest.mark.parametrize("coalition", [[], [0], [3], [0, 3], [2, 5]])
@@ -112,4 +110,4 @@ def test_a_coalition_of_all_agents_is_refused() -> None:
 @pytest.mark.parametrize("agent", [2, -1])
 def test_unknown_insiders_are_refused_without_seeds_too(agent: int) -> None:
     with pytest.raises(InvalidArgumentError):
-        hidden_precision(Decomposition(np.ones(2)), [agent])
+        expose(Decomposition(np.ones(2)), [agent], ClippedQuery(1.0), num_steps=1)

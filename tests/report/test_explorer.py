@@ -15,9 +15,8 @@ from scipy.stats import norm
 
 import corn
 from corn.covariance import ThreatModel, design
-from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
-from corn.privacy import PrivacyBudget, account_precision, gaussian
+from corn.privacy import PrivacyBudget, gaussian
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
 from tests.report.browser import Browser, browsing, has_browser, needs_browser
@@ -115,9 +114,10 @@ def test_exact_sums_are_those_of_the_package(
     assert ratio == pytest.approx(noise.central_ratio, rel=1e-9)
     assert found["cap"] == pytest.approx(budget.precision_cap, rel=1e-9)
     for row in found["rows"]:
-        _, precision = hidden_precision(noise.decomposition, range(row["size"]))
-        loss = account_precision(precision, budget.query, num_steps=1000)
-        assert row["epsilon"] == pytest.approx(loss.worst_epsilon(1e-5), rel=1e-6)
+        exposed = corn.expose(
+            noise.decomposition, range(row["size"]), budget.query, num_steps=1000
+        ).epsilon(1e-5)
+        assert row["epsilon"] == pytest.approx(max(exposed.values()), rel=1e-6)
     sizes = [row["size"] for row in found["rows"]]
     assert {0, 1, colluders, insiders} <= set(sizes)
     assert found["epsilon"] == found["rows"][sizes.index(insiders)]["epsilon"]

@@ -6,7 +6,7 @@ from corn.covariance.baselines import (
     OwnMechanism,
     ZeroSum,
 )
-from corn.covariance.decomposition import Decomposition
+from corn.covariance.decomposition import Decomposition, expose
 from corn.covariance.design import (
     MECHANISMS,
     Corn,
@@ -59,6 +59,7 @@ __all__ = [
     "ZeroSum",
     "default_objective",
     "design",
+    "expose",
     "invert_covariance",
     "is_private",
     "read_mechanism",

@@ -22,7 +22,7 @@ import scipy.sparse.csgraph
 from corn.checks import FloatArray, IntArray
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
-from corn.privacy import precision_diagonal
+from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
 
 _LARGEST = 1e100
 """Beyond this, squares and sums of noise would overflow."""
@@ -249,6 +249,48 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
     # A pair of variance s adds s on the diagonal and −s off it, so that the sum of a row is the
     # private variance.
     return Decomposition(np.maximum(covariance.sum(axis=1), 0), pairs, tuple(factors))
+
+
+@dataclass(frozen=True, eq=False)
+class Exposure:
+    """The privacy that honest agents keep against a coalition.
+
+    ``loss`` counts the honest agents only, in the order of ``honest``.
+    """
+
+    coalition: tuple[int, ...]
+    honest: tuple[int, ...]
+    loss: PrivacyLoss
+
+    def epsilon(self, delta: float) -> dict[int, float]:
+        """Return each honest agent's exact ε at this δ; ∞ where no noise hides it."""
+        values = self.loss.epsilon(delta).tolist()
+        return dict(zip(self.honest, values, strict=True))
+
+
+def expose(
+    decomposition: Decomposition,
+    coalition: Iterable[int],
+    query: ClippedQuery,
+    *,
+    num_steps: int,
+) -> Exposure:
+    """Return the privacy that each honest agent keeps against a coalition over ``num_steps`` steps.
+
+    It is computed from the split itself: the noise the coalition cannot reproduce, and the exact
+    accounting of :mod:`corn.privacy`. It shares no code with the solvers, so it can judge them.
+
+    >>> pair = np.array([[1.0], [-1.0]])
+    >>> shares = Decomposition(np.ones(2), ((0, 1),), (pair,))
+    >>> query = ClippedQuery(0.01)
+    >>> outside = expose(shares, [], query, num_steps=100).epsilon(1e-5)[0]
+    >>> inside = expose(shares, [1], query, num_steps=100).epsilon(1e-5)[0]
+    >>> outside < inside
+    True
+    """
+    members = tuple(sorted(set(coalition)))
+    honest, precision = hidden_precision(decomposition, members)
+    return Exposure(members, honest, account_precision(precision, query, num_steps=num_steps))
 
 
 def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -> FloatArray:

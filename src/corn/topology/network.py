@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -193,14 +193,18 @@ def load_network(
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
-    network = _load(source, weights)
+    graph, matrix, name, rule = _load(source, weights)
     if mixing is None:
-        asks_for_gossip = weights is not None or network.weights == "given" or gossip != ONE_ROUND
-        mixing = "gossip" if asks_for_gossip or network.graph.is_directed() else "sum"
-    return replace(network, gossip=gossip, mixing=mixing)
+        asks_for_gossip = weights is not None or rule == "given" or gossip != ONE_ROUND
+        mixing = "gossip" if asks_for_gossip or graph.is_directed() else "sum"
+    return Network(graph, matrix, name, rule, gossip, mixing)
 
 
-def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Network:
+_Weighted: TypeAlias = tuple[Graph, FloatArray | SparseMatrix, str, str]
+"""A graph, its mixing matrix, where they came from, and the rule of the weights."""
+
+
+def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> _Weighted:
     if isinstance(source, np.ndarray):
         return _weigh(check_mixing_matrix(source), "given matrix", weights)
     if isinstance(source, nx.Graph):
@@ -221,13 +225,15 @@ def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Netwo
         raise type(error)(f"{path}: {make_printable(str(error), limit=_MAX_REASON)}") from error
 
 
-def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Network:
+def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> _Weighted:
     if isinstance(what, np.ndarray):
+        graph = graph_of(what)
         if weights is None:
-            return Network(graph_of(what), what, source)
-        what = graph_of(what)
+            # Here, and not in the record alone: an error is then about the file.
+            return check_graph(graph), what, source, "given"
+        what = graph
     rule = weights or default_rule(what)
-    return Network(what, sparse_mixing_matrix(what, rule), source, rule)
+    return what, sparse_mixing_matrix(what, rule), source, rule
 
 
 def _read(path: Path, *, directed: bool) -> Graph | FloatArray:
