@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AgentConfig
     save_plan(small_plan("ring:4", 20), tmp_path / "plan.corn")
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
-    monkeypatch.setattr("corn.distributed.keyring.protect_process", lambda _: None)
+    monkeypatch.setattr("corn.distributed.processes.protect_process", lambda _: None)
     return found
 
 
@@ -68,7 +68,7 @@ def test_every_option_may_be_in_the_file(corn: Runner, started: list[AgentConfig
     assert isinstance(config.workload, Workload)
     assert config.requirements is not None
     assert config.requirements.other_keys == (Path("old.keys"), Path("older.keys"))
-    assert config.monitoring.log_format == "json"
+    assert config.log_format == "json"
 
 
 def test_the_command_line_wins_and_then_the_environment(

@@ -34,7 +34,7 @@ from corn.distributed.rendezvous import (
     RefusalError,
     StoppedBeforeStartError,
 )
-from corn.distributed.state import AgentState, PrivateState
+from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
@@ -455,7 +455,7 @@ def lose_one(
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
-    def crash(state: AgentState, _: PrivateState) -> None:
+    def crash(state: AgentState) -> None:
         if state.step == 1:
             raise CornError("crash")
 

@@ -33,9 +33,9 @@ def status(
     out: Annotated[Path, typer.Argument(help="Folder of the run, as given to --out.")],
     json: JsonOption = False,
 ) -> None:
-    """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
+    """Show how far each agent of a run is; exit 1 if one here failed or its state is stale."""
     # Here, as torch takes seconds to import.
-    from corn.distributed.state import has_ended, judge_condition, read_states
+    from corn.distributed.status import has_ended, judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -61,8 +61,12 @@ def status(
                 *([("simulated", first.simulation)] if first.simulation else []),
             ],
         )
+        # What others are doing, as the agent with the newest state knows them.
+        newest = max((own for own, _ in states), key=lambda own: own.updated)
+        blank = [""] * (len(_COLUMNS) - 2)
+        others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         print_table(
-            "agents here",
+            "agents",
             _COLUMNS,
             [
                 [
@@ -79,11 +83,12 @@ def status(
                     now.text,
                 ]
                 for own, now in states
-            ],
+            ]
+            + [[str(agent), *blank, text] for agent, text in others.items()],
         )
-    # Agents on other hosts, or agents that have not begun.
-    missing = sorted(set(range(first.num_agents)) - found.keys())
-    if missing and not json:
-        print_note(f"no state here of agents {', '.join(map(str, missing))}")
+        if others:
+            print_note(
+                f"agents without numbers have no state here; agent {newest.agent} says how they are"
+            )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)

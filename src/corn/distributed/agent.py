@@ -186,6 +186,8 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     """Join the other agents of a run, or of one under way."""
     with naming_agent(config.agent):
         credentials = load_credentials(config.keys, config.agent, config.num_agents)
+    # The owners compare it: a replaced roster lets somebody else take part.
+    log_event(config.agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
     earlier = None
     if config.rejoins:
         # Others keep the address of before, at which they were told to find this agent.
@@ -193,6 +195,7 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     return join(
         credentials,
         timeout=config.settings.timeout,
+        wait=config.wait,
         store=config.store,
         keys=config.keys,
         listen=config.listen or earlier,

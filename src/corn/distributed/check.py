@@ -29,6 +29,7 @@ from corn.noise.ledger import ledger_path, read_history
 from corn.parsing import build_fields, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
 from corn.topology import list_connections
+from corn.transport.listener import open_port
 from corn.version import __version__
 
 Status: TypeAlias = Literal["ok", "warning", "problem"]
@@ -317,7 +318,7 @@ def _open_ports(addresses: Sequence[str]) -> Iterator[dict[str, str]]:
     listeners: list[socket.socket] = []
     for address in addresses:
         try:
-            listener = socket.create_server(parse_address(address))
+            listener = open_port(parse_address(address))
         except (OSError, CornError) as error:
             failures[address] = getattr(error, "strerror", None) or str(error)
             continue

@@ -13,17 +13,19 @@ agent and repeats its old random number too. The effect is the same as if it wit
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from corn.distributed.logs import log_event
 from corn.distributed.membership import name_agents
 from corn.errors import (
     CornError,
@@ -35,7 +37,7 @@ from corn.errors import (
 from corn.learn.sweep import Interruption
 from corn.noise import load_compiled
 from corn.noise.stream import decode_fields, encode_fields
-from corn.parsing import build, format_address, parse_address, parse_json
+from corn.parsing import DEFAULT_PORT, build, format_address, parse_address, parse_json
 from corn.transport import (
     NO_SESSION,
     Address,
@@ -53,7 +55,8 @@ from corn.transport import (
     dial,
 )
 
-_MAX_REASON, _MAX_NAMED = 300, 5
+# Values of other agents are quoted in full, to compare them, but nobody may fill a log.
+_MAX_VALUE, _MAX_REASON, _MAX_NAMED = 2000, 300, 5
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
@@ -63,6 +66,7 @@ _JOIN, _RETURN = "join", "return"
 _REFUSAL = "refusal"
 # An agent that returns asks its neighbours directly, and the store is only one source of addresses.
 _SECONDS_TO_FIND_STORE = 1.0
+_SECONDS_OF_SILENCE = 2.0
 
 
 class AbsentError(PublicError):
@@ -136,14 +140,12 @@ def compare(topic: str, values: Mapping[int, str]) -> None:
     usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
     if others:
-        # Values come from other agents: they are quoted printably and briefly.
-        shown = others[:_MAX_NAMED]
-        limit = _MAX_REASON // (1 + len(shown))
+        # Values come from other agents, so they are quoted printably.
         found = "; ".join(
-            f"agent {who} has {make_printable(values[who], limit=limit) or 'nothing'}"
-            for who in shown
+            f"agent {who} has {make_printable(values[who], limit=_MAX_VALUE) or 'nothing'}"
+            for who in others[:_MAX_NAMED]
         )
-        rest = make_printable(usual, limit=limit) or "nothing"
+        rest = make_printable(usual, limit=_MAX_VALUE) or "nothing"
         raise HandshakeError(
             f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
         )
@@ -174,7 +176,8 @@ class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
     ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
-    ``is_host`` says whether the store lives in this process, and ends with it.
+    ``host`` is the store where it lives in this process; it ends with the run. ``wait`` is how long
+    the others may take to start, by default the time-out.
     """
 
     def __init__(
@@ -185,9 +188,10 @@ class Rendezvous:
         listener: Listener,
         address: Address,
         timeout: float,
+        wait: float | None = None,
         bound: Address | None = None,
         keys: Path | None = None,
-        is_host: bool = False,
+        host: StoreHost | None = None,
         interruption: Interruption | None = None,
     ) -> None:
         self.store = store
@@ -197,10 +201,11 @@ class Rendezvous:
         self.listener = listener
         self.bound = bound or address
         self.timeout = timeout
+        self._wait_for_start = timeout if wait is None else wait
         self.keys = keys
         self.interruption = interruption
         self.address = address
-        self._is_host = is_host
+        self._host = host
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
@@ -273,7 +278,7 @@ class Rendezvous:
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
         key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
-        (entry,) = self._wait([key], topic, [sender])
+        (entry,) = self._wait([key], topic, [sender], self.timeout)
         return self._read(entry, key, sender, session)
 
     def find_absent(self, *topics: str, seconds: float) -> list[int]:
@@ -334,7 +339,7 @@ class Rendezvous:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
             self._put(f"parted/{self.agent}", b"", NO_SESSION)
-            if self._is_host:
+            if self._host is not None:
                 # The store ends with this process: the others must have read the refusal before.
                 # A person who pressed Ctrl-C should not wait so long for that.
                 is_hurried = self.interruption is not None and self.interruption.requested
@@ -353,8 +358,10 @@ class Rendezvous:
         )
 
     def close(self) -> None:
-        """Accept no more connections, and leave the store to others."""
+        """Accept no more connections; a store in this process ends."""
         self.listener.close()
+        if self._host is not None:
+            self._host.close()
         if isinstance(self.store, RemoteStore):
             self.store.close()
 
@@ -396,7 +403,7 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        joined = self._gather(_JOIN, NO_SESSION)
+        joined = self._gather(_JOIN, NO_SESSION, seconds=self._wait_for_start)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined[self.agent] != self._introduction:
@@ -430,9 +437,12 @@ class Rendezvous:
                 return message
         raise ForgedEntryError(key.partition("/")[0], agent)
 
-    def _gather(self, topic: str, session: bytes) -> dict[int, bytes]:
+    def _gather(
+        self, topic: str, session: bytes, *, seconds: float | None = None
+    ) -> dict[int, bytes]:
         agents = range(self.num_agents)
-        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
+        keys = [f"{topic}/{agent}" for agent in agents]
+        entries = self._wait(keys, topic, agents, self.timeout if seconds is None else seconds)
         return {
             agent: self._read(entry, f"{topic}/{agent}", agent, session)
             for agent, entry in enumerate(entries)
@@ -446,19 +456,26 @@ class Rendezvous:
         (entry,) = self.store.get([key])
         return self._read(entry or b"", key, agent, NO_SESSION)
 
-    def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
-        deadline = time.monotonic() + self.timeout
+    def _wait(
+        self, keys: list[str], topic: str, agents: Sequence[int], seconds: float
+    ) -> list[bytes]:
+        began = time.monotonic()
+        named: list[int] = []
         while True:
             found = self.store.get(keys, _LONGEST_WAIT)
-            entries = [entry for entry in found if entry is not None]
-            if len(entries) == len(keys):
-                return entries
+            absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
+            if not absent:
+                return [entry for entry in found if entry is not None]
             # Only while entries are missing. A refusal that comes after the last one is read by
             # ``agree``.
             self.check()
-            if time.monotonic() > deadline:
-                absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
-                raise AbsentError(topic, absent, self.timeout)
+            waited = time.monotonic() - began
+            if waited > seconds:
+                raise AbsentError(topic, absent, seconds)
+            # The owner may have to call those of the others.
+            if absent != named and waited > _SECONDS_OF_SILENCE:
+                log_event(self.agent, "waiting", f"waits for {name_agents(absent)} ({topic})")
+                named = absent
 
 
 def _bind_refusal(introduction: bytes) -> bytes:
@@ -479,9 +496,14 @@ def join_store(
     credentials: Credentials,
     *,
     timeout: float,
+    wait: float | None = None,
     interruption: Interruption | None = None,
 ) -> RemoteStore:
-    """Connect to the store that another process hosts, as soon as it is there."""
+    """Connect to the store that another process hosts, as soon as it is there.
+
+    ``wait`` is how long that may take, by default the time-out of later requests.
+    """
+    patience = timeout if wait is None else wait
 
     def connect(seconds: float) -> Channel:
         return dial(
@@ -495,15 +517,15 @@ def join_store(
         )
 
     try:
-        return RemoteStore(connect, timeout=timeout)
+        return RemoteStore(connect, timeout=timeout, wait=patience)
     except UnreachableError as error:
         where = format_address(address)
         if error.is_listening:
             raise PublicError(
                 f"the program at {where} is not this run's store: it did not prove the key of "
-                f"agent {credentials.roster.store_host} within {timeout:g} s"
+                f"agent {credentials.roster.store_host} within {patience:g} s"
             ) from error
-        raise PublicError(f"no store found at {where} within {timeout:g} s") from error
+        raise PublicError(f"no store found at {where} within {patience:g} s") from error
 
 
 def join(
@@ -511,6 +533,7 @@ def join(
     *,
     store: Address,
     timeout: float = 60.0,
+    wait: float | None = None,
     keys: Path | None = None,
     listen: Address | None = None,
     advertise: Address | None = None,
@@ -523,10 +546,13 @@ def join(
     Args:
         credentials: this agent's keys, as :func:`load_credentials` returns them.
         store: address and port of the store.
-        timeout: seconds to wait for the store, and later for other agents.
+        timeout: seconds to wait for other agents once all have started.
+        wait: seconds within which all agents must start; by default the time-out.
         keys: the folder of this agent's key, in which its ledger is kept.
-        listen: where neighbours connect to this agent; by default a free port of the address that
-            leads to the store.
+        listen: where neighbours connect to this agent; by default the port of its address in the
+            roster, or 29500, at the address that leads to the store. The host of the store uses its
+            port, and on the loopback address, where all agents share one machine, others take any
+            that is free.
         advertise: the address under which they reach it, where that is another, as behind NAT.
         opens_store: whether this process hosts the store; by default the roster's ``store_host``
             does.
@@ -536,18 +562,21 @@ def join(
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
     agent = credentials.agent
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
-    with naming_agent(agent):
+    # A failure on the way leaves no port open.
+    with naming_agent(agent), ExitStack() as stack:
         entries: Store
-        shared: Listener | None = None
+        host: StoreHost | None = None
         if is_host and needs_store:
             host = host_store(store, credentials)
-            entries, shared = host.entries, host.listener
+            stack.callback(host.close)
+            entries = host.entries
         else:
-            patience = timeout if needs_store else _SECONDS_TO_FIND_STORE
+            patience = wait if needs_store else _SECONDS_TO_FIND_STORE
             try:
                 entries = join_store(
-                    store, credentials, timeout=patience, interruption=interruption
+                    store, credentials, timeout=timeout, wait=patience, interruption=interruption
                 )
+                stack.callback(entries.close)
             except PublicError:
                 if needs_store:
                     raise
@@ -560,19 +589,20 @@ def join(
         if not site.accepts:
             listener = Listener(None, credentials)
             bound = reached = ("", 0)
-        elif shared is not None and (listen or stated) == store:
-            # One open port serves both the store and the links of its host.
-            listener = shared
-            bound = reached = store
         else:
-            place = listen or (_find_route(*store), 0 if stated is None else stated[1])
-            # Open before the address is published, or a neighbour could dial a port that nobody
-            # listens at yet.
-            listener = Listener(place, credentials)
+            place = listen or _choose_place(store, stated, is_host=host is not None)
+            if host is not None and place == store:
+                # One open port serves both the store and the links of its host.
+                listener = host.listener
+            else:
+                # Open before the address is published, or a neighbour could dial a port that nobody
+                # listens at yet.
+                listener = Listener(place, credentials)
             bound = (place[0], listener.port)
             # A listener on all addresses is reached at the one that leads to the store.
             is_any = place[0] in ("", "0.0.0.0", "::")  # noqa: S104
             reached = (_find_route(*store), listener.port) if is_any else bound
+        stack.pop_all()
     return Rendezvous(
         entries,
         credentials,
@@ -580,10 +610,23 @@ def join(
         address=advertise or stated or reached,
         bound=bound,
         timeout=timeout,
+        wait=wait,
         keys=keys,
-        is_host=is_host and needs_store,
+        host=host,
         interruption=interruption,
     )
+
+
+def _choose_place(store: Address, stated: Address | None, *, is_host: bool) -> Address:
+    """Return where an agent listens that was not told."""
+    if is_host and stated in (None, store):
+        return store
+    route = _find_route(*store)
+    if stated is not None:
+        # Behind NAT this machine has another address than the one that others were told.
+        return route, stated[1]
+    # Firewalls are opened for a known port. On one machine all agents need different ones.
+    return route, 0 if ipaddress.ip_address(route).is_loopback else DEFAULT_PORT
 
 
 def host_store(address: Address, credentials: Credentials) -> StoreHost:

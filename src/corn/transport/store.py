@@ -164,12 +164,15 @@ class RemoteStore:
 
     Args:
         connect: opens a channel to the host, within so many seconds.
-        timeout: seconds to wait for the host.
+        timeout: seconds to wait for the host's answers.
+        wait: seconds to wait for the host at first.
     """
 
-    def __init__(self, connect: Callable[[float], Channel], *, timeout: float) -> None:
-        self._connect, self._timeout, self._lock = connect, timeout, threading.Lock()
-        self._channel = self._open(timeout)
+    def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
+        self._connect = connect
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._channel = self._open(wait)
 
     def set(self, key: str, entry: bytes) -> bytes:
         """See ``Store``."""
