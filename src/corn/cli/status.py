@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from corn.cli.options import JsonOption
-from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.cli.output import print_facts, print_json, print_table
 from corn.errors import FileFormatError
 from corn.privacy.rounding import round_up, write_exactly
 
@@ -61,12 +61,8 @@ def status(
                 *([("simulated", first.simulation)] if first.simulation else []),
             ],
         )
-        # What others are doing, as the agent with the newest state knows them.
-        newest = max((own for own, _ in states), key=lambda own: own.updated)
-        blank = [""] * (len(_COLUMNS) - 2)
-        others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         print_table(
-            "agents",
+            "agents here",
             _COLUMNS,
             [
                 [
@@ -83,12 +79,15 @@ def status(
                     now.text,
                 ]
                 for own, now in states
-            ]
-            + [[str(agent), *blank, text] for agent, text in others.items()],
+            ],
         )
+        newest = max((own for own, _ in states), key=lambda own: own.updated)
+        others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         if others:
-            print_note(
-                f"agents without numbers have no state here; agent {newest.agent} says how they are"
+            print_table(
+                f"agents elsewhere, as agent {newest.agent} knows them",
+                ("agent", "state"),
+                [[str(agent), text] for agent, text in others.items()],
             )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)
