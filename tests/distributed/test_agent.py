@@ -272,7 +272,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     _, *others = train_all(tmp_path, plan=plan, timeout=7, seconds=7)
     for result in others:
         assert isinstance(result, AbsentError | RefusalError), result
-        assert "from agent 0 within 7 s" in str(result)
+        assert "agent 0" in str(result)
 
 
 def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(

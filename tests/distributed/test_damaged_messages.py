@@ -9,13 +9,14 @@ from random import Random
 
 import pytest
 
-from corn.distributed.handshake import Hello, shake_hands
 from corn.distributed.rendezvous import (
     ForgedEntryError,
     HandshakeError,
+    Hello,
     RefusalError,
     Rendezvous,
     _bind_refusal,
+    shake_hands,
     signed_text,
 )
 from corn.noise import (

@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.handshake import (
+from corn.distributed.rendezvous import (
+    AbsentError,
     Agreement,
+    HandshakeError,
     Hello,
     NoReleasesLeftError,
+    RefusalError,
+    Rendezvous,
+    StoppedBeforeStartError,
     announcing_failure,
     check_guarantee,
     compare_hellos,
     shake_hands,
-)
-from corn.distributed.rendezvous import (
-    AbsentError,
-    HandshakeError,
-    RefusalError,
-    Rendezvous,
-    StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
 from corn.learn.sweep import Interruption

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from corn.distributed import rendezvous
-from corn.distributed.handshake import announcing_failure
 from corn.distributed.keyring import load_credentials
 from corn.distributed.rendezvous import (
     AbsentError,
@@ -18,6 +17,7 @@ from corn.distributed.rendezvous import (
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
+    announcing_failure,
     host_store,
     join,
     join_store,

@@ -6,7 +6,7 @@
 
 In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
 which reads from top to bottom. Before the first step come ``rendezvous``, ``planning``,
-``keyring``, ``requirements`` and ``handshake``. A step is in ``rounds``: a release of
+``keyring`` and ``requirements``. A step is in ``rounds``: a release of
 :mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership`` and
 ``recovery`` react to lost agents, and ``rejoin`` brings them back. ``journal``, ``storage`` and
 ``results`` write what is kept of a run; ``logs`` and ``status`` show it to operators.

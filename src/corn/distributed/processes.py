@@ -25,10 +25,9 @@ from typing import Any, NamedTuple, final
 import torch
 
 from corn.distributed.agent import run_workload
-from corn.distributed.handshake import is_public
 from corn.distributed.journal import Reports
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
-from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, is_public
 from corn.distributed.results import (
     AgentResult,
     Failure,

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import torch
 from torch import Tensor
 
-from corn.distributed.handshake import Hello, compare_hellos
 from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
@@ -36,7 +35,7 @@ from corn.distributed.messages import (
     decode_message,
     is_sane,
 )
-from corn.distributed.rendezvous import HandshakeError, Meeting
+from corn.distributed.rendezvous import HandshakeError, Hello, Meeting, compare_hellos
 from corn.errors import (
     CornError,
     FileFormatError,

@@ -1,4 +1,4 @@
-"""Rendezvous before the first step: agents join a store and publish signed entries to each other.
+"""Start of a run: agents join a store, publish signed entries to each other, and agree on terms.
 
 Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent an entry, nor replay one of another
@@ -8,6 +8,10 @@ time out. Once training has begun no agent needs the store, unless others join l
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
 agent and repeats its old random number too. The effect is the same as if it withheld entries.
+
+In the handshake every agent publishes its terms. All read the same messages, so all come to the
+same conclusion: a mismatch stops every agent, with the numbers of those that differ. Nothing secret
+is published.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
@@ -29,20 +33,30 @@ from corn.distributed.logs import log_event
 from corn.distributed.membership import name_agents
 from corn.errors import (
     CornError,
+    InfeasibleError,
     InvalidArgumentError,
     PublicError,
     StoppedByUserError,
     make_printable,
 )
 from corn.learn.sweep import Interruption
-from corn.noise import load_compiled
-from corn.noise.stream import decode_fields, encode_fields
-from corn.parsing import DEFAULT_PORT, build, format_address, parse_address, parse_json
+from corn.noise import BudgetSpentError, agree_on_nonce, load_compiled
+from corn.noise.stream import check_fingerprint, check_nonce, decode_fields, encode_fields
+from corn.parsing import (
+    DEFAULT_PORT,
+    build,
+    format_address,
+    parse_address,
+    parse_hex,
+    parse_json,
+)
+from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.transport import (
     NO_SESSION,
     Address,
     Channel,
     Credentials,
+    LinkError,
     LinkOpener,
     Listener,
     MemoryStore,
@@ -122,6 +136,10 @@ class ForgedEntryError(PublicError):
             "did not sign for this run: a second run uses the store, or its host cannot be "
             "trusted; start all agents anew with a new store"
         )
+
+
+class NoReleasesLeftError(PublicError, BudgetSpentError):
+    """A run that cannot start, because the ledger of an agent allows no more releases."""
 
 
 class HandshakeError(PublicError):
@@ -281,23 +299,6 @@ class Rendezvous:
         (entry,) = self._wait([key], topic, [sender], self.timeout)
         return self._read(entry, key, sender, session)
 
-    def find_absent(self, *topics: str, seconds: float) -> list[int]:
-        """Return the agents that have published under none of the topics after so many seconds."""
-        deadline = time.monotonic() + seconds
-        agents = range(self.num_agents)
-        while True:
-            found = {
-                topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
-            }
-            absent = [
-                agent
-                for place, agent in enumerate(agents)
-                if all(found[topic][place] is None for topic in topics)
-            ]
-            if not absent or time.monotonic() > deadline:
-                return absent
-            time.sleep(_LONGEST_WAIT / 10)
-
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends."""
         # An agent that fails before the meeting knows no session. Its own random number binds the
@@ -344,7 +345,10 @@ class Rendezvous:
                 # A person who pressed Ctrl-C should not wait so long for that.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
-                self.find_absent("parted", seconds=min(self.timeout, patience))
+                deadline = time.monotonic() + min(self.timeout, patience)
+                keys = [f"parted/{agent}" for agent in range(self.num_agents)]
+                while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
+                    pass
 
     def make_link_opener(self, purpose: Purpose, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
@@ -651,3 +655,188 @@ def _find_route(host: str, port: int) -> str:
         why = getattr(error, "strerror", None) or error
         where = format_address((host, port))
         raise CornError(f"{where}: no route to this address: {why}") from error
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The terms that an agent publishes.
+
+    Attributes:
+        plan: the plan's fingerprint, in hexadecimal.
+        terms: everything else that must be the same at all agents, by name.
+        nonce: this agent's contribution to the nonce of the run, in hexadecimal.
+        remaining: how many releases its ledger still allows.
+        checkpoints: steps from which it can continue; 0 is always one.
+        reserved: releases that its ledger counts though a run that crashed may not have made them.
+        first_free_step: the first step that its ledger has never reserved, if it returns to a run.
+    """
+
+    plan: str
+    terms: Mapping[str, str]
+    nonce: str
+    remaining: int
+    checkpoints: tuple[int, ...] = (0,)
+    reserved: int = 0
+    first_free_step: int = 0
+
+    def __post_init__(self) -> None:
+        # Hellos of other agents come from the store, and may hold anything.
+        check_fingerprint(parse_hex(self.plan, "plan"))
+        check_nonce(parse_hex(self.nonce, "nonce"))
+        if min(self.remaining, self.reserved, self.first_free_step, *self.checkpoints, 0) < 0:
+            raise InvalidArgumentError("numbers of releases and steps must not be negative")
+        if 0 not in self.checkpoints:
+            raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The outcome of the handshake.
+
+    Attributes:
+        nonce: of the run; a hash of all contributions, so equal nonces mean that all agents read
+            the same ones.
+        first_step: where the run starts.
+        max_steps: the number of steps that all ledgers allow.
+        scarce: the agent whose ledger allows the fewest steps; None if that is not known.
+        reserved: releases that this ledger counts for a run that crashed.
+    """
+
+    nonce: bytes
+    first_step: int
+    max_steps: int
+    scarce: int | None
+    reserved: int = 0
+
+
+def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
+    """Verify a plan from scratch and return what it guarantees to an agent."""
+    # The plan's own claims count for nothing here: whoever made it need not be trusted.
+    verification = verify_plan(plan)
+    if not verification.passed:
+        problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
+        raise InfeasibleError(f"refuses to start, the plan does not keep its promise: {problems}")
+    return verification.guarantees[agent]
+
+
+@contextmanager
+def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
+    """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
+    try:
+        yield
+    except CornError as error:
+        # An agent that is missed may have refused: then that is the reason.
+        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
+            try:
+                # Callers name the agent in failures inside; this one is new.
+                with naming_agent(rendezvous.agent):
+                    rendezvous.raise_refusal()
+            except RefusalError as refusal:
+                rendezvous.leave()
+                raise refusal from error
+            except CornError:
+                pass
+        # Whoever follows another's refusal has no reason of its own.
+        if isinstance(error, RefusalError):
+            rendezvous.leave()
+        else:
+            _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
+        raise
+    # An unexpected error may quote data, so others get its type alone.
+    except (Exception, KeyboardInterrupt) as error:
+        _refuse(rendezvous, name_kind(error))
+        raise
+
+
+def is_public(error: Exception) -> bool:
+    """Return whether other agents may read an error: it is about the run, the plan or the budget.
+
+    This is an allow list. Any other error may quote data, or the name of a file that describes its
+    owner, and no ε covers that.
+    """
+    # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
+    # ``BudgetSpentError`` names its file, and is not.
+    return isinstance(error, PublicError | InfeasibleError)
+
+
+def name_kind(error: BaseException) -> str:
+    """Return what others may know of an error that is not public."""
+    # A few errors have a word for others beside the message for the owner.
+    word = getattr(error, "public_reason", type(error).__name__)
+    return f"{word}; only its owner sees the details"
+
+
+def _refuse(rendezvous: Rendezvous, reason: str) -> None:
+    with suppress(CornError):  # the store may be gone, which is not the reason
+        rendezvous.refuse(reason)
+        rendezvous.leave()
+
+
+def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
+    """Compare terms with all agents; all raise the same error if any differs.
+
+    Raises:
+        HandshakeError: agents differ.
+        NoReleasesLeftError: some ledger allows no release.
+    """
+    texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
+    hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
+    compare_hellos(hellos)
+    # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
+    # every other agent repeats its own.
+    nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
+    # The number breaks ties, so that all agents name the same one: they compare the agreement bit
+    # by bit.
+    scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
+    agreement = Agreement(
+        nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
+        first_step=_choose_start(hellos),
+        max_steps=hellos[scarce].remaining,
+        scarce=scarce,
+        reserved=hellos[scarce].reserved,
+    )
+    if agreement.max_steps == 0:
+        crashed = f", {agreement.reserved} of it reserved by a run that crashed"
+        raise NoReleasesLeftError(
+            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
+            f"budget is spent{crashed if agreement.reserved else ''}"
+        )
+    return agreement
+
+
+def compare_hellos(hellos: Mapping[int, Hello]) -> None:
+    """Raise ``HandshakeError`` for the first topic on which agents differ."""
+    # All agents compare in the same order, and so raise the same error.
+    compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
+    for name in dict.fromkeys(name for who in sorted(hellos) for name in hellos[who].terms):
+        values = {who: own.terms.get(name, "") for who, own in hellos.items()}
+        compare(make_printable(name, limit=100), values)
+
+
+def _choose_start(hellos: Mapping[int, Hello]) -> int:
+    """Return the newest step of which all have a checkpoint; never restart a run unasked."""
+    common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
+    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
+    # Step 0 is always common. To begin there again would discard models for which budget was spent.
+    if max(common) == 0 and any(newest.values()):
+        least, most = min(newest.values()), max(newest.values())
+        behind = tuple(who for who, step in newest.items() if step == least)
+        raise HandshakeError(
+            f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
+            f"step {least}, others to step {most}; a run without --resume begins anew in another "
+            "folder, with the releases that ledgers still allow",
+            topic="checkpoints",
+            agents=behind,
+        )
+    return max(common)
+
+
+def _parse_hello(text: bytes, sender: int) -> Hello:
+    try:
+        return build(Hello, parse_json(text), "it")  # type: ignore[no-any-return]
+    except InvalidArgumentError as error:
+        raise HandshakeError(
+            f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}",
+            topic="hello",
+            agents=(sender,),
+        ) from error

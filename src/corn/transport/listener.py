@@ -21,16 +21,17 @@ from corn.errors import CornError, PublicError
 from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
+    HANDSHAKE_BYTES,
     Channel,
     ChannelClosedError,
     Credentials,
     Purpose,
+    TamperedError,
     decode_greeting,
     initiate,
     receive_exactly,
     respond,
 )
-from corn.transport.key_exchange import HANDSHAKE_BYTES, TamperedError
 
 Address = tuple[str, int]
 _MAX_PORT = (1 << 16) - 1

@@ -15,8 +15,14 @@ from typing import Protocol, final
 
 from corn.errors import PublicError
 from corn.noise.stream import decode_fields, encode_fields
-from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
-from corn.transport.key_exchange import TamperedError
+from corn.transport.channel import (
+    NO_SESSION,
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Purpose,
+    TamperedError,
+)
 from corn.transport.listener import Address, Listener, UnreachableError
 
 # Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
