@@ -149,7 +149,7 @@ def test_exports_contain_weights_preprocessing_and_promise(
         about = json.loads(file.read_text())
     elif form == "torch":
         about = json.loads(torch.load(file, weights_only=True)["about"])
-    assert about["preprocessing"]["features"] == FEATURES
+    assert list(about["preprocessing"]["columns"]) == FEATURES
     assert about["classes"] == ["no", "yes"]
     assert about["promise"]["epsilon"] == 8
     assert "clipped to 1" in about["promise"]["clipping"]

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def test_compose_runs_eight_agents_with_volumes_of_their_own() -> None:
         targets = dict(each.split(":")[:2] for each in own["volumes"] if "$" not in each)
         assert targets[f"keys-{number}"] == "/var/lib/corn/keys"
         assert targets[f"out-{number}"] == "/var/lib/corn/out"
-        assert f"${{CORN_DATA:-./data}}/agent-{number}:/data:ro" in own["volumes"]
+        assert f"${{CORN_SITES:-./data}}/agent-{number}:/data:ro" in own["volumes"]
         # A volume of keys is mounted by its own agent only, and by no roster.
         others = [
             volume
@@ -88,7 +87,7 @@ def test_compose_runs_eight_agents_with_volumes_of_their_own() -> None:
             for volume in service["volumes"]
             if name != f"agent-{number}"
         ]
-        private = (f"keys-{number}:", f"out-{number}:", f"${{CORN_DATA:-./data}}/agent-{number}:")
+        private = (f"keys-{number}:", f"out-{number}:", f"${{CORN_SITES:-./data}}/agent-{number}:")
         assert not any(volume.startswith(private) for volume in others)
         assert own["cap_drop"] == ["ALL"]
         assert own["read_only"] is True
@@ -147,7 +146,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_options_in_the_file_exist() -> None:
-    options = tomllib.loads((DEPLOY / "agent.toml").read_text())
+    lines = (DEPLOY / "agent.options").read_text().splitlines()
+    pairs = [line.split() for line in lines if line and not line.startswith("#")]
+    options = {name.removeprefix("--"): value for name, value in pairs}
     known = {max(option.opts, key=len).removeprefix("--") for option in options_of("agent")}
     assert set(options) <= known
     assert options["store"].endswith(f":{PORTS['store']}")

@@ -5,10 +5,18 @@ from corn.covariance.baselines import (
     Ldp,
     OwnMechanism,
     ZeroSum,
-    read_mechanism,
 )
 from corn.covariance.decomposition import Decomposition, expose
-from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, design
+from corn.covariance.design import (
+    MECHANISMS,
+    Auto,
+    Corn,
+    Mechanism,
+    MechanismLike,
+    design,
+    read_mechanism,
+    read_mechanisms,
+)
 from corn.covariance.dual import Dual
 from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.first_order import FirstOrder
@@ -49,6 +57,7 @@ __all__ = [
     "Ldp",
     "LowRank",
     "Mechanism",
+    "MechanismLike",
     "MechanismName",
     "Objective",
     "ObjectiveLike",
@@ -62,4 +71,5 @@ __all__ = [
     "invert_covariance",
     "is_private",
     "read_mechanism",
+    "read_mechanisms",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias, final
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, final
 
 import networkx as nx
 import numpy as np
@@ -19,7 +19,15 @@ from corn.checks import (
     require_choice,
     require_positive,
 )
-from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
+from corn.covariance.baselines import (
+    Central,
+    CovarianceRule,
+    Decor,
+    Ldp,
+    NoNoise,
+    OwnMechanism,
+    ZeroSum,
+)
 from corn.covariance.certificate import SplitSolution
 from corn.covariance.coalitions import require_few_coalitions
 from corn.covariance.decomposition import split_blocks
@@ -38,9 +46,11 @@ from corn.covariance.objective import (
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, Status
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
-from corn.errors import InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import load_function
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
+from corn.topology.files import read_matrix
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
 
@@ -254,16 +264,92 @@ class Corn:
 
 _BY_NAME: dict[MechanismName, Mechanism] = {
     mechanism.name: mechanism
-    for mechanism in (Corn(), Decor(), Ldp(), ZeroSum(), Central(), NoNoise())
+    for mechanism in (
+        *(Corn(), Decor(), Ldp(), ZeroSum()),
+        *(Central(), NoNoise(), NoNoise("unclipped")),
+    )
 }
 MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
+
+MechanismLike: TypeAlias = str | Mechanism | CovarianceRule
+"""A name, ``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``, a record such as `Corn` or `Decor`, or a
+function that returns a covariance, shape (n, n), for a `DesignProblem`."""
+
+
+def read_mechanism(given: MechanismLike) -> Mechanism:
+    """Return the record of a mechanism.
+
+    >>> read_mechanism("ldp")
+    Ldp()
+    """
+    if not isinstance(given, str):
+        # A record is understood by its method, so that users' classes need no common base.
+        if hasattr(given, "solve"):
+            return cast("Mechanism", given)
+        is_rule = callable(given)
+        rule = f"one of {', '.join(MECHANISMS)}, a record, or a function of a design problem"
+        require(is_rule, "mechanism", rule, repr(given))
+        return OwnMechanism(given, getattr(given, "__name__", "own"))
+    label, equals, source = given.partition("=")
+    if not equals:
+        advice = "or NAME=R.npy, NAME=FILE.py:FUNCTION for one of your own"
+        return _BY_NAME[
+            require_choice("mechanism", cast("MechanismName", given), MECHANISMS, advice=advice)
+        ]
+    # With a comma in it, a list of names would pass for the name of one mechanism.
+    if not label or not source or "," in label:
+        raise FileFormatError(
+            f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION, found {given!r}"
+        )
+    if ".py:" in source:
+        return OwnMechanism(load_function(source), label)
+    return OwnMechanism(read_matrix(Path(source), name="a covariance"), label)
+
+
+def read_mechanisms(
+    given: str | Sequence[Any] | Mapping[str, Any], *, ready: tuple[type, ...] = ()
+) -> dict[str, Any]:
+    """Return several mechanisms by the names that tables show, each different.
+
+    Names in one text are separated by commas. A mapping has names of the caller's choice. Objects
+    of the types ``ready`` stay as they are; all others become records.
+
+    >>> list(read_mechanisms("corn, ldp")), list(read_mechanisms({"LDP": Ldp()}))
+    (['corn', 'ldp'], ['LDP'])
+    """
+    if isinstance(given, str):
+        given = [part.strip() for part in given.split(",")]
+    require(len(given) > 0, "mechanism", "at least one", "none")
+    read = [
+        each if isinstance(each, ready) else read_mechanism(each)
+        for each in (given.values() if isinstance(given, Mapping) else given)
+    ]
+    labels = list(given) if isinstance(given, Mapping) else [label_of(each) for each in read]
+    for label, mechanism in zip(labels, read, strict=True):
+        is_new = not isinstance(mechanism, OwnMechanism) or label not in MECHANISMS
+        require(is_new, "mechanism", "a new name for one of your own", repr(label))
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    require(
+        not repeated,
+        "mechanism",
+        "different names",
+        f"{', '.join(repeated)} twice",
+        advice="give a mapping from names to mechanisms",
+    )
+    return dict(zip(labels, read, strict=True))
+
+
+def label_of(mechanism: Any) -> str:
+    """Return the name of a mechanism, or of a design, in tables."""
+    labels = (getattr(mechanism, name, None) for name in ("label", "name", "mechanism"))
+    return next((label for label in labels if isinstance(label, str)), "own")
 
 
 def design(
     network: Network | str | Path | nx.Graph | ArrayLike,
     budget: PrivacyBudget | ArrayLike,
     *,
-    mechanism: Mechanism | MechanismName = "corn",
+    mechanism: MechanismLike = "corn",
     objective: ObjectiveLike | None = None,
     threat: ThreatModel | None = None,
 ) -> Design:
@@ -279,8 +365,9 @@ def design(
             exactly (``mixing="sum"``), CorN's noise is optimal in closed form.
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
-        mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
-            its name for the default options; or `OwnMechanism` with a covariance of your own.
+        mechanism: the name of a mechanism; a record of one with its options, such as `Corn`; or a
+            function of your own, which returns a covariance R for a `DesignProblem`. R is scaled
+            until it meets the caps exactly.
         objective: what to minimise: `Horizon`, `FiniteRun`, a positive semidefinite matrix A of
             shape (n, n), or a function that returns A for the mixing matrix of a step. The default
             is `default_objective` of the budget's steps; a precision cap has no number of steps, so
@@ -296,9 +383,12 @@ def design(
     >>> strict = design("complete:4", [0.5, 2, 2, 2], mechanism="ldp", objective=ONE_STEP)
     >>> strict.noise_std.round(3)
     array([1.414, 0.707, 0.707, 0.707])
+    >>> def neighbours(problem):
+    ...     return np.eye(4) + 10 * nx.laplacian_matrix(problem.graph).toarray()
+    >>> design("ring:4", 2.0, mechanism=neighbours, objective=ONE_STEP).status
+    'given'
     """
-    if isinstance(mechanism, str):
-        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
+    mechanism = read_mechanism(mechanism)
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
@@ -405,13 +495,6 @@ def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
             f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
             "against an eavesdropper, and exact sums (--mixing sum) have no limit"
         )
-
-
-def default_threat(mechanism: Mechanism | MechanismName) -> ThreatModel:
-    """Return the strongest usual adversary that a mechanism holds against."""
-    if isinstance(mechanism, str):
-        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
-    return mechanism.default_threat
 
 
 def design_blocks(

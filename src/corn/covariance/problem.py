@@ -17,7 +17,9 @@ from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
 
-MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
+MechanismName: TypeAlias = Literal[
+    "corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped", "own"
+]
 SolverName: TypeAlias = Literal["dual", "first-order", "low-rank", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
@@ -207,7 +209,7 @@ class Design:
         if self.shares is not None:
             return self.shares
         # These mechanisms fix who draws what; other covariances are split with one seed for all.
-        if self.mechanism in ("ldp", "none"):
+        if self.mechanism in ("ldp", "none", "unclipped"):
             return Decomposition(self.covariance.diagonal())
         if self.mechanism == "decor":
             return split_pairs(self.covariance)

@@ -19,7 +19,7 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Decomposition,
-    Mechanism,
+    MechanismLike,
     MechanismName,
     Objective,
     ObjectiveLike,
@@ -28,7 +28,7 @@ from corn.covariance import (
 from corn.covariance import design as design_noise
 from corn.covariance.certificate import certify
 from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
-from corn.covariance.design import default_threat, read_objective, require_no_options
+from corn.covariance.design import read_mechanism, read_objective, require_no_options
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
@@ -272,7 +272,7 @@ def make_plan(
     *,
     threat: ThreatModel | None = None,
     objective: ObjectiveLike | None = None,
-    mechanism: Mechanism | MechanismName = "corn",
+    mechanism: MechanismLike = "corn",
     cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
 ) -> Plan:
@@ -291,20 +291,20 @@ def make_plan(
     >>> plan.mechanism, plan.threat.describe()
     ('corn', 'an eavesdropper who sees every message but knows no seed')
     """
-    name = mechanism if isinstance(mechanism, str) else mechanism.name
+    mechanism = read_mechanism(mechanism)
+    name = mechanism.name
     _require_private(name)
     require_sound(budget)
     if not isinstance(network, Network):
         network = load_network(network)
     if threat is None:
-        threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
+        threat = mechanism.default_threat if network.num_agents > 1 else EAVESDROPPER
     target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    is_masked = network.mixing == "sum" and name == "corn"
+    is_masked = network.mixing == "sum" and isinstance(mechanism, Corn)
     threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
-    if is_masked:
-        if isinstance(mechanism, Corn):
-            require_no_options(mechanism)
+    if is_masked and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
         groups = threat.seed_groups(network.graph)
         shares = design_masks(caps, groups, threat.max_colluders)
@@ -445,7 +445,7 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
 
 
 def _require_private(mechanism: MechanismName) -> None:
-    if mechanism in ("central", "none"):
+    if mechanism in ("central", "none", "unclipped"):
         raise InvalidArgumentError(
             f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
             "plan needs corn, decor, zero-sum or ldp"
