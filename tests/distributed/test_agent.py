@@ -43,7 +43,7 @@ from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier, MeanLoss
 from corn.plan import Plan, make_plan, verify_plan
 from corn.topology import load_network
-from corn.transport import Link, LinkOpener, open_links
+from corn.transport import Link, LinkError, LinkOpener, open_links
 
 from .harness import require_private, small_plan
 from .threads import run_in_threads
@@ -271,7 +271,7 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     monkeypatch.setattr("corn.distributed.agent.open_links", die)
     _, *others = train_all(tmp_path, plan=plan, timeout=7, seconds=7)
     for result in others:
-        assert isinstance(result, AbsentError | RefusalError), result
+        assert isinstance(result, AbsentError | LinkError | RefusalError), result
         assert "agent 0" in str(result)
 
 

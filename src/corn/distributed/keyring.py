@@ -73,10 +73,13 @@ def make_source(
     return SecureSource(keys)
 
 
-def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:
+def load_credentials(
+    folder: Path, agent: int, num_agents: int, *, pins: bool = True
+) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The roster must be the one that the key was used with before, or follow from it.
+    The roster must be the one that the key was used with before, or follow from it. The key
+    remembers it, unless ``pins`` is False.
     """
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
@@ -100,7 +103,8 @@ def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:
     # noise would not cancel.
     credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
-    pin_roster(roster, key)
+    if pins:
+        pin_roster(roster, key)
     return credentials
 
 

@@ -41,7 +41,6 @@ from corn.learn.problem import TrainingProblem
 from corn.learn.sweep import catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_up
 from corn.topology import Network
 
 _LOCALHOST = "127.0.0.1"
@@ -102,18 +101,16 @@ class ProgressLog:
             return
         self._logged_step = reached
         self._last_line = now
-        epsilon = max(own.epsilon for own in running)
-        losses = [own.test_loss for own in running if own.test_loss is not None]
-        loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
-        total_bytes = sum(own.bytes_sent for own in running)
-        agents = "1 agent" if len(running) == 1 else f"{len(running)} agents"
-        state = replace(slowest, epsilon=epsilon, bytes_sent=total_bytes, steps_per_minute=pace)
+        state = replace(
+            slowest,
+            epsilon=max(own.epsilon for own in running),
+            bytes_sent=sum(own.bytes_sent for own in running),
+            steps_per_minute=pace,
+        )
         log_event(
             None,
             "checkpoint",
-            f"step {state.step} of {state.num_steps}, {agents}{loss}, {total_bytes / 1e6:.3g} MB "
-            f"sent, {pace:.0f} steps per minute, {'simulated ' if state.simulation else ''}ε spent "
-            f"at most {round_up(epsilon)} (unit {state.unit})",
+            f"{state.describe()}, {len(running)} of {state.num_agents} agents",
             fields=asdict(state) | {"agents": sorted(own.agent for own in running)},
         )
 

@@ -122,8 +122,7 @@ class AgentState:
         loss = "" if self.test_loss is None else f"test loss {self.test_loss:.4g}, "
         lost = f"lost {', '.join(self.lost)}, " if self.lost else ""
         return (
-            f"step {self.step} of {self.num_steps}, {loss}{lost}neighbours "
-            f"{', '.join(map(str, self.neighbours)) or 'none'}, "
+            f"step {self.step} of {self.num_steps}, {loss}{lost}"
             f"{self.bytes_sent / 1e6:.3g} MB sent, {self.steps_per_minute:.0f} steps per minute, "
             f"{'simulated ' if self.simulation else ''}ε spent at most "
             f"{round_up(self.epsilon)} of {write_exactly(self.promised_epsilon)} "
