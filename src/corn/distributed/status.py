@@ -40,7 +40,7 @@ from corn.distributed.storage import Folders
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.noise.ledger import is_open
-from corn.parsing import build, read_json
+from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
 
@@ -293,13 +293,12 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
     Raises:
         CornError: the address cannot be used.
     """
-    host, port = address
     try:
         server = _StatusServer(address, status)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise CornError(f"--status {host}:{port}: cannot be served: {why}") from error
+        raise CornError(f"--status {format_address(address)}: cannot be served: {why}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:
