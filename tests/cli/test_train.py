@@ -88,27 +88,13 @@ def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path)
     }
 
 
-def test_a_checkpoint_is_resumed(corn: Runner, tmp_path: Path) -> None:
-    arguments = ("train", *QUICK, "--checkpoint", tmp_path / "c.pt", "--json")
-    first, again = (json.loads(corn(*arguments).stdout) for _ in range(2))
-    assert first["mechanisms"] == again["mechanisms"]
-
-
-def test_a_second_ctrl_c_leaves_the_last_checkpoint(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_writes_nothing(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("corn.learn.tuning.run_sweep", interrupt)
-    path = tmp_path / "state"
-    arguments = ("train", *QUICK, "--mechanism", "ldp", "--checkpoint", path)
-    outcome = corn(*arguments)
+    outcome = corn("train", *QUICK, "--mechanism", "ldp")
     assert (outcome.exit_code, outcome.stderr) == (130, "corn: interrupted; nothing was written\n")
-    path.touch()
-    outcome = corn(*arguments)
-    assert outcome.exit_code == 130
-    assert f"resumes from the last checkpoint in {path}" in outcome.stderr
 
 
 def test_the_paper_s_quadratic(corn: Runner) -> None:

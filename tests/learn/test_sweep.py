@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_a_usable_result() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    result = sweep("corn", "none", evaluate_at=range(0, 41, 10), on_rows=press)
+    result = sweep("corn", "none", evaluate_at=range(0, 41, 10), on_step=press)
     assert (result.status, result.num_steps) == ("interrupted", 10)
     assert torch.isfinite(result.parameters).all()
     assert max(int(row["step"]) for row in result.rows) == 10

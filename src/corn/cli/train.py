@@ -137,13 +137,6 @@ def train(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to save the state to every 1000 steps. If it exists, training resumes.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -226,51 +219,25 @@ def train(
     options: dict[str, Any] = {
         "settings": settings,
         "evaluate_at": None if has_curves else sorted({0, steps // 2, steps}),
-        "resume": checkpoint is not None,
     }
-    try:
-        if tune_on == "data":
-            comparison = tuned = learn.tune(
-                problem,
-                network,
-                mechanisms,
-                step_sizes=step_sizes,
-                schedule=schedule,
-                checkpoint=checkpoint,
-                **options,
+    tuned_problem = problem
+    if tune_on == "held-out":
+        # Step sizes are found on public samples, so each mechanism runs once per seed on the
+        # agents' data.
+        tuned_problem = learn.borrow_held_out(problem, seed=learning.data_seed)
+    comparison = tuned = learn.tune(
+        tuned_problem, network, mechanisms, step_sizes=step_sizes, schedule=schedule, **options
+    )
+    if tune_on == "held-out":
+        if tuned.result.status == "interrupted":
+            raise StoppedByUserError(
+                "interrupted while step sizes were chosen; nothing was written"
             )
-        else:
-            # Step sizes are found on public samples, so each mechanism runs once per seed on the
-            # agents' data. Both sweeps have files of their own: a resume must not mix them.
-            tuned = learn.tune(
-                learn.borrow_held_out(problem, seed=learning.data_seed),
-                network,
-                mechanisms,
-                step_sizes=step_sizes,
-                schedule=schedule,
-                checkpoint=checkpoint and checkpoint.with_name(f"{checkpoint.name}.tuning"),
-                **options,
-            )
-            if tuned.result.status == "interrupted":
-                raise StoppedByUserError(
-                    "interrupted while step sizes were chosen; nothing was written"
-                )
-            # A mechanism whose every run broke down has no step size, and is left out.
-            best = [
-                learn.Trial(m, tuned.schedules[m.name])
-                for m in mechanisms
-                if m.name in tuned.schedules
-            ]
-            result = learn.run_sweep(problem, network, best, checkpoint=checkpoint, **options)
-            comparison = learn.choose_best(problem, result)
-    except KeyboardInterrupt:
-        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
-        # step, and only an earlier checkpoint is left.
-        if checkpoint is None or not checkpoint.exists():
-            raise
-        raise StoppedByUserError(
-            f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
-        ) from None
+        # A mechanism whose every run broke down has no step size, and is left out.
+        best = [
+            learn.Trial(m, tuned.schedules[m.name]) for m in mechanisms if m.name in tuned.schedules
+        ]
+        comparison = learn.choose_best(problem, learn.run_sweep(problem, network, best, **options))
     result = comparison.result
     # The user's own data is private, whatever the options are: all runs on it count.
     is_private = learning.data is not None or tune_on == "held-out"
@@ -351,8 +318,7 @@ def train(
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
-        again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
-        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
+        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}")
 
 
 def _collect_models(

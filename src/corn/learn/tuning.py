@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -215,13 +214,11 @@ def search_step_sizes(
     *,
     settings: SweepSettings,
     schedule: ScheduleName = "constant",
-    checkpoint: Path | None = None,
     **options: Any,
 ) -> Result:
     """Run each mechanism with three step sizes, then with those that ``propose_places`` returns.
 
-    Every round after the first has a checkpoint of its own, with the number of the round in its
-    name. An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
+    An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
     searched only as long as one that does is. ``options`` are those of
     :func:`corn.learn.sweep.run_sweep`.
     """
@@ -235,20 +232,14 @@ def search_step_sizes(
     }
     losses: dict[Mechanism, dict[int, float]] = {m: {} for m in mechanisms}
     found: Result | None = None
-    number = 0
     while found is None or wanted:
-        number += 1
         schedules = {
             (m, k): make_schedule(step_size_at(k), schedule)
             for m, places in wanted.items()
             for k in places
         }
         trials = [Trial(m, own) for (m, _), own in schedules.items()]
-        # Each round has other trials, and a checkpoint fits one list of trials only.
-        file = checkpoint
-        if checkpoint is not None and number > 1:
-            file = checkpoint.with_name(f"{checkpoint.name}.{number}")
-        new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
+        new = run_sweep(problem, network, trials, settings=settings, **options)
         # Half a round would compare runs of different lengths.
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
