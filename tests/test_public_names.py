@@ -8,6 +8,7 @@ PUBLIC = [
     "CornWarning",
     "Decomposition",
     "Design",
+    "DesignProblem",
     "FiniteRun",
     "Horizon",
     "Network",

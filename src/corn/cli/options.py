@@ -83,6 +83,14 @@ PlotOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Figure file to write: .png, .svg or .pdf.", callback=_check_figure_name),
 ]
+PlotStyleOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Style file of Matplotlib for --plot, with lines such as figure.figsize: 3.3, 2.6 "
+        "(inches of a panel, a column of a paper) and font.size: 8. (Default: the file "
+        "corn.mplstyle of the package.)"
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -63,6 +63,10 @@ class DesignProblem:
         ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that splits minimise where A is singular,
             never to the matrix that value and bound are stated for.
         mixing_matrix: W of a step, for mechanisms that look at more than A.
+
+    >>> problem = DesignProblem(np.eye(2), np.array([1.0, 4.0]))
+    >>> problem.num_agents, problem.strictest_cap
+    (2, 1.0)
     """
 
     objective_matrix: FloatArray

@@ -476,6 +476,19 @@ class Result:
         """
         return {key: _half_width(found) for key, found in self._last_values(column).items()}
 
+    def difference(
+        self, column: str, run: tuple[str, str], other: tuple[str, str]
+    ) -> tuple[float, float]:
+        """Return a column's mean of one (mechanism, step size) minus another's, and half a width.
+
+        The interval is paired: in each seed both have the same batches, normals and first model, so
+        that what they have in common cancels. It is Student's 95 % interval over seeds.
+        """
+        values = self._last_values(column)
+        pairs = zip(values[run], values[other], strict=True)
+        differences = [mine - theirs for mine, theirs in pairs]
+        return sum(differences) / len(differences), _half_width(differences)
+
     def _last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
         """Return the last value of a column for each seed, by (mechanism, step size)."""
         require_choice("column", column, COLUMNS)
