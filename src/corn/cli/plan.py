@@ -9,7 +9,6 @@ import typer
 
 from corn import distributed
 from corn.checks import require_choice
-from corn.cli.config_file import is_given
 from corn.cli.options import (
     BatchSizeOption,
     BudgetOptions,
@@ -32,6 +31,7 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
+from corn.cli.records import is_given
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan

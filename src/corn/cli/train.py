@@ -13,7 +13,6 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.config_file import is_given
 from corn.cli.learning import (
     LEARNING,
     MODEL_FILE,
@@ -50,7 +49,7 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import read_configuration
+from corn.cli.records import is_given, read_configuration
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.names import usual_schedule
@@ -295,7 +294,7 @@ def train(
                 print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
                 break
     if plot:
-        _draw(comparison, promise, plot, style=plot_style, cooldown_steps=cooldown_steps)
+        _draw(comparison, promise, plot, style=plot_style)
     if json:
         print_json(facts)
     else:
@@ -481,7 +480,6 @@ def _draw(
     path: Path,
     *,
     style: Path | None,
-    cooldown_steps: int,
 ) -> None:
     """Draw the measurements of each mechanism at its best step size."""
     # Mechanisms differ in their adversaries, so the title names each with those that hold against
@@ -501,7 +499,7 @@ def _draw(
             comparison.best_step_sizes,
             comparison.problem.data.sizes,
             title=f"{comparison.problem.task.describe()}: {promise}",
-            cooldown_steps=cooldown_steps,
+            cooldown_steps=comparison.result.cooldown_steps,
         )
         save_figure(figure, path)
     print_note(f"wrote {path}")

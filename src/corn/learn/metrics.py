@@ -402,6 +402,7 @@ class Result:
             seed s with trial v. NaN for runs that broke down.
         rows: the measurements, in order of steps.
         num_steps: the number of completed steps.
+        cooldown_steps: the steps after them that only mixed.
         status: ``complete``, or ``interrupted`` by the user.
         stopped: runs that broke down, by (mechanism, step size, seed).
         notes: facts that a reader must know.
@@ -419,6 +420,7 @@ class Result:
     notes: tuple[str, ...] = ()
     simulation: str = PUBLIC_SEEDS
     private_notes: tuple[str, ...] = ()
+    cooldown_steps: int = 0
 
     @property
     def is_simulated(self) -> bool:

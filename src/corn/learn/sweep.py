@@ -237,6 +237,7 @@ class SweepLoop:
             notes=self._problem.notes + self._note_measured(),
             simulation=self._simulated,
             private_notes=tuple(self._describe_broken()),
+            cooldown_steps=self._settings.cooldown_steps if complete else 0,
         )
 
     @property
