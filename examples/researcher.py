@@ -29,8 +29,7 @@ def late_noise(W: np.ndarray) -> np.ndarray:
 features, labels = load_breast_cancer(return_X_y=True)
 inputs = torch.tensor((features - features.mean(0)) / features.std(0), dtype=torch.float32)
 parts = [(inputs[rows], torch.tensor(labels[rows])) for rows in partition_iid(labels, 7, seed=0)]
-graph = nx.relabel_nodes(nx.cycle_graph(len(NAMES)), dict(enumerate(NAMES)))
-network = corn.load_network(graph, mixing="gossip")
+network = corn.load_network(nx.cycle_graph(NAMES), mixing="gossip")
 torch.manual_seed(0)
 model = nn.Linear(30, 2)
 trace: list[dict[str, object]] = []

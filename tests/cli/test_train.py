@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path)
         ("corn", "0.1", "0"),
         ("none", "0.01", "1"),
     }
+
+
+def test_several_runs_give_paired_differences_and_verdicts(corn: Runner) -> None:
+    options = ("--runs", 3, "--step-size", 0.5, "--mechanism", "corn,ldp,none")
+    outcome = corn("train", *QUICK, *options)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "− corn" in outcome.stdout
+    said = " ".join(outcome.stderr.split())
+    assert re.search(r"accuracy: corn .*(better|worse|told).*paired over 3 runs", said)
+    assert "paired" not in corn("train", *QUICK, "--mechanism", "corn,ldp").stderr
 
 
 def test_a_second_ctrl_c_writes_nothing(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_without_noise_it_is_plain_torch_on_the_average(factory: OptimizerFactor
 def test_step_sizes_and_schedules_are_the_learning_rate() -> None:
     schedule = Cosine(0.2)
     rates = [schedule.at(step, STEPS) for step in range(1, STEPS + 1)]
-    found = train(optimizer=Adam, step_size=0.2, schedule="cosine").parameters[0, 0]
+    found = train(optimizer=Adam, step_size=Cosine(0.2)).parameters[0, 0]
     torch.testing.assert_close(found, train_centrally(Adam, rates), rtol=1e-3, atol=1e-5)
     default = train(optimizer=partial(Adam, lr=0.2))
     assert default.last_rows[0]["step_size"] == "0.2"

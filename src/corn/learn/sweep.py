@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -80,11 +81,12 @@ _SECONDS_BETWEEN_LINES = 30.0
 @contextmanager
 def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], None]]:
     """Yield a function that counts a step, and show the steps so far and the time left."""
+    what = f"training {num_runs} {'run' if num_runs == 1 else 'runs'}"
     console = Console(stderr=True)
     if console.is_terminal:
         # Transient: it leaves nothing behind among the results.
         with Progress(console=console, transient=True) as bar:
-            task = bar.add_task(f"training {num_runs} runs", total=num_steps)
+            task = bar.add_task(what, total=num_steps)
             yield lambda: bar.advance(task)
         return
     started = printed = time.monotonic()
@@ -97,7 +99,8 @@ def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], No
         if now - printed >= _SECONDS_BETWEEN_LINES and steps < num_steps:
             printed = now
             left = timedelta(seconds=round((now - started) / steps * (num_steps - steps)))
-            console.print(f"training {num_runs} runs: step {steps} of {num_steps}, {left} left")
+            line = f"{what}: step {steps} of {num_steps}, {left} left"
+            print(line, file=sys.stderr, flush=True)
 
     yield count
 

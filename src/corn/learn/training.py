@@ -118,9 +118,9 @@ def train(
         is_private = mechanism not in ("corn", "none", "unclipped") or threat is not None or secure
         if budget is None and is_private:
             raise InvalidArgumentError("mechanism, threat and secure need a budget, found None")
-    num_steps = given.get("num_steps") or (budget and budget.num_steps)
     if plan is None:
-        target = _choose_objective(objective, network, num_steps or 1, given)
+        design_steps = 1 if budget is None else budget.num_steps
+        target = _choose_objective(objective, network, design_steps, given)
     else:
         target = plan.objective
     if secure and plan is None and budget is not None:
@@ -144,7 +144,7 @@ def train(
         made = Mechanism.non_private()
     else:
         (made,) = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
-    if num_steps is None and made.budget is None:
+    if given.get("num_steps") is None and plan is None and budget is None:
         raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
     settings = _make_settings(
         given,
