@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import corn
 from corn.covariance import EAVESDROPPER, Horizon, design
+from corn.covariance.coalitions import worst_precisions
 from corn.errors import InvalidArgumentError
 from corn.learn import (
     Clipping,
@@ -265,7 +266,7 @@ def test_phases_keep_the_promise_of_the_whole_run() -> None:
     assert spent.max() == pytest.approx(5, rel=1e-6)
     terms = PlanTerms(BUDGET, 0)
     parts = [
-        Expense(terms, float(mechanism._find_precision(noise).max()), count)
+        Expense(terms, float(worst_precisions(noise, 0).max()), count)
         for noise, count in zip((mechanism.noise_at(0), mechanism.noise_at(5)), (5, 7), strict=True)
         if noise is not None
     ]

@@ -92,7 +92,7 @@ def compare(
         str,
         typer.Option(
             help="Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, "
-            "sparse:K, partners:K, balls:R, groups:M or leave-one-out."
+            "sparse:K, partners:K or groups:M."
         ),
     ] = "auto",
     plot: PlotOption = None,

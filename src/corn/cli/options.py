@@ -167,7 +167,7 @@ _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), partners:K, balls:R, groups:M or leave-one-out; auto is global "
+        "partners of each agent), partners:K or groups:M; auto is global "
         f"without insiders, pairs up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} "
         f"above (sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as "
         "many partners as insiders and four more.",

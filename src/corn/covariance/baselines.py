@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_symmetric_matrix, require
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.dual import Dual, solve_dual
+from corn.covariance.dual import solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
@@ -165,8 +165,7 @@ def conclude_in_family(
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
-    dual, A = Dual(), problem.scaled_objective
-    best = solve_dual(A, tolerance=dual.tolerance, max_iterations=dual.max_iterations)
+    best = solve_dual(problem.scaled_objective)
     return conclude(
         problem,
         covariance,

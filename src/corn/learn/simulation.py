@@ -29,7 +29,7 @@ from corn.learn.batches import (
     SeededChoices,
     require_fitting_samples,
 )
-from corn.learn.mechanism import Mechanism, MechanismNoise, Trial
+from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
@@ -354,7 +354,7 @@ class Simulation:
         }, noise_of
 
     def _make_source(
-        self, mechanisms: Sequence[Mechanism], shares: list[MechanismNoise]
+        self, mechanisms: Sequence[Mechanism], shares: list[Decomposition]
     ) -> StepNoise:
         settings = self._settings
         where: dict[str, Any] = {

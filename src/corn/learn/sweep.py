@@ -100,7 +100,7 @@ def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], No
             printed = now
             left = timedelta(seconds=round((now - started) / steps * (num_steps - steps)))
             line = f"{what}: step {steps} of {num_steps}, {left} left"
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{line}\n")
 
     yield count
 
