@@ -363,13 +363,7 @@ class Simulation:
             "device": settings.device,
         }
         if settings.noise_keys != "none":
-            drawn = [part for part in shares if isinstance(part, Decomposition)]
-            if len(drawn) < len(shares):
-                raise InvalidArgumentError(
-                    "noise of rings and tori of this size is for simulations without keys: use a "
-                    "plan, or noise_keys='none'"
-                )
-            return KeyedNoise(drawn, is_secret=settings.noise_keys == "secret", **where)
+            return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where)
         if self._is_sum:
             # Rounding to the grid adds γ²/12 for each agent.
             totals = [
