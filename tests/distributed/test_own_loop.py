@@ -463,3 +463,50 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
         assert torch.equal(model, trained[0])
         assert state.keys() == states[0].keys() != set()
         assert all(torch.equal(state[name], states[0][name]) for name in state)
+
+
+def test_agents_resume_with_the_state_of_their_optimizers(tmp_path: Path) -> None:
+    """They go on from the newest common checkpoint; the steps after it are spent."""
+    num_steps = 8
+    budget = PrivacyBudget(50, 1e-5, num_steps=num_steps, clip=0.5)
+    plan = make_plan(load_network(f"ring:{N}", mixing="sum"), budget)
+    make_keys(tmp_path / "keys", N)
+    models = [make_model() for _ in range(2 * N)]
+
+    def open_loop(rendezvous: Rendezvous, model: nn.Module, *, resume: bool) -> PrivateTraining:
+        rendezvous.keys = tmp_path / "keys"
+        return make_private(
+            plan,
+            module=model,
+            optimizer=Adam(model.parameters(), lr=RATE),
+            data_loader=loaders()[rendezvous.agent],
+            rendezvous=rendezvous,
+            out=tmp_path,
+            settings=RunSettings(timeout=20, checkpoint_every=2, on_dropout="stop", resume=resume),
+        )
+
+    def begin(rendezvous: Rendezvous) -> int:
+        private = open_loop(rendezvous, models[rendezvous.agent], resume=False)
+        for _ in range(5):
+            inputs, targets = next(iter(private.data_loader))
+            cross_entropy(private.module(inputs), targets).backward()
+            try:
+                private.optimizer.step()
+            except CornError:  # another agent has left already
+                break
+        private.data_loader.close()
+        return num_steps - private.optimizer._steps._ledgers[0].remaining
+
+    def go_on(rendezvous: Rendezvous) -> tuple[int, list[int], int, Tensor]:
+        private = open_loop(rendezvous, models[N + rendezvous.agent], resume=True)
+        first = private.optimizer.position
+        counts = [int(own["step"]) for own in private.optimizer.state.values()]
+        return first, counts, run_loop(private), read(private.module)
+
+    spent: list[Any] = run_in_threads(N, begin)
+    results: list[Any] = run_in_threads(N, go_on)
+    firsts, counts, lengths, trained = zip(*results, strict=True)
+    assert set(firsts) == {4}
+    assert all(own == [4] * 4 for own in counts)
+    assert set(lengths) == {num_steps - max(spent)}
+    assert all(torch.equal(own, trained[0]) for own in trained)

@@ -698,6 +698,18 @@ def test_changes_before_the_gradient_of_samples_are_refused() -> None:
         differentiate(private, inputs, targets)
 
 
+def test_changes_between_two_steps_are_refused() -> None:
+    """They would be lost, or sent without noise."""
+    private = open_loop()
+    for _ in range(2):
+        before = copy.deepcopy(private.module.state_dict())
+        write_last_bit(private, torch.zeros(0))
+        with pytest.raises(CornError, match="load weights before make_private"):
+            next(iter(private.data_loader))
+        private.module.load_state_dict(before)
+        take_step(private, *next(iter(private.data_loader)))
+
+
 def test_the_optimizer_forgets_moments_of_before() -> None:
     model = make_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -715,6 +715,7 @@ class PrivateOptimizer(Optimizer):
             after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
             raise CornError(f"optimizer.step() must follow {after} of the loader, once")
         if now.sums is None:
+            self._model.require_unchanged()
             with self._keeping_error():
                 now.steppers = self._steps.begin()
             if not now.steppers:

@@ -436,8 +436,8 @@ class UserModel:
         # Copies of all values that get no noise: every step is compared with them.
         self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
         self._samples = SampleGradients(module) if clips_samples else None
-        # Copies of the trained parameters as CorN wrote them last, in their own types.
-        self._written: list[Tensor] = []
+        # Copies of the trained parameters as CorN left them last, in their own types.
+        self._written = [p.detach().clone() for p in self._trained]
         self._start = self.read()
 
     @property
@@ -487,12 +487,12 @@ class UserModel:
         self._written = [p.detach().clone() for p in self._trained]
 
     def require_unchanged(self) -> None:
-        """Raise if the trained parameters are not those of the last ``write``."""
+        """Raise if the trained parameters are not those of the start, or of the last ``write``."""
         if not has_same_values(self._written, [p.detach() for p in self._trained]):
             raise CornError(
-                "parameters must not change between a batch and optimizer.step(), found that they "
-                "did: the change could depend on data, and would be sent without noise; leave all "
-                "changes to the optimizer"
+                "parameters must not change but by optimizer.step(), found that they did: the "
+                "change could depend on data, and would be sent without noise; load weights before "
+                "make_private, and checkpoints by optimizer.load_state_dict()"
             )
 
     @torch.no_grad()
