@@ -28,14 +28,13 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 
-from corn.distributed.keyring import make_keys
 from corn.distributed.requirements import RequirementError
-from corn.engines import AgentRelease
+from corn.engines import make_sites
 from corn.errors import PublicError
 from corn.noise import load_roster
 from corn.noise.ledger import read_history
 from corn.nvflare import CornExecutor, CornFilter, CornSums, protect_site
-from corn.plan import load_plan, make_plan, save_plan
+from corn.plan import load_plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.contracts.engines import Context, task
@@ -48,20 +47,20 @@ N, ROUNDS = 4, 5
 def sites(tmp_path: Path) -> Path:
     budget = PrivacyBudget(8, 1e-5, num_steps=ROUNDS, clip=1.0)
     plan = make_plan(load_network(f"star:{N}", mixing="sum"), budget)
-    make_keys(tmp_path / "all", N)
-    for agent in range(N):
-        own = tmp_path / f"site-{agent + 1}"
-        own.mkdir(mode=0o700)
-        save_plan(plan, own / "plan.json")
-        shutil.copy(tmp_path / "all" / f"agent-{agent}.key", own)
-        shutil.copy(tmp_path / "all" / "roster.json", own)
+    make_sites(tmp_path, plan, [f"site-{agent + 1}" for agent in range(N)])
     return tmp_path
 
 
 @pytest.fixture
 def sums(sites: Path) -> CornSums:
     roster = load_roster(sites / "all" / "roster.json")
-    return CornSums([key.hex() for key in roster.public_keys], wait=20)
+    sums = CornSums([key.hex() for key in roster.public_keys], wait=20)
+    sums._start("", Context("server", sums))
+    return sums
+
+
+def count_releases(folder: Path, agent: int) -> int:
+    return sum(each.num_releases for each in read_history([folder], agent).expenses)
 
 
 Train = Callable[[int], Shareable]
@@ -112,8 +111,7 @@ def test_all_sites_answer_with_one_average_and_nothing_else(sites: Path, sums: C
             assert np.array_equal(dxo.data[name], from_shareable(replies[0]).data[name])
         assert str(SECRET) not in str(dict(reply))
         assert dxo.meta["NUM_STEPS_CURRENT_ROUND"] == 1
-    own = AgentRelease(load_plan(sites / "site-1" / "plan.json"), 0, sites / "site-1")
-    assert own.introduce()[1] == ROUNDS - 1
+    assert count_releases(sites / "site-1", 0) == 1
 
 
 def test_differences_are_averaged_as_differences(sites: Path, sums: CornSums) -> None:
@@ -127,7 +125,7 @@ def test_differences_are_averaged_as_differences(sites: Path, sums: CornSums) ->
     dxo = from_shareable(replies[2])
     assert dxo.data_kind == DataKind.WEIGHT_DIFF
     # The mean over sites is 1.5e-3, the noise that of the plan.
-    plan = load_plan(sites / "site-1" / "plan.json")
+    plan = load_plan(sites / "site-1" / "plan.corn")
     noise = np.sqrt(1 / (N * (N - 1) * plan.precision_caps[0]))
     assert abs(dxo.data["weight"].mean() - 1.5e-3) < 5 * noise / np.sqrt(4000)
     assert dxo.data["weight"].std() / noise == pytest.approx(1, abs=0.06)
@@ -263,8 +261,7 @@ def test_a_filter_that_waits_observes_the_abort_signal(sites: Path, sums: CornSu
         assert not call.done()
         context.abort_signal.triggered = True
         assert call.result(10).get_return_code() == ReturnCode.TASK_ABORTED
-    history = read_history([sites / "site-1"], 0)
-    assert sum(each.num_releases for each in history.expenses) == 0
+    assert count_releases(sites / "site-1", 0) == 0
 
 
 class SlowLinear(torch.nn.Linear):
@@ -385,8 +382,7 @@ class Federation:
         raise AssertionError(f"job {job} is {status}")
 
     def count_releases(self, site: int) -> int:
-        folder = self.startup / f"site-{site}" / "local" / "corn"
-        return sum(each.num_releases for each in read_history([folder], site - 1).expenses)
+        return count_releases(self.startup / f"site-{site}" / "local" / "corn", site - 1)
 
     def find_processes(self, *parts: str) -> list[int]:
         found = []

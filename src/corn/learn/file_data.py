@@ -40,7 +40,7 @@ from corn.learn.columns import MISSING, Column, DataSchema, read_schema
 from corn.learn.metrics import Samples
 from corn.learn.partition import deal_by_coins, partition_samples, split_by_coins, toss_coins
 from corn.learn.problem import TrainingProblem
-from corn.learn.tasks import place_task
+from corn.learn.tasks import Task, place_task
 from corn.learn.workloads import flattens_inputs, make_named_task
 
 _TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".npz")
@@ -820,15 +820,7 @@ class FileWorkload:
         tests = self._read([] if self.test_data is None else [self.test_data])
         _require_same_columns([*tables, *tests])
         classes = self._find_classes([*tables, *tests])
-        num_classes = None if classes is None else len(classes)
-        schema = Schema(
-            features=tables[0].features,
-            target=self.target or "folder",
-            classes=classes,
-            bounds=self._bounds,
-            is_flat=flattens_inputs(self.model, num_classes),
-            columns=self.columns,
-        )
+        schema = self._make_schema(tables[0].features, classes)
         schema.require_bounds(tables[0].path)
         notes = [
             f"{own.path}: {note}"
@@ -848,16 +840,8 @@ class FileWorkload:
         for own in tests:
             held_out["test"] = schema.encode(own)
         inputs = parts[0]["train"][0]
-        task = make_named_task(
-            self.model,
-            tuple(inputs.shape[1:]),
-            num_classes,
-            is_image=tables[0].is_image,
-            l2=self.l2,
-            of=str(self.data),
-        )
         return TrainingProblem(
-            task=place_task(task, self.device),
+            task=self._make_task(schema, tuple(inputs.shape[1:]), is_image=tables[0].is_image),
             data=AgentData.from_parts([own["train"] for own in parts]),
             parts=held_out,
             # Samples held out of agents' own files stay private, and so do scores on them.
@@ -869,6 +853,38 @@ class FileWorkload:
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,
         )
+
+    def build_public(self) -> TrainingProblem:
+        """Return the problem without anybody's rows, for a server: one row of zeros is in it.
+
+        Model and preprocessing follow from ``columns`` and ``classes``, which must be given.
+        """
+        features = tuple(name for own in self.columns for name in own.features)
+        require(bool(features), "columns", "given, as no file is read", "none")
+        schema = self._make_schema(features, self._find_classes([]))
+        row = torch.zeros(1, len(features)), torch.zeros(1)
+        return TrainingProblem(
+            task=self._make_task(schema, (len(features),)),
+            data=AgentData.from_parts([row]),
+            preprocessing={**schema.to_json(), "id_column": self.id_column},
+        )
+
+    def _make_schema(self, features: tuple[str, ...], classes: tuple[str, ...] | None) -> Schema:
+        return Schema(
+            features=features,
+            target=self.target or "folder",
+            classes=classes,
+            bounds=self._bounds,
+            is_flat=flattens_inputs(self.model, None if classes is None else len(classes)),
+            columns=self.columns,
+        )
+
+    def _make_task(self, schema: Schema, shape: tuple[int, ...], *, is_image: bool = False) -> Task:
+        num_classes = None if schema.classes is None else len(schema.classes)
+        task = make_named_task(
+            self.model, shape, num_classes, is_image=is_image, l2=self.l2, of=str(self.data)
+        )
+        return place_task(task, self.device)
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe columns, classes, bounds and partition, for agents to compare."""
