@@ -186,7 +186,15 @@ def test_a_server_cannot_forge_repeat_or_leave_out_hellos(agents: list[AgentRele
     said = [each.encode() for each in hellos]
     forged = [*said[:3], hellos[3]._replace(nonce=b"x" * 32).encode()]
     stranger = [*said[:3], hellos[3]._replace(agent=N).encode()]
-    wrong = (forged, stranger, said[1:], [*said, said[1]], [said[0], said[0]], said[:1], [])
+    wrong: tuple[list[Any], ...] = (
+        forged,
+        stranger,
+        said[1:],
+        [*said, said[1]],
+        [said[0], said[0]],
+        said[:1],
+        [],
+    )
     for hellos_shown in (*wrong, [*said[:3], b"hello"], [*said[:3], "hello"], [*said[:3], None]):
         with pytest.raises(PublicError, match="refuses"):
             agents[0].read_hellos(hellos_shown, MODEL)

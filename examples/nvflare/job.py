@@ -1,6 +1,6 @@
 """A private FedAvg job of NVFlare: in its simulator, or as a folder to submit.
 
-python examples/nvflare/job.py --simulate        # four sites in one process
+python examples/nvflare/job.py --simulate        # six sites in one process
 python examples/nvflare/job.py --job DIR         # the job; each site has its own filter
 """
 
@@ -16,7 +16,7 @@ import corn
 from corn.engines import make_sites
 from corn.nvflare import make_private
 
-SITES, ROUNDS = 4, 5
+SITES, ROUNDS = 6, 5
 BUDGET = corn.PrivacyBudget(epsilon=8, delta=1e-5, num_steps=ROUNDS, clip=1.0)
 
 

@@ -369,7 +369,6 @@ class SumRounds:
         roster: The public keys of all agents.
         min_agents: The fewest agents of a sum.
         wait: Seconds.
-        clock: Returns seconds.
     """
 
     def __init__(
@@ -378,7 +377,6 @@ class SumRounds:
         *,
         min_agents: int = FEWEST_AGENTS,
         wait: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._n = n = roster.num_agents
         rule = f"from {FEWEST_AGENTS} to {n}"
@@ -387,7 +385,6 @@ class SumRounds:
         self._roster = roster
         self._min_agents = min_agents
         self._wait = wait
-        self._clock = clock
         self._lock = threading.Lock()
         self._awaited = frozenset(range(n))
         # One hello of each agent, with its sender and the time at which it came.
@@ -415,12 +412,12 @@ class SumRounds:
         for number, known in self._sums.items():
             if known.hellos.get(hello.agent) == hello:
                 return {"status": "begun", "sum": number, "hellos": known.encode_hellos()}
-            known.is_void |= self._clock() > known.deadline and not known.is_complete
+            known.is_void |= time.monotonic() > known.deadline and not known.is_complete
             if known.start == (hello.plan, hello.model) and not known.is_void:
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited |= {hello.agent}
                 return {"status": "late"}
-        now = self._clock()
+        now = time.monotonic()
         # The last one counts: an agent that was restarted has a new nonce.
         if self._ready.get(hello.agent, (None,))[0] != hello:
             self._ready[hello.agent] = hello, sender, now
@@ -456,7 +453,7 @@ class SumRounds:
         if known is None or type(agent) is not int or known.senders.get(agent) != sender:
             raise PublicError("refuses a message to a sum that its sender is not in")
         # Void for all once it is void for one of them.
-        known.is_void |= self._clock() > known.deadline and not known.is_complete
+        known.is_void |= time.monotonic() > known.deadline and not known.is_complete
         if "integers" in request and not known.is_void:
             known.add(agent, request["integers"], request.get("offset_seed"))
         if known.is_void:
@@ -773,7 +770,7 @@ class SiteProblem:
     def write(self, parameters: Tensor) -> dict[str, NDArray[Any]]:
         """Return parameters as the arrays of a message."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = zip(self.shapes.items(), parameters.split(sizes), strict=True)
+        pieces = zip(self.shapes.items(), torch.split(parameters, sizes), strict=True)
         return {name: piece.reshape(shape).numpy() for (name, shape), piece in pieces}
 
     def make_steps(self, own: AgentRelease, **options: Any) -> GradientSteps:

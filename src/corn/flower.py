@@ -192,9 +192,9 @@ class CornStrategy:
 
     All agents take part in the first round. A round that lacks an agent is void: the model stays,
     and the others have spent one release. Training goes on without that agent, by ``plan_for`` the
-    rest, until a node that was started anew has its key. Where fewer than ``min_agents`` are left, or the integers
-    of all agents do not add up to a possible sum, training stops: ``start`` returns the model of
-    the last complete round.
+    rest, until a node that was started anew has its key. Where fewer than ``min_agents`` are left,
+    or the integers of all agents do not add up to a possible sum, training stops: ``start`` returns
+    the model of the last complete round.
 
     Args:
         strategy: The strategy that gets the averages, for example ``FedAvg()``.
@@ -204,6 +204,12 @@ class CornStrategy:
         min_agents: The fewest agents with which training goes on.
         timeout: The seconds to wait until all nodes are connected, and for their hellos.
     """
+
+    _hellos: dict[int, Hello]  # what each node said for the next sum, in the order of agents
+    _left_out: set[int]
+    _has_begun: bool
+    _is_stopped: bool
+    _arrays: Any
 
     def __init__(
         self,
@@ -312,12 +318,11 @@ class CornStrategy:
         return self._strategy.aggregate_evaluate(*arguments)
 
     def _reset(self) -> None:
-        # What each node said for the next sum, in the order of agents.
-        self._hellos: dict[int, Hello] = {}
-        self._left_out: set[int] = set()
+        self._hellos = {}
+        self._left_out = set()
         self._has_begun = False
         self._is_stopped = False
-        self._record, self._arrays = "", None
+        self._arrays = None
 
     def _meet(self, grid: Any) -> None:
         """Ask nodes without a hello for one: all at first, later those that are new."""
@@ -412,6 +417,20 @@ class CornStrategy:
             if array.numpy().dtype.kind != "f" and name in arrays:
                 arrays[name] = array
         return arrays
+
+
+def make_client_app(folder: Path | str = "", *, requirements: Requirements | None = None) -> Any:
+    """Return the client app of a consortium file: see ``CornMod``."""
+    app = importlib.import_module("flwr.clientapp").ClientApp(
+        mods=[CornMod(folder, requirements=requirements)]
+    )
+    # Flower calls no mod for messages that no function answers.
+    app.train()(_refuse)
+    return app
+
+
+def _refuse(*_: object) -> None:
+    raise PublicError("the folder of the site must have a consortium file")
 
 
 def train_consortium(grid: Any, consortium: Path | str, out: Path | str, **options: Any) -> None:

@@ -73,6 +73,7 @@ try:
     )
     from nvflare.app_common.abstract.model_persistor import ModelPersistor
     from nvflare.app_common.app_constant import AppConstants
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
     from nvflare.app_common.logging.constants import is_log_streaming_allowed
     from nvflare.app_common.workflows.fedavg import FedAvg
     from nvflare.job_config.api import FedJob
@@ -82,6 +83,7 @@ except ImportError as error:
     raise MissingExtraError("corn.nvflare", extra="nvflare") from error
 
 _TOPIC = "corn.sums"
+_MESSAGE_SECONDS = 60.0
 # Properties of the context of a task.
 _TASK, _SITE, _RELEASED = "corn.task", "corn.site", "corn.released"
 _LOGGER = logging.getLogger("corn.nvflare")
@@ -116,23 +118,13 @@ class CornFilter(Filter):  # type: ignore[misc]
             its name. By default ``corn`` in the ``local`` folder of the site.
         require: The owner's requirements of the plan and of all releases of this site's data, such
             as ``["unit=agent", "total-epsilon=3"]``.
-        wait: The seconds for which an unreachable server is asked again.
-        timeout: The seconds that one message may take.
     """
 
-    def __init__(
-        self,
-        folder: str = "",
-        require: Sequence[str] = (),
-        wait: float = 600.0,
-        timeout: float = 60.0,
-    ) -> None:
+    def __init__(self, folder: str = "", require: Sequence[str] = ()) -> None:
         super().__init__()
         # NVFlare writes the arguments of a component to a job from attributes of the same names.
         self.folder = folder
         self.require = list(require)
-        self.wait = wait
-        self.timeout = timeout
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep the model of a task, or answer with the average of all sites' releases."""
@@ -178,13 +170,12 @@ class CornFilter(Filter):  # type: ignore[misc]
             # Subtracted in float64, the type in which the update is clipped and released.
             update = update - flatten(start, like=start)
         own = _open_site(self.folder, fl_ctx).make_release(Requirements.parse(self.require))
-        abort_signal = fl_ctx.get_run_abort_signal()
         try:
             average = sum_releases(
                 own,
                 own.clip_update(update),
                 model=_digest(names, start, task.round_number),
-                reduction=_open_sums(fl_ctx, abort_signal, self.timeout, self.wait),
+                reduction=_open_sums(fl_ctx, fl_ctx.get_run_abort_signal()),
             )
         except AbortedError:
             return task.add_headers(make_reply(ReturnCode.TASK_ABORTED))
@@ -247,13 +238,10 @@ class CornExecutor(Executor):  # type: ignore[misc]
 
     Args:
         problem: ``MODULE.FUNCTION`` in the job's own code: (site's name) → module, loss of a batch,
-            data set of the site. By default the consortium file in the site's folder decides.
+            data set of the site. A consortium file in the site's folder has precedence over it.
         step_size: The step size, or learning rate, unless the consortium file has it.
         steps: The steps of one task; 0 for all that the plan has.
-        folder: See ``CornFilter``, as for the others.
-        require: The owner's requirements.
-        wait: Seconds.
-        timeout: Seconds.
+        folder: See ``CornFilter``, whose folder and requirements count where a site has one.
     """
 
     def __init__(
@@ -262,18 +250,12 @@ class CornExecutor(Executor):  # type: ignore[misc]
         step_size: float = 0.0,
         steps: int = 0,
         folder: str = "",
-        require: Sequence[str] = (),
-        wait: float = 600.0,
-        timeout: float = 60.0,
     ) -> None:
         super().__init__()
         self.problem = problem
         self.step_size = step_size
         self.steps = steps
         self.folder = folder
-        self.require = list(require)
-        self.wait = wait
-        self.timeout = timeout
 
     def execute(
         self,
@@ -288,7 +270,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         given = _read_model(shareable)
-        folder, require = fl_ctx.get_prop(_SITE) or (self.folder, self.require)
+        folder, require = fl_ctx.get_prop(_SITE) or (self.folder, ())
         site = _open_site(folder, fl_ctx)
         own = site.make_release(Requirements.parse(require))
         num_steps = own.plan.budget.num_steps
@@ -297,12 +279,12 @@ class CornExecutor(Executor):  # type: ignore[misc]
         with calling_users_code():
             trained = self._load_problem(site, fl_ctx)
         parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
-        agreed = None if self.problem else site.consortium
+        agreed = site.consortium
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
             steps = trained.make_steps(own, step_size=step_size)
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
-        sums = _open_sums(fl_ctx, abort_signal, self.timeout, self.wait)
+        sums = _open_sums(fl_ctx, abort_signal)
         first = round_number * (self.steps or num_steps)
         for step in range(first, min(first + (self.steps or num_steps), num_steps)):
             if abort_signal.triggered:
@@ -330,7 +312,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         return reply
 
     def _load_problem(self, site: SiteFolder, fl_ctx: FLContext) -> SiteProblem:
-        if not self.problem:
+        # A closed site calls no function that a job names.
+        if site.consortium is not None:
             return site.load_problem()
         module_name, _, function = self.problem.rpartition(".")
         make_problem = getattr(importlib.import_module(module_name), function)
@@ -441,6 +424,14 @@ def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
     _write_json(local / "resources.json", resources)
 
 
+def prepare_server(local: Path) -> None:
+    """Let jobs without code use ``CornSums`` and ``CornModel`` at a server."""
+    resources = _read_json(local / "resources.json", {"format_version": 2})
+    known = resources.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST)
+    resources["class_allow_list"] = [*known, "corn.nvflare.CornSums", "corn.nvflare.CornModel"]
+    _write_json(local / "resources.json", resources)
+
+
 def _read_json(path: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a file, or of the one that NVFlare takes in its place."""
     for source in (path, path.with_name(f"{path.name}.default")):
@@ -483,7 +474,6 @@ def make_private(
     public_keys: Sequence[str],
     *,
     folder: str | None = None,
-    tasks: Sequence[str] = ("train",),
     min_agents: int = 2,
     wait: float = 600.0,
 ) -> None:
@@ -493,9 +483,8 @@ def make_private(
         recipe: One of NVFlare whose controller averages models, such as ``FedAvgRecipe``.
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
         folder: The folder of each site, with ``{site}`` for its name. None leaves the filter to the
-            sites' own ``privacy.json``, as they should have it.
-        tasks: The tasks whose results are filtered, if ``folder`` is given. NVFlare has no name for
-            all tasks, and sends results of other tasks as they are.
+            sites' own ``privacy.json``, as they should have it: a filter in a job is for the task
+            ``train`` only.
         min_agents: The fewest sites of a sum.
         wait: See ``CornSums``.
     """
@@ -505,9 +494,9 @@ def make_private(
     job.set_app_packages(["corn"])
     job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
     if folder is not None:
-        own = CornFilter(folder, wait=wait)
-        recipe.add_client_input_filter(own, tasks=list(tasks))
-        recipe.add_client_output_filter(own, tasks=list(tasks))
+        own = CornFilter(folder)
+        recipe.add_client_input_filter(own, tasks=["train"])
+        recipe.add_client_output_filter(own, tasks=["train"])
 
 
 def _find_folder(folder: str, fl_ctx: FLContext) -> Path:
@@ -529,18 +518,18 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
     return reply
 
 
-def _open_sums(fl_ctx: FLContext, abort_signal: Any, timeout: float, wait: float) -> ServerSums:
+def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
     def is_aborted() -> bool:
         return abort_signal is not None and bool(abort_signal.triggered)
 
-    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait, is_aborted=is_aborted)
+    return ServerSums(lambda request: _ask(request, fl_ctx), is_aborted=is_aborted)
 
 
-def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:
+def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
     message = Shareable()
     message.update(_pack(request))
     replies = fl_ctx.get_engine().send_aux_request(
-        targets=None, topic=_TOPIC, request=message, timeout=timeout, fl_ctx=fl_ctx
+        targets=None, topic=_TOPIC, request=message, timeout=_MESSAGE_SECONDS, fl_ctx=fl_ctx
     )
     for reply in (replies or {}).values():
         if reply.get_return_code() == ReturnCode.OK:
