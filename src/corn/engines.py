@@ -55,6 +55,7 @@ from corn.learn.step import (
 from corn.learn.tasks import Gradients, MeanLoss, Task
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
 from corn.learn.training import make_task
+from corn.learn.workloads import make_named_task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
 from corn.noise.ledger import compose_history, find_agents, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset
@@ -887,7 +888,12 @@ class ConsortiumModel:
         agreed = load_consortium(consortium)
         self.plan = agreed.load_plan()
         self.step_size = agreed.step_size
-        self._problem = agreed.make_workload(consortium).build_public()
+        schema = agreed.data
+        num_inputs = len(schema.features)
+        task = make_named_task(agreed.training.model, (num_inputs,), len(schema.classes) or None)
+        # A server has nobody's rows: one of zeros shows their shape.
+        rows = AgentData.from_parts([(torch.zeros(1, num_inputs), torch.zeros(1))])
+        self._problem = TrainingProblem(task, rows, preprocessing=schema.to_json())
         self._out = out
 
     def load(self) -> NDArray[Any]:
