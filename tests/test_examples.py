@@ -41,7 +41,7 @@ def test_example_runs_and_is_short(
         assert "Six processes without a server" in process.stdout
         assert (tmp_path / "run-1" / "accuracy.png").exists()
         return
-    if path.name == "flower_app.py":
+    if path.name.startswith("flower_"):
         if find_spec("flwr") is None or find_spec("ray") is None:
             pytest.skip("needs the extra flower and its simulation engine: flwr[simulation]")
         # In a process of its own, since Ray warns of its own future, and starts processes.
