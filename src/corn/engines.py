@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
-from corn.distributed.handshake import check_guarantee, is_public, name_kind
 from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
 from corn.distributed.recovery import budget_left
+from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.files import writing_whole

@@ -31,7 +31,6 @@ from corn.covariance.baselines import (
     ZeroSum,
 )
 from corn.covariance.decomposition import Decomposition, split_blocks
-from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.masks import design_masks, least_variance, whole_precision
@@ -40,6 +39,7 @@ from corn.covariance.objective import (
     Objective,
     ObjectiveLike,
     default_objective,
+    disagreement_ratio,
     energy_of_average,
 )
 from corn.covariance.pairs import solve_pairs
@@ -60,7 +60,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "noise limited",
     "iteration limit",
 )
-_MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
 
 
 class Mechanism(Protocol):
@@ -315,8 +314,6 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
-    if isinstance(mechanism, Corn):
-        require_feasible_size(len(graph), threat)
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
@@ -400,16 +397,6 @@ def require_no_options(mechanism: Corn) -> None:
         mechanism,
         advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
-
-
-def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
-    """Raise if a design against insiders would not end, before anything of its size is made."""
-    if threat.max_colluders and num_agents > _MOST_AGAINST_INSIDERS:
-        raise InvalidArgumentError(
-            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
-            f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
-            "against an eavesdropper, and exact sums (--mixing sum) have no limit"
-        )
 
 
 def design_blocks(
