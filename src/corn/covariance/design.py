@@ -31,7 +31,6 @@ from corn.covariance.baselines import (
     ZeroSum,
 )
 from corn.covariance.decomposition import Decomposition, split_blocks
-from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.insiders import solve_split
@@ -41,6 +40,7 @@ from corn.covariance.objective import (
     Objective,
     ObjectiveLike,
     default_objective,
+    disagreement_ratio,
     energy_of_average,
 )
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
@@ -60,7 +60,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "noise limited",
     "iteration limit",
 )
-_MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
 
 
 class Mechanism(Protocol):
@@ -309,8 +308,6 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
-    if isinstance(mechanism, Corn):
-        require_feasible_size(len(graph), threat)
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
@@ -394,16 +391,6 @@ def require_no_options(mechanism: Corn) -> None:
         mechanism,
         advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
-
-
-def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
-    """Raise if a design against insiders would not end, before anything of its size is made."""
-    if threat.max_colluders and num_agents > _MOST_AGAINST_INSIDERS:
-        raise InvalidArgumentError(
-            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
-            f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
-            "against an eavesdropper, and exact sums (--mixing sum) have no limit"
-        )
 
 
 def design_blocks(

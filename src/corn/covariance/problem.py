@@ -162,9 +162,9 @@ class Design:
         shares: the split of the noise, where the design chose it; see ``decomposition``.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
             `corn.covariance.insiders.certify`. None where the dual proves it from scratch.
-        disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
+        disagreement_ratio: κ, of `corn.covariance.objective`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
-            place of a network, and for more than 2000 agents.
+            place of a network.
 
     >>> from corn.covariance import Horizon, design
     >>> from corn.topology import load_network

@@ -132,6 +132,16 @@ def _parse(name: str, text: str) -> str | float:
     return int(text) if name in ("seed", "step") else float(text or "nan")
 
 
+class UnfinishedRunError(CornError):
+    """A new run in the folder of an earlier one; the message, with the folder, is for the owner.
+
+    Attributes:
+        public_reason: what other agents may know.
+    """
+
+    public_reason = "its folder has an earlier run, and it was started without --resume"
+
+
 @dataclass(frozen=True, eq=False)
 class AgentCheckpoint:
     """A model, and how many releases its agent had made by then, restarts included.
@@ -217,7 +227,7 @@ class CheckpointFolder:
         if not resume and not rejoins:
             # A new run in the same folder would replace models for which budget was spent.
             if any(steps):
-                raise CornError(
+                raise UnfinishedRunError(
                     f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
                     "--resume, or give another folder with --out"
                 )

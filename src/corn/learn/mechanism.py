@@ -26,7 +26,6 @@ from corn.covariance import (
     read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
-from corn.covariance.design import require_feasible_size
 from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
@@ -387,6 +386,4 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
-    if name == "corn":
-        require_feasible_size(n, threat or DEFAULT_THREAT)
     return None
