@@ -179,7 +179,7 @@ class Streams:
     @property
     def are_of_pairs(self) -> bool:
         """Whether all groups are pairs."""
-        return self.members.shape[1] == 2
+        return bool(self.members.shape[1] == 2)
 
     @property
     def are_filled(self) -> NDArray[np.bool_]:
@@ -218,8 +218,7 @@ class Streams:
     def find_unknown(self, outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return whether no member of a stream is in a coalition, shape (coalitions, streams)."""
         padded = np.pad(outside, ((0, 0), (0, 1)), constant_values=True)
-        unknown: NDArray[np.bool_] = padded[:, self.members].all(axis=2)
-        return unknown
+        return np.asarray(padded[:, self.members].all(axis=2))
 
     def hide(
         self, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
