@@ -20,7 +20,11 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OPTIONS = {"reconstruct_images.py": ["--graph", "ring:6", "--steps", "20", "--images", "3"]}
 CORN = [sys.executable, "-m", "corn"]
 # Libraries that are in environments of their own.
-NEEDED = {"flower_app.py": ["flwr", "ray"], "fine_tuning.py": ["transformers", "peft"]}
+NEEDED = {
+    "flower_app.py": ["flwr", "ray"],
+    "flower_hospitals.py": ["flwr", "ray"],
+    "fine_tuning.py": ["transformers", "peft"],
+}
 
 
 def test_there_are_examples() -> None:
@@ -51,7 +55,7 @@ def test_example_runs_and_is_short(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # An attack is longer than what users start from.
-    limit = 480 if path.name == "reconstruct_images.py" else 120
+    limit = {"reconstruct_images.py": 480, "researcher.py": 60}.get(path.name, 120)
     assert len(path.read_text(encoding="utf-8").splitlines()) < limit
     if path.name == "demo.py":
         # As make demo runs it, with the six processes.
@@ -72,6 +76,8 @@ def test_example_runs_and_is_short(
         assert process.stdout.strip()
         return
     corn = Runner(monkeypatch, capsys)
+    # Where a script writes its figure.
+    monkeypatch.chdir(tmp_path)
 
     def run_here(command: Sequence[str], *, cwd: Path, **options: bool) -> None:
         """Run a command of an example in this process, which has imported everything already."""

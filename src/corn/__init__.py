@@ -18,6 +18,7 @@ from corn.version import __version__
 if TYPE_CHECKING:
     from corn.covariance import Decomposition as Decomposition
     from corn.covariance import Design as Design
+    from corn.covariance import DesignProblem as DesignProblem
     from corn.covariance import FiniteRun as FiniteRun
     from corn.covariance import Horizon as Horizon
     from corn.covariance import ThreatModel as ThreatModel
@@ -45,6 +46,7 @@ _MODULES = {
     "CornWarning": "corn.errors",
     "Decomposition": "corn.covariance",
     "Design": "corn.covariance",
+    "DesignProblem": "corn.covariance",
     "FiniteRun": "corn.covariance",
     "Horizon": "corn.covariance",
     "Network": "corn.topology",
