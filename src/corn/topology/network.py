@@ -24,7 +24,7 @@ from corn.topology.files import (
 )
 from corn.topology.generators import GraphSpec
 from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound
-from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree
+from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree, name_of
 from corn.topology.mixing import (
     MAX_AGENTS,
     SparseMatrix,
@@ -104,6 +104,11 @@ class Network:
     def num_agents(self) -> int:
         """The number of agents n."""
         return int(self.sparse_matrix.shape[0])
+
+    @property
+    def agent_names(self) -> list[str]:
+        """The label of each agent in the graph that it came from, or its number."""
+        return [name_of(self.graph, agent) for agent in range(self.num_agents)]
 
     @property
     def schedule(self) -> tuple[GossipRound, ...]:
