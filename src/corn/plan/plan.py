@@ -36,9 +36,9 @@ from corn.covariance.design import (
     require_no_options,
 )
 from corn.covariance.dual import solve_dual
+from corn.covariance.insiders import certify
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
-from corn.covariance.pairs import certify
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -430,10 +430,9 @@ def prove_lower_bound(
     if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
         return max(bounds)
-    is_of_pairs = all(len(group) == 2 for group in seed_groups)
     # Any multipliers prove a bound, so only their number must be right.
     shape = (math.comb(n, threat.max_colluders), n)
-    if is_of_pairs and multipliers is not None and multipliers.shape == shape:
+    if multipliers is not None and multipliers.shape == shape:
         proof = certify(
             A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
         )
