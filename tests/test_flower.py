@@ -21,12 +21,12 @@ from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
-from corn.distributed.handshake import name_kind
 from corn.distributed.keyring import (
     find_terms,
     make_keys,
     open_ledger,
 )
+from corn.distributed.rendezvous import name_kind
 from corn.distributed.requirements import RequirementError
 from corn.engines import AgentRelease, MaskedUpdate, average_updates, plan_for
 from corn.errors import (

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
-from corn.distributed.handshake import check_guarantee
 from corn.distributed.keyring import load_credentials, make_source, open_ledger
 from corn.distributed.recovery import budget_left
+from corn.distributed.rendezvous import check_guarantee
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
 from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from corn.checks import require
-from corn.distributed.handshake import is_public, name_kind
 from corn.distributed.membership import name_agents
+from corn.distributed.rendezvous import is_public, name_kind
 from corn.distributed.requirements import Requirements
 from corn.engines import (
     FEWEST_AGENTS,

@@ -34,7 +34,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from corn.distributed.handshake import is_public, name_kind
+from corn.distributed.rendezvous import is_public, name_kind
 from corn.distributed.requirements import Requirements
 from corn.engines import (
     AbortedError,

@@ -9,7 +9,6 @@ from corn.covariance.baselines import (
 from corn.covariance.decomposition import Decomposition, expose
 from corn.covariance.design import (
     MECHANISMS,
-    Auto,
     Corn,
     Mechanism,
     MechanismLike,
@@ -17,10 +16,7 @@ from corn.covariance.design import (
     read_mechanism,
     read_mechanisms,
 )
-from corn.covariance.dual import Dual
 from corn.covariance.feasibility import invert_covariance, is_private
-from corn.covariance.first_order import FirstOrder
-from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -43,19 +39,15 @@ __all__ = [
     "EAVESDROPPER",
     "MECHANISMS",
     "ONE_STEP",
-    "Auto",
     "Corn",
     "Decomposition",
     "Decor",
     "Design",
     "DesignProblem",
-    "Dual",
     "FiniteRun",
-    "FirstOrder",
     "GivenObjective",
     "Horizon",
     "Ldp",
-    "LowRank",
     "Mechanism",
     "MechanismLike",
     "MechanismName",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, final
 
@@ -17,6 +18,7 @@ from corn.checks import (
     as_square_matrix,
     require,
     require_choice,
+    require_count,
     require_positive,
 )
 from corn.covariance.baselines import (
@@ -28,23 +30,20 @@ from corn.covariance.baselines import (
     OwnMechanism,
     ZeroSum,
 )
-from corn.covariance.certificate import SplitSolution
-from corn.covariance.coalitions import require_few_coalitions
-from corn.covariance.decomposition import split_blocks
-from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.dual import Dual, solve_dual
-from corn.covariance.feasibility import expand_caps, invert_covariance
-from corn.covariance.first_order import FirstOrder
-from corn.covariance.low_rank import LowRank, fits_pairs
+from corn.covariance.decomposition import Decomposition, split_blocks
+from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
+from corn.covariance.feasibility import expand_caps
+from corn.covariance.insiders import solve_split
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
     ObjectiveLike,
     default_objective,
+    disagreement_ratio,
     energy_of_average,
 )
-from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, Status
+from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
@@ -54,100 +53,6 @@ from corn.topology.files import read_matrix
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
 
-_SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
-_SMALLEST_RIDGE = 1e-6
-# Any point of the dual is a bound, so it need not converge.
-_BOUND_ITERATIONS = 30
-
-
-class SplitSolver(Protocol):
-    """A solver of Problem (16), which chooses private noise and the noise of groups together."""
-
-    @property
-    def name(self) -> SolverName:
-        """The solver's name in results."""
-        ...
-
-    @property
-    def shortfall(self) -> Status:
-        """The status of a solution whose gap is beyond the tolerance."""
-        ...
-
-    def solve_split(self, problem: DesignProblem, seed_groups: SeedGroups) -> SplitSolution:
-        """Return a split that every coalition of the threat leaves under the cap."""
-        ...
-
-
-def design_against_insiders(
-    problem: DesignProblem, seed_groups: SeedGroups, *, solver: SplitSolver
-) -> Design:
-    """Minimise Tr(A R) over private noise and the noise of each seed group: Problem (16).
-
-    Every coalition of the problem's threat meets the caps, exactly.
-    """
-    # Before a search of hours whose result could not be checked.
-    require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
-    final, limited = _solve_within_noise_limit(problem, seed_groups, solver)
-    # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
-    # the better one where A is singular on a seed group: the bound for insiders is then 0.
-    dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
-    eavesdropper_bound = dual.lower_bound / problem.strictest_cap
-    bound = min(max(final.lower_bound, eavesdropper_bound), final.value)
-    status: Status = "noise limited" if limited else solver.shortfall
-    if final.value <= (1 + final.tolerance) * bound:
-        status = "optimal"
-    elif final.lower_bound < eavesdropper_bound:
-        status = "loose bound"
-    R = final.decomposition.covariance
-    precision, factor = invert_covariance(R)
-    return Design(
-        mechanism="corn",
-        solver=solver.name,
-        status=status,
-        covariance=R,
-        precision=precision,
-        factor=factor,
-        precision_caps=problem.precision_caps,
-        value=final.value,
-        lower_bound=bound,
-        iterations=final.evaluations,
-        threat=problem.threat,
-        shares=final.decomposition,
-        num_coalitions=final.num_coalitions,
-        multipliers=final.multipliers,
-    )
-
-
-def _solve_within_noise_limit(
-    problem: DesignProblem, seed_groups: SeedGroups, solver: SplitSolver
-) -> tuple[SplitSolution, bool]:
-    """Return a solution without noise above the limit, and whether that needed a ridge on A."""
-    limits = problem.variance_ratio_limits / problem.precision_caps
-    ridge = problem.ridge
-    # With an A that is singular on a group, noise grows without bound and no bound is proved.
-    if _is_singular_on_a_group(problem.scaled_objective, seed_groups):
-        ridge = max(ridge, _SMALLEST_RIDGE)
-    while True:
-        solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
-        is_within = (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all()
-        if is_within:
-            return solution, ridge > 0
-        # Noise variance falls about as the root of the ridge, and each solve is expensive.
-        ridge = max(10 * ridge, _SMALLEST_RIDGE)
-
-
-def _is_singular_on_a_group(A: FloatArray, seed_groups: SeedGroups) -> bool:
-    by_size: dict[int, list[tuple[int, ...]]] = {}
-    for group in seed_groups:
-        by_size.setdefault(len(group), []).append(group)
-    for groups in by_size.values():
-        members = np.array(groups)
-        values = np.linalg.eigvalsh(A[members[:, :, None], members[:, None, :]])
-        if (values[:, 0] <= _SINGULAR * values[:, -1]).any():
-            return True
-    return False
-
-
 # From best to worst: a design is as good as its worst block.
 _STATUS_ORDER: tuple[Status, ...] = (
     "optimal",
@@ -155,8 +60,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "noise limited",
     "iteration limit",
 )
-_MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
-_LEAST_FOR_UPDATES = 24  # agents: below it FirstOrder is fast, and its bound tighter
 
 
 class Mechanism(Protocol):
@@ -183,83 +86,88 @@ class Mechanism(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Auto:
-    """The default solver.
+class Corn:
+    """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
 
-    `Dual` where the problem separates into blocks, `LowRank` for seeds of pairs from 24 agents on,
-    and `FirstOrder` elsewhere.
+    The exact dual solves the problem where seed groups are disjoint and nobody colludes
+    (`corn.covariance.dual`), a first-order method elsewhere (`corn.covariance.insiders`).
 
-    ``tolerance`` is the relative gap to stop at; None is the default of the solver chosen.
+    Attributes:
+        max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
+            ``math.inf`` is no limit. The gap includes the cost of the limit.
+        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and elsewhere 1e-3,
+            or 1e-2 for pairs of 24 agents or more.
+        max_evaluations: after so many, the design is private all the same, and its status says so;
+            None is the default of the method.
     """
 
+    max_noise_std: float | None = None
     tolerance: float | None = None
+    max_evaluations: int | None = None
+    name: ClassVar[MechanismName] = "corn"
+    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:
             require_positive("tolerance", self.tolerance)
-
-    def choose(
-        self, seed_groups: SeedGroups, threat: ThreatModel, num_agents: int
-    ) -> Dual | FirstOrder | LowRank:
-        """Return the solver for these seeds and this threat."""
-        # FirstOrder takes any seeds and any threat; the other two are faster where they apply.
-        solver: type[Dual] | type[FirstOrder] | type[LowRank] = FirstOrder
-        if _separates(seed_groups, threat, num_agents):
-            solver = Dual
-        elif num_agents >= _LEAST_FOR_UPDATES and fits_pairs(seed_groups, threat):
-            solver = LowRank
-        return solver() if self.tolerance is None else solver(self.tolerance)
-
-
-Solver: TypeAlias = Auto | Dual | FirstOrder | LowRank
-
-
-@final
-@dataclass(frozen=True)
-class Corn:
-    """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
-
-    Attributes:
-        solver: `Dual` where seed groups are disjoint and nobody colludes, `FirstOrder` anywhere,
-            `LowRank` for seeds of pairs.
-        max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
-            ``math.inf`` is no limit. The gap includes the cost of the limit.
-    """
-
-    solver: Solver = Auto()
-    max_noise_std: float | None = None
-    name: ClassVar[MechanismName] = "corn"
-    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
+        if self.max_evaluations is not None:
+            require_count("max_evaluations", self.max_evaluations)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
         problem = replace(problem, max_noise_std=self.max_noise_std)
-        threat, solver = problem.threat, self.solver
-        groups = threat.seed_groups(problem.graph)
-        separates = _separates(groups, threat, problem.num_agents)
-        if isinstance(solver, Auto):
-            solver = solver.choose(groups, threat, problem.num_agents)
-        # The caller may insist on a general solver, to compare it with the exact one.
-        if separates and isinstance(solver, Dual):
-            return self._solve_blocks(problem, groups, solver)
-        if isinstance(solver, Dual):
-            raise InvalidArgumentError(
-                f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
-                f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
-                f"max_colluders={threat.max_colluders}: use FirstOrder or Auto "
-                "(--solver auto), or a threat without insiders (--colluders 0)"
-            )
-        return design_against_insiders(problem, groups, solver=solver)
+        groups = problem.threat.seed_groups(problem.graph)
+        if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
+            return _design_independent(problem)
+        if are_disjoint(groups):
+            return self._solve_blocks(problem, groups)
+        return solve_split(
+            problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
+        )
 
-    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups, solver: Dual) -> Design:
+    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
+        solve = partial(
+            design_whole,
+            tolerance=self.tolerance or TOLERANCE,
+            max_iterations=self.max_evaluations or MAX_ITERATIONS,
+        )
         n = problem.num_agents
         if groups == (tuple(range(n)),) or n == 1:
-            return solver.solve(problem)
+            return solve(problem)
         # An agent in no group is a block of its own, with LDP noise.
         grouped = {agent for group in groups for agent in group}
         alone = tuple((agent,) for agent in range(n) if agent not in grouped)
-        return design_blocks(problem, groups + alone, solver.solve)
+        return design_blocks(problem, groups + alone, solve)
+
+
+def are_disjoint(groups: SeedGroups) -> bool:
+    """Return whether no agent is in two groups: the problem then separates into their blocks."""
+    members = [agent for group in groups for agent in group]
+    return len(members) == len(set(members))
+
+
+def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: int) -> bool:
+    """Return whether insiders leave no better noise than LDP, on these seeds and for any objective.
+
+    Where groups are disjoint, an insider knows all shared noise of the others in its group, who
+    need private noise of variance 1/b_i each; shared noise can then only add to Tr(A R). The same
+    holds where a coalition leaves one honest agent.
+    """
+    return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
+
+
+def _design_independent(problem: DesignProblem) -> Design:
+    found = conclude(
+        problem,
+        np.diag(1 / problem.precision_caps),
+        mechanism="corn",
+        solver="formula",
+        lower_bound=float(np.trace(problem.scaled_objective)) / problem.strictest_cap,
+        iterations=0,
+        status="optimal",
+    )
+    return replace(found, shares=Decomposition(found.covariance.diagonal()))
 
 
 _BY_NAME: dict[MechanismName, Mechanism] = {
@@ -400,8 +308,6 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
-    if isinstance(mechanism, Corn):
-        require_feasible_size(len(graph), threat)
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
@@ -487,16 +393,6 @@ def require_no_options(mechanism: Corn) -> None:
     )
 
 
-def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
-    """Raise if a design against insiders would not end, before anything of its size is made."""
-    if threat.max_colluders and num_agents > _MOST_AGAINST_INSIDERS:
-        raise InvalidArgumentError(
-            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
-            f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
-            "against an eavesdropper, and exact sums (--mixing sum) have no limit"
-        )
-
-
 def design_blocks(
     problem: DesignProblem, groups: SeedGroups, solve: Callable[[DesignProblem], Design]
 ) -> Design:
@@ -542,17 +438,6 @@ def design_blocks(
         iterations=max(block.iterations for block in designs),
         shares=split_blocks(covariance, groups, precision_caps=caps),
     )
-
-
-def _separates(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool:
-    """Return whether the problem separates into one block per seed group.
-
-    It does not where groups overlap or insiders collude, nor where one private variance for all
-    ties several blocks together.
-    """
-    members = [agent for group in groups for agent in group]
-    is_tied = threat.private_noise == "common" and groups != (tuple(range(num_agents)),)
-    return threat.max_colluders == 0 and len(members) == len(set(members)) and not is_tied
 
 
 def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:

@@ -20,7 +20,7 @@ from corn.topology.graphs import Graph
 MechanismName: TypeAlias = Literal[
     "corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped", "own"
 ]
-SolverName: TypeAlias = Literal["dual", "first-order", "low-rank", "search", "formula"]
+SolverName: TypeAlias = Literal["dual", "split", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -60,9 +60,11 @@ class DesignProblem:
         threat: the adversary, and the seeds that agents share: Problem (16) if there are insiders.
         max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
             (3000/√b_i).
-        ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that splits minimise where A is singular,
-            never to the matrix that value and bound are stated for.
         mixing_matrix: W of a step, for mechanisms that look at more than A.
+
+    >>> problem = DesignProblem(np.eye(2), np.array([1.0, 4.0]))
+    >>> problem.num_agents, problem.strictest_cap
+    (2, 1.0)
     """
 
     objective_matrix: FloatArray
@@ -70,7 +72,6 @@ class DesignProblem:
     graph: Graph = field(default_factory=nx.Graph)
     threat: ThreatModel = EAVESDROPPER
     max_noise_std: float | None = None
-    ridge: float = 0.0
     mixing_matrix: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -163,12 +164,11 @@ class Design:
         iterations: eigendecompositions or evaluations that the solver took.
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
-        num_coalitions: number of sets of constraints for insiders, after pruning.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
-            `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
-        disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
+            `corn.covariance.insiders.certify`. None where the dual proves it from scratch.
+        disagreement_ratio: κ, of `corn.covariance.objective`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
-            place of a network, and for more than 2000 agents.
+            place of a network.
 
     >>> from corn.covariance import Horizon, design
     >>> from corn.topology import load_network
@@ -192,7 +192,6 @@ class Design:
     iterations: int
     threat: ThreatModel = EAVESDROPPER
     shares: Decomposition | None = None
-    num_coalitions: int | None = None
     multipliers: FloatArray | None = None
     disagreement_ratio: float | None = None
 

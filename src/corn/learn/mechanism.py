@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +20,6 @@ from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
     Design,
-    Horizon,
     MechanismLike,
     Objective,
     ThreatModel,
@@ -27,13 +27,6 @@ from corn.covariance import (
     read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
-from corn.covariance.design import require_feasible_size
-from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.lattice import (
-    LatticeNoise,
-    design_lattice,
-    design_lattice_pairs,
-)
 from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
@@ -47,7 +40,6 @@ from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology import Network
-from corn.topology.spectrum import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -55,9 +47,6 @@ _TOLERANCE = 1e-9
 _AT_CAP = 1e-3
 # A design that exceeds its cap by rounding, by at most this much, is scaled to meet the cap.
 _DESIGN_TOLERANCE = 1e-6
-
-
-MechanismNoise: TypeAlias = Decomposition | LatticeNoise
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +69,11 @@ class Mechanism:
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
             keeps it; otherwise it holds for real numbers, which suffices for simulations.
         disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
+        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
     """
 
     name: str
-    noise: MechanismNoise | None = field(default=None, repr=False)
+    noise: Decomposition | None = field(default=None, repr=False)
     queries: tuple[ClippedQuery, ...] = ()
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
@@ -91,6 +81,7 @@ class Mechanism:
     grid: float = 0.0
     counts_floats: bool = False
     disagreement_ratio: float | None = None
+    later_noise: tuple[tuple[int, Decomposition], ...] = ()
 
     def __post_init__(self) -> None:
         # Noise without a promise, or a promise without noise, could not be reported truthfully.
@@ -110,11 +101,6 @@ class Mechanism:
             )
         if self.counts_floats:
             require_sound(self.budget)
-            if isinstance(self.noise, LatticeNoise):
-                raise InvalidArgumentError(
-                    f"the noise of {self.name!r} must be split into agents' shares to be released, "
-                    "found that of a simulation: make a plan"
-                )
         # The check reads the noise that will be drawn, not the report of the design.
         precision, caps = self.precision, self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
@@ -132,7 +118,7 @@ class Mechanism:
     def private(
         cls,
         name: str,
-        noise: Design | MechanismNoise,
+        noise: Design | Decomposition,
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
@@ -144,7 +130,7 @@ class Mechanism:
         protects somebody, make a plan.
         """
         ratio = None
-        shares: MechanismNoise
+        shares: Decomposition
         if isinstance(noise, Design):
             if noise.status == "reference":
                 raise InvalidArgumentError(
@@ -169,6 +155,34 @@ class Mechanism:
         return cls(
             name, shares, budget.queries, budget, threat, grid=grid, disagreement_ratio=ratio
         )
+
+    @classmethod
+    def in_phases(
+        cls, name: str, phases: Sequence[tuple[int, Design | Decomposition]], budget: PrivacyBudget
+    ) -> Mechanism:
+        """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
+
+        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
+        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
+        what they really spend.
+        """
+        made = [cls.private(name, noise, budget) for _, noise in phases]
+        starts = itertools.accumulate(count for count, _ in phases[:-1])
+        later = [(start, own.noise) for start, own in zip(starts, made[1:], strict=True)]
+        return replace(
+            made[0],
+            # Together phases hold against no stronger adversary than the weakest of them.
+            threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
+            grid=min(own.grid for own in made),
+            disagreement_ratio=None,
+            later_noise=tuple((start, noise) for start, noise in later if noise is not None),
+        )
+
+    def noise_at(self, step: int) -> Decomposition | None:
+        """Return the noise of a step, counted from 0."""
+        return dict([(0, self.noise), *self.later_noise])[
+            max(start for start in (0, *dict(self.later_noise)) if start <= step)
+        ]
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:
@@ -261,13 +275,14 @@ class Mechanism:
             # under n times that noise, whose variance is the sum of all entries.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        if isinstance(self.noise, LatticeNoise):
-            return self.noise.precision_diagonal
-        return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
+        # The phase with the least noise decides.
+        phases = [self.noise, *(noise for _, noise in self.later_noise)]
+        found = [worst_precisions(own, _count_colluders(own, self.threat)) for own in phases]
+        return np.asarray(np.max(found, axis=0))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
-        if self.budget is not None and isinstance(self.noise, Decomposition):
+        if self.budget is not None and self.noise is not None:
             loss = bound_loss(
                 self.noise, self.grid, precision_caps=self.precision_caps, budget=self.budget
             )
@@ -373,7 +388,7 @@ def _make(
         return Mechanism.non_private(*budget.queries, name=name)
     if given.name == "central":
         return Mechanism.central(budget, network.num_agents, name=name)
-    made = _design_at_scale(given, network, budget, objective, threat)
+    made = _design_at_scale(given, network, budget, threat)
     if made is None:
         # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
         held = threat if given.name in ("corn", "ldp") else EAVESDROPPER
@@ -386,7 +401,6 @@ def _design_at_scale(
     mechanism: covariance.Mechanism,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
     threat: ThreatModel | None,
 ) -> Mechanism | None:
     """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""
@@ -406,27 +420,4 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
-    solve: Callable[..., LatticeNoise] | None = None
-    if name == "decor":
-        solve = partial(design_lattice_pairs, mixing=network.mixing)
-    elif name == "corn" and threat == EAVESDROPPER:
-        solve = design_lattice
-    row = find_lattice(network.sparse_matrix)
-    # Fourier transforms diagonalise R only if the network looks the same from every agent: a
-    # lattice, and one cap for all.
-    is_even = row is not None and isinstance(objective, Horizon) and not np.ptp(caps)
-    if solve is not None and is_even:
-        cap = float(caps[0])
-        noise = solve(row, cap, objective=objective, gossip=network.gossip)
-        ratio = disagreement_ratio(
-            network,
-            noise,
-            precision_cap=cap,
-            momentum=objective.momentum,
-            num_steps=budget.num_steps,
-        )
-        made = Mechanism.private(name, noise, budget)
-        return replace(made, disagreement_ratio=ratio)
-    if name == "corn":
-        require_feasible_size(n, threat or DEFAULT_THREAT)
     return None

@@ -144,22 +144,19 @@ class Column:
         notes = []
         problems = []
         if self.kind == "category":
-            places = {name_value(category): k for k, category in enumerate(self.categories)}
-            found = [None if value is None else places.get(name_value(value)) for value in values]
+            names = [name_value(category) for category in self.categories]
             # The last row of zeros is for values that are none of the categories.
-            indicators = np.eye(len(places) + 1, len(places))
-            chosen = [len(places) if place is None else place for place in found]
+            indicators = np.eye(len(names) + 1, len(names))
+            places = {name: place for place, name in enumerate(names)}
+            chosen = np.array([places.get(name_value(value or ""), len(names)) for value in values])
             inputs = indicators[chosen][rows]
-            is_unknown = [
-                place is None and value is not None
-                for place, value in zip(found, values, strict=True)
-            ]
+            is_unknown = (chosen == len(names)) & ~is_gone
             if any(is_unknown):
                 unknown = sorted(texts[k] for k in np.flatnonzero(is_unknown))
                 notes.append(
-                    f"column {self.name!r} has {np.array(is_unknown)[rows].sum()} values outside "
-                    f"the public categories, such as {list_some(unknown)}, which count as none of "
-                    "them"
+                    f"column {self.name!r} has values outside the public categories, such as "
+                    f"{list_some(unknown)}, which count as none of them (number of rows: "
+                    f"{is_unknown[rows].sum()})"
                 )
         else:
             parsed = [None if value is None else self._parse(value) for value in values]
@@ -173,16 +170,16 @@ class Column:
                 problems.append(f"{_locate(self.name, 'no value', is_gone[rows])}: {advice}")
             if any(is_wrong):
                 wrong = np.flatnonzero(is_wrong[rows])
-                found = texts[rows[wrong[0]]][:40]
-                large = "" if as_number(found) is None else f", beyond ±{_LARGEST:.2g}"
+                first = texts[rows[wrong[0]]][:40]
+                large = "" if as_number(first) is None else f", beyond ±{_LARGEST:.2g}"
                 problems.append(
-                    f"column {self.name!r} must have {_RULES[self.kind]}, found {found!r} in row "
+                    f"column {self.name!r} must have {_RULES[self.kind]}, found {first!r} in row "
                     f"{wrong[0] + 1} (number of such rows: {len(wrong)}){large}"
                 )
         if fill is not None and any(is_gone):
             notes.append(
-                f"column {self.name!r} has no value in {is_gone[rows].sum()} rows, which count "
-                f"as {fill}"
+                f"column {self.name!r} has cells without a value, which count as {fill} (number of "
+                f"rows: {is_gone[rows].sum()})"
             )
         return inputs, problems, notes
 

@@ -6,6 +6,7 @@ of every coalition passes, and certifies its value with a lower bound that anybo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +27,18 @@ from corn.covariance import (
     ThreatModel,
 )
 from corn.covariance import design as design_noise
-from corn.covariance.certificate import certify
-from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
-from corn.covariance.design import read_mechanism, read_objective, require_no_options
-from corn.covariance.disagreement import disagreement_ratio
+from corn.covariance.coalitions import worst_precisions
+from corn.covariance.design import (
+    are_disjoint,
+    needs_independent_noise,
+    read_mechanism,
+    read_objective,
+    require_no_options,
+)
 from corn.covariance.dual import solve_dual
+from corn.covariance.insiders import certify
 from corn.covariance.masks import design_masks, least_variance
-from corn.covariance.objective import energy_of_average
+from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -181,8 +187,8 @@ class Plan:
         return self.central_ratio * weighting_gain(self.precision_caps)
 
     @cached_property
-    def disagreement_ratio(self) -> float | None:
-        """κ of `corn.covariance.disagreement`: 0 for exact sums, None above 2000 agents."""
+    def disagreement_ratio(self) -> float:
+        """κ of `corn.covariance.objective`: 0 for exact sums."""
         return disagreement_ratio(
             self.network,
             self.decomposition,
@@ -417,20 +423,20 @@ def prove_lower_bound(
     # A coalition observes at least as much as an eavesdropper, so this bound always holds.
     bounds = [_prove_eavesdropper_bound(A)]
     members = [agent for group in seed_groups for agent in group]
-    if threat.max_colluders == 0 and len(members) == len(set(members)):
+    if threat.max_colluders == 0 and are_disjoint(seed_groups):
         # With disjoint groups the problem separates; an agent in no group draws alone.
         blocks = sum(_prove_eavesdropper_bound(A[np.ix_(group, group)]) for group in seed_groups)
         bounds.append(blocks + float(np.delete(np.diag(A), members).sum()))
-    coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
-    if not coalitions.unknown.any():
-        # Every coalition has every seed: then no noise is better than independent noise.
+    if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
-    elif multipliers is not None and multipliers.shape == coalitions.protected.shape:
-        # Weak duality holds for non-negative multipliers of protected agents only.
-        proof = np.where(coalitions.protected, np.maximum(multipliers, 0), 0)
-        assembly = Assembly(seed_groups, coalitions, n)
-        common = threat.private_noise == "common"
-        bounds.append(certify(A, assembly, decomposition, proof, common=common))
+        return max(bounds)
+    # Any multipliers prove a bound, so only their number must be right.
+    shape = (math.comb(n, threat.max_colluders), n)
+    if multipliers is not None and multipliers.shape == shape:
+        proof = certify(
+            A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
+        )
+        bounds.append(proof)
     return max(bounds)
 
 

@@ -1,4 +1,4 @@
-// The page: settings in, pictures out. Poisson sampling takes a second and runs in a worker.
+// The page: settings in, pictures out.
 corn.page = (() => {
   "use strict";
   const { drawing, exports, promises, sums } = corn;
@@ -7,7 +7,7 @@ corn.page = (() => {
   const given = JSON.parse(byId("given").textContent);
   const MOST_AGENTS = 1000;
   const FILES = { commandLine: "plan.sh", pythonLines: "design.py" };
-  const state = { round: 0, view: null, worker: null };
+  const state = { view: null };
 
   function read() {
     const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
@@ -40,40 +40,16 @@ corn.page = (() => {
     return promises.problemOf(promise);
   }
 
-  /** Compute what the page shows; results of older settings are dropped. */
-  async function update() {
-    const round = ++state.round;
+  /** Compute what the page shows. */
+  function update() {
     const settings = read();
     byId("agents").disabled = byId("graph").value === "given";
     if (byId("agents").disabled) byId("agents").value = given.agents;
     byId("sampling-fields").hidden = settings.promise.unit !== "sample";
     byId("samples").disabled = settings.promise.sampling === "every-step";
     const problem = problemOf(settings);
-    state.view = { settings, problem, found: null };
-    if (problem) return render();
-    if (promises.isSampled(settings.promise)) {
-      show("computing …", false);
-      const found = await runInWorker(settings, round);
-      if (round !== state.round) return;
-      state.view.found = found;
-    } else {
-      state.view.found = sums.account(settings);
-    }
+    state.view = { settings, problem, found: problem ? null : sums.account(settings) };
     render();
-  }
-
-  /** Return the result of a worker made from the page's own scripts; an older one is ended. */
-  function runInWorker(settings, id) {
-    state.worker?.terminate();
-    const script = `globalThis.corn = {};\n${byId("core").textContent}\ncorn.sums.answerMessages();`;
-    const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-    const worker = (state.worker = new Worker(address));
-    URL.revokeObjectURL(address);
-    return new Promise((resolve) => {
-      worker.onerror = (event) => show(`This could not be computed: ${event.message}`, true);
-      worker.onmessage = ({ data }) => resolve(data.result);
-      worker.postMessage({ id, settings });
-    });
   }
 
   // Output
@@ -171,16 +147,10 @@ corn.page = (() => {
     const [field, slider] = [byId(id), byId(`${id}-slider`)];
     slider.addEventListener("input", () => {
       field.value = fromSlider(Number(slider.value));
-      later();
+      update();
     });
     field.addEventListener("input", () => (slider.value = toSlider(Number(field.value))));
     slider.value = toSlider(Number(field.value));
-  }
-
-  let timer = 0;
-  function later() {
-    clearTimeout(timer);
-    timer = setTimeout(update, 60);
   }
 
   async function copy() {
@@ -203,8 +173,8 @@ corn.page = (() => {
     connect("epsilon", Math.log, (x) => Number(Math.exp(x).toPrecision(2)));
     connect("delta", Math.log10, (x) => `1e${x}`);
     connect("steps", Math.log10, (x) => Number((10 ** x).toPrecision(2)));
-    byId("settings").addEventListener("input", later);
-    byId("insiders").addEventListener("input", later);
+    byId("settings").addEventListener("input", update);
+    byId("insiders").addEventListener("input", update);
     byId("alarms").addEventListener("change", update);
     byId("copy").addEventListener("click", copy);
     for (const input of document.querySelectorAll("input[name=form]")) {
