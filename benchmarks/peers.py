@@ -176,7 +176,8 @@ class Comparison:
         )
         for model, problem in self._problems.items():
             for seed in _SEEDS:
-                module = problem.task.to_module(problem.task.initialize(seed))
+                task: Any = problem.task
+                module = task.to_module(task.initialize(seed))
                 arrays = {name: value.numpy() for name, value in module.state_dict().items()}
                 np.savez(self._folder / f"{model}-{seed}.npz", **arrays)
         W = self._gossip.sparse_matrix.toarray()

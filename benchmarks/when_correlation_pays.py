@@ -44,7 +44,15 @@ from corn.learn import (
 )
 from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
-from corn.report.style import INK, MECHANISM_COLOURS, LineEnd, label_ends, save_figure
+from corn.report.style import (
+    INK,
+    MECHANISM_COLOURS,
+    LineEnd,
+    choose_styles,
+    figure_style,
+    label_ends,
+    save_figure,
+)
 from corn.threads import limit_threads
 from corn.topology import load_network
 
@@ -54,7 +62,6 @@ _SEEDS = (10, 11, 12, 13, 14)
 _LEAST_STEP_SIZE = 1e-4
 # Server and no noise are the same for every n, because the rows of all agents together are.
 _REFERENCE_AGENTS = 20
-COLOURS = MECHANISM_COLOURS | {"alone": "#CC79A7"}
 NAMES = {
     "none": "no noise",
     "central": "trusted server",
@@ -71,7 +78,7 @@ TITLES = {
 }
 _README_STUDY = "mnist network"
 # The gain, in percentage points, of the darkest colour.
-_MOST_GAIN = 40
+_MOST_GAIN = 60
 
 
 @dataclass(frozen=True)
@@ -448,7 +455,7 @@ def draw_gains(accuracies: Accuracies) -> Figure:
                 }
                 gain = 100 * (mean["corn"] - max(mean["alone"], mean["ldp"]))
                 is_certain = min(find_gains(accuracies, name, n, epsilon)) > 0
-                shade = min(max(gain, 0) / _MOST_GAIN, 1)
+                shade = min(gain / _MOST_GAIN, 1.0)
                 fill = colours(shade) if is_certain else "#EEEEEE"
                 axes.add_patch(Rectangle((column, row), 1, 1, facecolor=fill, edgecolor="white"))
                 text = f"{gain:+.0f}".replace("-", "−") if is_certain else "·"
@@ -479,17 +486,24 @@ def draw_accuracy(accuracies: Accuracies) -> Figure:
     axes = figure.subplots()
     ends = []
     epsilons = np.array(study.epsilons)
-    for kind, label in NAMES.items():
+    for kind, style in choose_styles(NAMES).items():
         at = [math.inf if kind == "none" else epsilon for epsilon in study.epsilons]
         values = np.array([accuracies[name, _REFERENCE_AGENTS, epsilon, kind] for epsilon in at])
         mean = values.mean(axis=1)
         half = stats.t.ppf(0.975, len(_SEEDS) - 1) * stats.sem(values, axis=1)
-        is_strong = kind == "corn"
-        axes.plot(epsilons, mean, color=COLOURS[kind], linewidth=2.6 if is_strong else 1.7)
-        axes.fill_between(
-            epsilons, mean - half, mean + half, color=COLOURS[kind], alpha=0.15, linewidth=0
+        colour, marker, dashes = style
+        axes.plot(
+            epsilons,
+            mean,
+            color=colour,
+            linewidth=2.6 if kind == "corn" else 1.7,
+            linestyle=dashes,
+            marker=marker,
+            # The server's line would be hidden under CorN's.
+            zorder=3 if kind == "central" else 2,
         )
-        ends.append(LineEnd(label, float(mean[-1]), COLOURS[kind], is_strong=is_strong))
+        axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        ends.append(LineEnd(NAMES[kind], float(mean[-1]), colour, marker, dashes))
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
@@ -520,8 +534,9 @@ def main() -> None:
     accuracies = group(read_scores(arguments.out))
     for name in STUDIES:
         print(f"\n{name}\n\n{tabulate(accuracies, name)}")
-    save_figure(draw_gains(accuracies), arguments.images / "when-correlation-pays.png")
-    save_figure(draw_accuracy(accuracies), arguments.images / "accuracy.png")
+    with figure_style():
+        save_figure(draw_gains(accuracies), arguments.images / "when-correlation-pays.png")
+        save_figure(draw_accuracy(accuracies), arguments.images / "accuracy.png")
 
 
 if __name__ == "__main__":

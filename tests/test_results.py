@@ -327,6 +327,20 @@ def test_the_rule_of_thumb_describes_the_runs(
             assert low - 0.05 <= ratio < high + 0.05
             counted += 1
     assert f"in all {counted} such cases" in text
+    pattern = r"difference is at least ([\d.]+) and ν\(CorN\) below ([\d.]+), and less elsewhere"
+    (found,) = re.findall(pattern, text)
+    least, most = map(float, found)
+    right = 0
+    cells = [key for key in correlation if key[3] == "corn" and "unit agent" not in key[0]]
+    for key in cells:
+        ldp, alone = ((*key[:3], name) for name in ("ldp", "alone"))
+        gain = correlation[key].mean() - max(correlation[ldp].mean(), correlation[alone].mean())
+        number = noise_numbers[key]
+        expected = noise_numbers[ldp] - number >= least and number < most
+        right += expected == (gain >= 0.01)
+    assert f"right in {right} of the {len(cells)} cases" in text
+    certain = sum(is_best(correlation, *key[:3]) for key in cells)
+    assert f"in all {len(cells)} cases that we measured, and certainly so in {certain}." in text
 
 
 PEER_COLUMNS = {
