@@ -260,6 +260,7 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
             optimizer=factory(model.parameters()),
             data_loader=DataLoader(TensorDataset(*make_parts()[rendezvous.agent]), batch_size=M),
             rendezvous=rendezvous,
+            out=tmp_path / "out",
             settings=RunSettings(timeout=20, evaluate_at=(0,)),
             schedule=schedule,
             rejoins=rejoins,
