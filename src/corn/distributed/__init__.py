@@ -1,6 +1,7 @@
 """Agents as processes, each with its own data and keys, linked to its neighbours, nothing central.
 
 - ``run_agent``: one agent in this process, with your own model, loss and data.
+- ``make_private``: the same with your own training loop.
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload in a process of its own.
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from corn.distributed.keyring import make_keys as make_keys
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import launch as launch
+    from corn.distributed.own_loop import make_private as make_private
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.planning import read_request as read_request
     from corn.distributed.processes import listen_for_signals as listen_for_signals
@@ -61,6 +63,7 @@ _MODULES = {
     "listen_for_signals": "processes",
     "load_credentials": "keyring",
     "make_keys": "keyring",
+    "make_private": "own_loop",
     "monitor_agent": "processes",
     "read_request": "planning",
     "require_done": "results",

@@ -612,7 +612,7 @@ class AgentRun:
         if folders is None or step == 0:
             return self.start.clone(), []
         checkpoint = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
-        self.stepper.memory = checkpoint.memory
+        self.stepper.restore(checkpoint.state)
         return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
     def _note_ledger(self, journal: Journal) -> None:

@@ -300,7 +300,7 @@ class Journal:
 
     def _save(self, step: int, parameters: Tensor) -> None:
         if self._folders is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.memory)
+            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.save())
             folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
             folder.save(step, checkpoint, num_kept=self._num_kept)
 
