@@ -115,7 +115,7 @@ class Silence:
     def __init__(self, plan: Plan, num_parameters: int) -> None:
         self.plan = plan
         self._drawn = DrawnNoise(
-            torch.empty(0), np.zeros(num_parameters, np.float32), np.empty(0, np.uint16)
+            torch.empty(0), np.zeros(num_parameters, np.uint32), np.empty(0, np.uint16)
         )
 
     def prepare(self, step: int) -> None:

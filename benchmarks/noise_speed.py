@@ -38,7 +38,7 @@ from corn.noise import (
     load_compiled,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, draw_mask, draw_offset
+from corn.noise.masks import WORDS, draw_mask, write_offset
 from corn.noise.normals import PAIRS_PER_BLOCK, VALUES_PER_BLOCK, WORDS_PER_BLOCK
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -154,7 +154,7 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
         stepper.finish(total, step_size=0.01)
         digest_model(work.start)
 
-    out, mask, offset = np.empty(size), np.empty_like(total), np.empty(size, np.float32)
+    out, mask, offset = np.empty(size), np.empty_like(total), np.empty(size, np.uint32)
     at: dict[str, Any] = {"source": source, "nonce": NONCE, "step": 0}
     num_masks = len(noise.memberships[0][noise.memberships[0] == 0])
     blocks = -(-size // VALUES_PER_BLOCK)
@@ -182,7 +182,7 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
             "private step": lambda: take_step(private, share),
             "share of the noise": lambda: draw_share(noise, 0, **at, stop=size, out=out),
             "masks": lambda: draw_mask(noise, 0, **at, size=size, bits=bits, out=mask),
-            "offset": lambda: draw_offset(NONCE, 0, size, out=offset),
+            "offset": lambda: write_offset(offset, NONCE, 0),
             "digest of the model": lambda: digest_model(work.start),
             "keystream alone": encrypt_least,
             "normals of words in a cache": transform_least,

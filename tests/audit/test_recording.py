@@ -23,7 +23,8 @@ from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.step import AgentStepper, ClippedGradients, release_masked
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, Offset, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, draw_mask
+from corn.noise.normals import Words
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
@@ -105,8 +106,8 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(*given: Any, **rest: Any) -> Offset:
-    return 0 * draw_offset(*given, **rest)
+def write_no_offset(out: Words, *_: object) -> None:
+    out.fill(0)
 
 
 def draw_too_little(*given: Any, out: FloatArray, **rest: Any) -> None:
@@ -136,7 +137,7 @@ SHARE, STEP = "corn.learn.perturbation", "corn.learn.step"
     [
         (f"{SHARE}.draw_mask", reuse, {"uniform"}),
         (f"{SHARE}.draw_mask", turn_sign, {"sums", "noise"}),
-        (f"{SHARE}.draw_offset", draw_no_offset, {"sums"}),
+        (f"{SHARE}.write_offset", write_no_offset, {"sums"}),
         (f"{SHARE}.draw_share", draw_too_little, {"sums", "noise"}),
         (f"{STEP}.release_masked", round_apart, set[str]()),
         (f"{STEP}.AgentStepper.hand_over", clip_nothing, {"length"}),

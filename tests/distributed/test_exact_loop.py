@@ -146,8 +146,8 @@ def test_models_depend_on_the_sum_of_releases_alone(
     factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Single releases have too little noise: moving some from one to another changes no bit."""
-    plan, offset = sum_plan(), np.linspace(0, 0.9, 39, dtype=np.float32)
-    monkeypatch.setattr(perturbation, "draw_offset", lambda *_, **__: offset)
+    plan, offset = sum_plan(), np.linspace(0, 0.9 * 2**32, 39).astype(np.uint32)
+    monkeypatch.setattr(perturbation, "write_offset", lambda out, *_: np.copyto(out, offset))
 
     def find_model(shift: int) -> Tensor:
         def draw_share(_: object, agent: int, *, out: FloatArray, **__: object) -> None:

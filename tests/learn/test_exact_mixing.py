@@ -12,7 +12,7 @@ from corn import PrivacyBudget, load_network
 from corn.learn.metrics import Result
 from corn.learn.perturbation import AverageNoise
 from corn.learn.step import average_integers, release_integers, release_masked
-from corn.noise.masks import draw_offset, mask_release, read_average
+from corn.noise.masks import draw_offset, mask_release, read_average, write_offset
 from corn.topology import Mixing
 
 BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
@@ -83,28 +83,29 @@ def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> No
 
 
 @pytest.mark.parametrize("real", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fine", [np.float32, np.float64])
 @pytest.mark.parametrize("words", [np.uint16, np.uint32, np.uint64])
 def test_compiled_releases_and_averages_have_numpys_bits(
-    real: torch.dtype, fine: type[np.floating[Any]], words: type[np.unsignedinteger[Any]]
+    real: torch.dtype, words: type[np.unsignedinteger[Any]]
 ) -> None:
     rng, d = np.random.default_rng(1), 5000
     gradient = torch.from_numpy(rng.standard_normal(d)).to(real)
     # Large enough that releases leave the range of 16 bits, and ties of rounding occur.
     noise = torch.from_numpy(np.round(300 * rng.standard_normal(d), 1))
     factor = torch.tensor([0.37], dtype=torch.float64)
-    offset = draw_offset(bytes(32), 0, d, out=np.empty(d, fine))
+    offset, own_offset = draw_offset(bytes(32), 0, d), np.empty(d, np.uint32)
+    write_offset(own_offset, bytes(32), 0)
     mask = rng.integers(0, np.iinfo(words).max, d, words, endpoint=True)
     kind = gradient.numpy().dtype
-    given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
-    message = release_masked(gradient, factor, noise, mask=mask, **given)
+    given: dict[str, Any] = {"mask": mask, "grid": 2.0**-7}
+    message = release_masked(gradient, factor, noise, offset=own_offset, **given)
     noisy = gradient.numpy().astype(np.float64) * 0.37 + noise.numpy()
-    np.testing.assert_array_equal(message, mask_release(noisy, mask=mask, **given))
-    average = read_average(mask, num_agents=3, dtype=kind, **given)
+    np.testing.assert_array_equal(message, mask_release(noisy, offset=offset, **given))
     signed = mask.view(f"i{mask.itemsize}").astype(np.float64)
-    expected = (signed - 3 * offset.astype(np.float64)) * (2.0**-7 / 3)
-    assert average.dtype == kind
-    np.testing.assert_array_equal(average, expected.astype(kind))
+    expected = (signed - 3 * offset) * (2.0**-7 / 3)
+    for one in (offset, own_offset):
+        average = read_average(mask, num_agents=3, grid=2.0**-7, offset=one, dtype=kind)
+        assert average.dtype == kind
+        np.testing.assert_array_equal(average, expected.astype(kind))
 
 
 def test_averages_have_the_bits_of_masked_messages() -> None:

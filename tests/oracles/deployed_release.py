@@ -50,7 +50,7 @@ class GivenNoise:
         return self
 
     def take(self, _: int) -> DrawnNoise:
-        return DrawnNoise(self.values, np.empty(0), np.empty(0, np.uint16))
+        return DrawnNoise(self.values, np.empty(0, np.uint32), np.empty(0, np.uint16))
 
 
 def take_half_step(

@@ -37,7 +37,8 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, MaskWords, Offset, draw_mask, draw_offset
+from corn.noise.masks import WORDS, MaskWords, draw_mask, draw_offset, write_offset
+from corn.noise.normals import Words
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.topology.mixing import SparseMatrix
@@ -293,13 +294,14 @@ class DrawnNoise:
 
     Attributes:
         values: v_i, float64 of shape (d,); the next draw overwrites it, and the mask.
-        offset: the public offset of the grid, for exact sums: zeros for noise without masks. It
-            stays until the draw after the next, as the sum is read while the next is drawn.
+        offset: words of the public offset of the grid, for exact sums: zeros for noise without
+            masks. It stays until the draw after the next, as the sum is read while the next is
+            drawn.
         mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
     """
 
     values: Tensor = field(repr=False)
-    offset: Offset
+    offset: Words
     mask: MaskWords = field(repr=False)
 
 
@@ -336,9 +338,8 @@ class NoiseShare:
         self._share = torch.empty(num_parameters, dtype=torch.float64)
         is_sum = plan.network.mixing == "sum"
         size = num_parameters if is_sum else 0
-        # Offsets are exact in float32.
-        self._offset: Offset = np.zeros(size, np.float32)
-        self._other_offset: Offset = np.zeros(size, np.float32)
+        self._offset: Words = np.zeros(size, np.uint32)
+        self._other_offset: Words = np.zeros(size, np.uint32)
         self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
         self._prepared: int | None = None
 
@@ -351,7 +352,7 @@ class NoiseShare:
         if noise.is_masked:
             # A seed is of one release, so that there are no other steps to keep apart.
             origin = (self._nonce, step) if self._offset_seed is None else (self._offset_seed, 0)
-            self._offset = draw_offset(*origin, size, out=self._offset)
+            write_offset(self._offset, *origin)
             bits = self.plan.mask_bits
             self._mask = draw_mask(noise, self._agent, **at, size=size, bits=bits, out=self._mask)
         self._prepared = step

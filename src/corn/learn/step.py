@@ -171,6 +171,11 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     >>> gradient_norms(torch.ones(2, 9)).tolist()
     [3.0, 3.0]
     """
+    if (gradients.dtype, dtype) == (torch.float32, torch.float64) and gradients.is_cpu:
+        rows = gradients.reshape(-1, gradients.shape[-1]).contiguous()
+        squares = np.empty(len(rows))
+        load_compiled().sum_squares(squares, rows.numpy())
+        return torch.from_numpy(np.sqrt(squares)).view(gradients.shape[:-1])
     # The norm of the norms of blocks: rounding errors then grow with the block's length, not with
     # the number of parameters.
     whole = gradients.shape[-1] // _BLOCK * _BLOCK
@@ -295,7 +300,7 @@ def release_masked(
     mask: MaskWords,
 ) -> MaskWords:
     """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    if gradient.dim() > 1:
+    if offset.dtype != np.uint32:
         noisy = torch.mul(gradient, factor).add_(noise)
         return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
     # The same bits, in one pass.
@@ -493,7 +498,7 @@ class AgentStepper:
         """Return the step along a release, or the average of all agents'; by the caller's rule.
 
         Operations round one by one, in a fixed order: where releases are summed exactly all agents
-        get the same bits, on whatever machine.
+        get the same bits, on whatever machine. The memory of ``released`` is taken over.
         """
         if self._update is not None:
             return self._update.take_step(released).to(released)
@@ -501,8 +506,9 @@ class AgentStepper:
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
-        scaled = released * parameters.new_full((1,), step_size)
         # In memory that exists: new memory would take longer than the subtraction.
+        out = released if self.memory is None else torch.empty_like(released)
+        scaled = torch.mul(released, parameters.new_full((1,), step_size), out=out)
         return torch.sub(parameters, scaled, out=scaled)
 
     def save(self) -> Mapping[str, Tensor]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -23,16 +22,15 @@ from numpy.typing import DTypeLike, NDArray
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.normals import load_compiled
+from corn.noise.normals import OFFSET_BITS, Words, load_compiled
 from corn.noise.stream import (
     Owner,
     SecureSource,
     StreamAddress,
     check_nonce,
     encode_fields,
-    read_words,
-    split_in_cache,
     start_keystream,
+    write_keystream,
 )
 from corn.privacy import PrivacyBudget
 
@@ -40,8 +38,8 @@ MaskBits: TypeAlias = Literal[16, 32, 64]
 """B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
-Offset: TypeAlias = NDArray[Any]
-"""An offset of the grid in [0, 1), float32 or float64, shape (d,)."""
+Offset: TypeAlias = FloatArray | Words
+"""Offsets of the grid: fractions in [0, 1), or words of which the first 24 bits are one."""
 
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 """The type of messages, by B."""
@@ -49,7 +47,6 @@ SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 """The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
-_VALUES_AT_ONCE = 1 << 14
 
 
 def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
@@ -114,23 +111,24 @@ def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
     return tuple(Owner(noise.seed_groups[number], number) for number in numbers)
 
 
-def draw_offset(nonce: bytes, step: int, size: int, out: Offset | None = None) -> Offset:
-    """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,).
+def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,)."""
+    words = np.empty(size, np.uint32)
+    write_offset(words, nonce, step)
+    return np.ldexp((words >> np.uint32(32 - OFFSET_BITS)).astype(np.float64), -OFFSET_BITS)
 
-    It is exact in float32, and float64 unless ``out`` is float32.
-    """
+
+def write_offset(out: Words, nonce: bytes, step: int) -> None:
+    """Write the words of which the first 24 bits are the public offset of a step."""
     data = encode_fields("grid offset", check_nonce(nonce), step)
     key = hashlib.blake2b(data, digest_size=16).digest()
     # A key of its own for each step, so that all of them start at the first word.
-    keystream = start_keystream(key, size)
-    offset = np.empty(size) if out is None else out
-    compiled = load_compiled()
-    for part in split_in_cache(offset):
-        compiled.write_fractions(part, read_words(keystream, len(part), np.uint32))
-    return offset
+    write_keystream(start_keystream(key, len(out)), out.view(np.uint8))
 
 
-def mask_release(noisy: FloatArray, *, grid: float, offset: Offset, mask: MaskWords) -> MaskWords:
+def mask_release(
+    noisy: FloatArray, *, grid: float, offset: FloatArray, mask: MaskWords
+) -> MaskWords:
     """Return the message of an agent: its noisy gradient on the grid, modulo 2^B, under its mask.
 
     >>> words = mask_release(
@@ -139,15 +137,10 @@ def mask_release(noisy: FloatArray, *, grid: float, offset: Offset, mask: MaskWo
     >>> words.tolist()  # −1 modulo 2¹⁶
     [65535]
     """
-    words = np.empty(np.broadcast_shapes(noisy.shape, mask.shape), mask.dtype)
-    for part in _split(noisy.shape[-1]):
-        # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
-        units = noisy[..., part] / grid
-        units += offset[..., part]
-        np.rint(units, out=units)
-        # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
-        np.add(units.astype(np.int64).astype(mask.dtype), mask[..., part], out=words[..., part])
-    return words
+    # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
+    units = np.rint(noisy / grid + offset)
+    # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
+    return units.astype(np.int64).astype(mask.dtype) + mask
 
 
 def is_possible(total: MaskWords, largest: float) -> bool:
@@ -176,19 +169,10 @@ def read_average(
     >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
     array([-0.5])
     """
-    signed = total.view(SIGNED[8 * total.dtype.itemsize])
-    average = np.empty(np.broadcast_shapes(total.shape, offset.shape), dtype)
-    if total.shape == offset.shape == (average.size,):
-        scale = grid / num_agents
+    signed, scale = total.view(SIGNED[8 * total.dtype.itemsize]), grid / num_agents
+    if offset.dtype == np.uint32:
+        average = np.empty(len(total), dtype)
         load_compiled().write_average(average, signed, offset, num_agents, scale)
         return average
     # The same bits, for audits of many runs.
-    for part in _split(total.shape[-1]):
-        offsets = num_agents * offset[..., part].astype(np.float64)
-        average[..., part] = (signed[..., part] - offsets) * (grid / num_agents)
-    return average
-
-
-def _split(size: int) -> Iterator[slice]:
-    """Return pieces of arrays that stay in a core's cache, as passes over whole ones are slow."""
-    return (slice(k, k + _VALUES_AT_ONCE) for k in range(0, size, _VALUES_AT_ONCE))
+    return np.asarray((signed - num_agents * offset) * scale, dtype)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -200,19 +200,16 @@ def _check_length(name: str, value: bytes, length: int) -> bytes:
     raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")
 
 
-# Blocks drawn per call: enough that calls cost little compared to the work, few enough that all
-# streams of a sum fit into a core's cache.
-_BLOCKS_IN_CACHE = 256
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 128
 _WORD_BYTES = 4
 _CIPHER_BLOCK_BYTES = 16
 # Galois/Counter Mode takes counters of 32 bits and uses the first two for its tag.
 _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
-STREAM_FORMAT = "corn/stream/5"
-# Enough that calls cost little, few enough that words and their sum stay in a core's cache.
-_BYTES_AT_ONCE = 1 << 18
+STREAM_FORMAT = "corn/stream/6"
+# Words of all streams that are read at once: enough that calls cost little, few enough that words
+# stay in a core's cache until they are used.
+_BYTES_AT_ONCE = 1 << 19
 
 
 @final
@@ -256,16 +253,21 @@ class SecureSource(NoiseSource):
             for _, address in terms
         ]
         weights = np.array([weight for weight, _ in terms], np.float64)
-        at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
-        block = first
-        while block < last:
-            # The last block goes alone unless it is whole, so that the others need no copy.
-            num_blocks = min(max(stop // VALUES_PER_BLOCK - block, 1), at_once)
-            words = _WORKSPACE.read_words(keystreams, (num_blocks, WORDS_PER_BLOCK))
-            _WORKSPACE.write_sums(
-                words, weights, cast("FloatArray", out), block * VALUES_PER_BLOCK - start
+        at_once = _count_at_once(len(terms), WORDS_PER_BLOCK * _WORD_BYTES)
+        for block in range(first, last, at_once):
+            num_blocks = min(at_once, last - block)
+            words = read_words(keystreams, num_blocks * WORDS_PER_BLOCK, np.uint32)
+            place, size = block * VALUES_PER_BLOCK - start, num_blocks * VALUES_PER_BLOCK
+            is_inside = place >= 0 and place + size <= len(out) and out.flags.c_contiguous
+            sums = out[place : place + size] if is_inside else np.empty(size)
+            load_compiled().sum_blocks(
+                words.reshape(len(terms), num_blocks, WORDS_PER_BLOCK),
+                weights,
+                sums.reshape(num_blocks, 2, PAIRS_PER_BLOCK),
             )
-            block += num_blocks
+            if not is_inside:
+                found, wanted = find_overlap(sums, place, out, 0)
+                wanted[:] = found
 
     def fill_masks(
         self,
@@ -279,16 +281,14 @@ class SecureSource(NoiseSource):
         """
         num_words = -(-out.nbytes // _WORD_BYTES)
         keystreams = [
-            (start_keystream(self._stream_key(address, "mask"), num_words), is_subtracted)
-            for is_subtracted, addresses in ((False, added), (True, subtracted))
-            for address in addresses
+            start_keystream(self._stream_key(address, "mask"), num_words)
+            for address in (*added, *subtracted)
         ]
-        compiled = load_compiled()
-        for part in split_in_cache(out):
-            part[:] = 0
-            for keystream, is_subtracted in keystreams:
-                words = read_words(keystream, len(part), part.dtype)
-                compiled.add_words(part, words, subtract=is_subtracted)
+        at_once = _count_at_once(len(keystreams), out.itemsize)
+        for start in range(0, len(out), at_once):
+            part = out[start : start + at_once]
+            words = read_words(keystreams, len(part), out.dtype)
+            load_compiled().sum_words(part, words, len(added))
 
     def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
         key = self._keys.get(address.owner)
@@ -299,71 +299,45 @@ class SecureSource(NoiseSource):
         return hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
 
 
-class _Workspace(threading.local):
-    """Buffers of one thread, kept from draw to draw: new memory would cost as much as drawing."""
-
-    def __init__(self) -> None:
-        self._zeros = b""
-        self._keystreams = bytearray()
-
-    def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
-        """Return the next words of keystreams, which are the encryption of zeros."""
-        num_words = shape[0] * shape[1]
-        self._read(keystreams, num_words * _WORD_BYTES)
-        words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
-        return words.astype(np.uint32, copy=False).reshape(-1, *shape)
-
-    def read_bytes(self, keystream: CipherContext, num_bytes: int) -> bytearray:
-        """Return a buffer that begins with the next bytes of a keystream, until the next call."""
-        self._read([keystream], num_bytes)
-        return self._keystreams
-
-    def _read(self, keystreams: Sequence[CipherContext], num_bytes: int) -> None:
-        """Write so many bytes of each keystream, one after the other."""
-        if len(self._zeros) < num_bytes:
-            self._zeros = bytes(num_bytes)
-        # Version 42 of cryptography asks for one cipher block more than it writes.
-        needed = len(keystreams) * num_bytes + _CIPHER_BLOCK_BYTES
-        if len(self._keystreams) < needed:
-            self._keystreams = bytearray(needed)
-        zeros, out = memoryview(self._zeros)[:num_bytes], memoryview(self._keystreams)
-        for number, keystream in enumerate(keystreams):
-            keystream.update_into(zeros, out[number * num_bytes :])
-
-    def write_sums(self, words: Words, weights: FloatArray, out: FloatArray, first: int) -> None:
-        """Write the weighted sums of streams' normals to ``out`` from ``first``.
-
-        Values outside of ``out``, such as those before it where ``first`` is negative, are dropped.
-        """
-        size = words.shape[1] * VALUES_PER_BLOCK
-        if 0 <= first <= len(out) - size and out.flags.c_contiguous:
-            self._write_blocks(words, weights, out[first : first + size])
-        else:
-            blocks = np.empty(size)
-            self._write_blocks(words, weights, blocks)
-            found, wanted = find_overlap(blocks, first, out, 0)
-            wanted[:] = found
-
-    @staticmethod
-    def _write_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
-        load_compiled().sum_blocks(words, weights, out.reshape(-1, 2, PAIRS_PER_BLOCK))
+# Enough that calls cost little; streams are read in pieces of at most this length.
+_ZEROS = memoryview(bytes(_BYTES_AT_ONCE))
 
 
-_WORKSPACE = _Workspace()
+class _Buffer(threading.local):
+    """Memory of one thread, kept from draw to draw: new memory would cost as much as drawing."""
+
+    words = np.empty(0, np.uint8)
 
 
-def split_in_cache(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Return views of parts that stay in a core's cache: passes over the whole are slow."""
-    at_once = _BYTES_AT_ONCE // values.itemsize
-    return (values[start : start + at_once] for start in range(0, len(values), at_once))
+_BUFFER = _Buffer()
 
 
-def read_words(keystream: CipherContext, num_words: int, dtype: DTypeLike) -> _Unsigned:
-    """Return the next words of a keystream, in memory that the next call overwrites."""
-    kind = np.dtype(dtype)
-    data = _WORKSPACE.read_bytes(keystream, num_words * kind.itemsize)
-    words: _Unsigned = np.frombuffer(data, kind.newbyteorder("<"), num_words)
-    return words.astype(kind, copy=False)
+def read_words(keystreams: Sequence[CipherContext], num_words: int, dtype: DTypeLike) -> _Unsigned:
+    """Return the next words of keystreams, which are the encryption of zeros.
+
+    Shape (keystreams, num_words), in memory that the next call overwrites.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    shape = len(keystreams), num_words * kind.itemsize
+    if len(_BUFFER.words) < shape[0] * shape[1]:
+        _BUFFER.words = np.empty(shape[0] * shape[1], np.uint8)
+    words = _BUFFER.words[: shape[0] * shape[1]].reshape(shape)
+    zeros = _ZEROS[: shape[1]]
+    for keystream, own in zip(keystreams, words, strict=True):
+        keystream.update_into(zeros, own)
+    return words.view(kind)
+
+
+def write_keystream(keystream: CipherContext, out: NDArray[np.uint8]) -> None:
+    """Write the next bytes of a keystream, shape (bytes,)."""
+    for start in range(0, len(out), _BYTES_AT_ONCE):
+        part = out[start : start + _BYTES_AT_ONCE]
+        keystream.update_into(_ZEROS[: len(part)], part)
+
+
+def _count_at_once(num_streams: int, num_bytes: int) -> int:
+    """Return how many values, each of so many bytes of each stream, are read at once."""
+    return max(_BYTES_AT_ONCE // (max(num_streams, 1) * num_bytes), 1)
 
 
 def start_keystream(key: bytes, num_words: int, *, first: int = 0) -> CipherContext:
