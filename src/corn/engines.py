@@ -44,13 +44,12 @@ from corn.learn.step import (
     ClippedGradients,
     clip_gradients,
     compute_gradients,
-    read_sum,
     smooth,
 )
 from corn.learn.tasks import Gradients, Task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
 from corn.noise.ledger import LAST_STEP, compose_history, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_offset
+from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, make_plan
 from corn.threads import one_thread
@@ -355,7 +354,10 @@ def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> Fl
     for seed in offset_seeds:
         # A seed is of one release, so that there are no other steps to keep apart.
         offset += draw_offset(seed, 0, len(total))
-    return read_sum(total, plan, offset=offset / plan.num_agents)
+    if not is_possible(total, plan.largest_sum):
+        return None
+    n = plan.num_agents
+    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
 
 
 def _is_seed(found: object) -> TypeGuard[bytes]:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from corn.checks import FloatArray
 from corn.distributed.keyring import make_keys
 from corn.distributed.own_loop import make_private
 from corn.distributed.rendezvous import Rendezvous
@@ -34,7 +32,9 @@ from corn.learn import (
 )
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining, save_state
+from corn.learn.perturbation import DrawnNoise
 from corn.learn.tasks import ModuleTask
+from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -146,14 +146,28 @@ def test_models_depend_on_the_sum_of_releases_alone(
     factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Single releases have too little noise: moving some from one to another changes no bit."""
-    plan, offset = sum_plan(), np.linspace(0, 0.9 * 2**32, 39).astype(np.uint32)
-    monkeypatch.setattr(perturbation, "write_offset", lambda out, *_: np.copyto(out, offset))
+    plan = sum_plan()
+    # All runs have the same offsets, and no noise but the shift.
+    monkeypatch.setattr(DrawnNoise, "_offset", property(lambda own: (bytes(32), own.step)))
 
     def find_model(shift: int) -> Tensor:
-        def draw_share(_: object, agent: int, *, out: FloatArray, **__: object) -> None:
-            out.fill({0: shift, 2: -shift}.get(agent, 0) * plan.grid)
+        def make_message(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> MaskWords:
+            own, size = self.share, len(gradient)
+            mask = draw_mask(
+                plan.decomposition,
+                own.agent,
+                source=own.source,
+                nonce=own.nonce,
+                step=self.step,
+                size=size,
+                bits=plan.mask_bits,
+            )
+            noise = {0: shift, 2: -shift}.get(own.agent, 0) * plan.grid
+            noisy = gradient.double().numpy() * float(factor) + noise
+            offset = draw_offset(bytes(32), self.step, size)
+            return mask_release(noisy, grid=plan.grid, offset=offset, mask=mask)
 
-        monkeypatch.setattr(perturbation, "draw_share", draw_share)
+        monkeypatch.setattr(DrawnNoise, "make_message", make_message)
         return run_loop(open_loop(plan, factory, secure=True))
 
     expected = find_model(0)

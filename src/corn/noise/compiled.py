@@ -46,11 +46,11 @@ if numba.config.DISABLE_JIT:
 def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
     """Write weighted sums of streams, block by block; each block of words gives one of normals.
 
-    Shapes: words (streams, blocks, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks, 2, 512),
-    all contiguous. Blocks do not depend on each other. Sums run from the first stream to the last,
-    because another order would round differently.
+    Shapes: words (streams, blocks or more, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks,
+    2, 512), all contiguous. Blocks do not depend on each other. Sums run from the first stream to
+    the last, because another order would round differently.
     """
-    _KERNEL(words, weights, out)
+    _KERNEL(words, 0, weights, out)
 
 
 def write_half_step(
@@ -69,31 +69,36 @@ def write_half_step(
     _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
 
 
-def write_masked(
+def write_message(
     out: Any,
     gradient: Any,
-    noise: FloatArray,
+    words: Words,
+    weights: FloatArray,
     offset: Words,
-    mask: Any,
+    masks: Any,
+    num_added: int,
     factor: float,
     grid: float,
 ) -> None:
-    """Write rint((f g + v)/γ + o) + z in one pass, shape (d,), modulo 2^B as signed integers.
+    """Write rint((f g + v)/γ + o) + Σ ± z, modulo 2^B as signed integers.
 
-    The offset o is the first 24 bits of its words, as a fraction.
+    Shapes: out and gradient (d,), in blocks of 1024 values of which the last may have fewer; words
+    and weights as for :func:`sum_blocks`, of which v is the sum; offset (1, values), words of which
+    the first 24 bits are o, or (0, values) for none; masks (streams, values), of which the first
+    ``num_added`` are added and the others subtracted.
     """
-    _MASKED(out, gradient, noise, offset, mask, factor, grid)
+    _MESSAGE(out, gradient, words, weights, offset, masks, num_added, factor, grid)
 
 
 def write_average(out: Any, total: Any, offset: Words, num_agents: int, scale: float) -> None:
-    """Write (Σ − n o)·scale in one pass, shape (d,), from a sum of signed integers."""
+    """Write (Σ − n o)·scale, shape (d,), from a sum of signed integers; offsets as above."""
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
 def sum_words(out: Any, words: Any, num_added: int) -> None:
     """Write the sum of the first words minus the others, modulo the number of their values.
 
-    Shapes: out (d,), words (streams, d), contiguous, unsigned.
+    Shapes: out (d,), words (streams, d or more), contiguous, unsigned.
     """
     _SUM_WORDS(out, words, num_added)
 
@@ -124,7 +129,7 @@ def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as 
     return value
 
 
-def _make_kernel() -> Callable[[Any, Any, Any], None]:
+def _make_kernel() -> Callable[[Any, Any, Any, Any], None]:
     """Return the loop. Its constants are in its closure, and so in the key of Numba's cache."""
     log, sine, cosine, log_of_exponent = LOG, SINE, COSINE, LOG_OF_EXPONENT
     pairs, num_spares, spare_words = PAIRS_PER_BLOCK, SPARES_PER_BLOCK, WORDS_PER_SPARE
@@ -138,12 +143,14 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
     # Inner loops have a fixed length, no branch that depends on k, and write to one half of ``out``
     # only, so that LLVM turns them into vector instructions. The exception is the rare one for
     # spares.
-    def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
+    def kernel(
+        words: Any, start: Any, weights: Any, out: Any
+    ) -> None:  # pragma: no cover, as above
         first, second, minus_x = np.empty(pairs), np.empty(pairs), np.empty(pairs)
         bits, other_bits = first.view(np.int64), second.view(np.int64)
         for block in range(len(out)):
             for stream in range(len(weights)):
-                own, weight = words[stream, block], weights[stream]
+                own, weight = words[stream, start + block], weights[stream]
                 fewest = ones
                 for k in range(pairs):
                     flip = ones if own[k] >= near_one else np.uint32(0)
@@ -156,9 +163,9 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
                         flip = ones if own[k] >= near_one else np.uint32(0)
                         upper, lower = own[k] ^ flip, own[2 * pairs + k] ^ flip
                         if upper < few_bits:
-                            start = 4 * pairs + rank % num_spares * spare_words
-                            fraction = (np.float64(own[start + 3]) + 0.5) * unit
-                            for place in range(start + 2, start - 1, -1):
+                            spare = 4 * pairs + rank % num_spares * spare_words
+                            fraction = (np.float64(own[spare + 3]) + 0.5) * unit
+                            for place in range(spare + 2, spare - 1, -1):
                                 fraction = (np.float64(own[place]) + fraction) * unit
                             first[k] = np.float64(upper) + (np.float64(lower) + fraction) * unit
                             rank += 1
@@ -215,21 +222,62 @@ def _fraction(word: Any) -> Any:  # pragma: no cover, as above
     return np.float64(word >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
 
 
-def _masked_kernel(
-    out: Any, gradient: Any, noise: Any, offset: Any, mask: Any, factor: Any, grid: Any
+def _message_kernel(
+    out: Any,
+    gradient: Any,
+    words: Any,
+    weights: Any,
+    offset: Any,
+    masks: Any,
+    num_added: Any,
+    factor: Any,
+    grid: Any,
 ) -> None:  # pragma: no cover, as above
-    per_grid = 1 / grid
-    for k in range(len(out)):
-        units = np.rint((gradient[k] * factor + noise[k]) * per_grid + _fraction(offset[k]))
-        # Signed integers of 64 bits, of which storing keeps the lowest: the sum modulo 2^B.
-        out[k] = np.int64(units) + np.int64(mask[k])
+    # As many blocks at once as stay in a core's smallest cache.
+    # Zeros, for noise of no stream.
+    per_grid, noise = 1 / grid, np.zeros((4, 2, PAIRS_PER_BLOCK))
+    size = noise.size
+    for start in range(0, len(out), size):
+        message, own = out[start : start + size], gradient[start : start + size]
+        num_blocks = -(-len(message) // (2 * PAIRS_PER_BLOCK))
+        _sum_blocks(words, start // (2 * PAIRS_PER_BLOCK), weights, noise[:num_blocks])
+        values = noise.reshape(-1)[: len(message)]
+        if len(offset):
+            fractions = offset[0, start : start + size]
+            for k in range(len(message)):
+                units = (own[k] * factor + values[k]) * per_grid + _fraction(fractions[k])
+                # Of signed integers of 64 bits, storing keeps the lowest: modulo 2^B.
+                message[k] = np.int64(np.rint(units))
+        else:
+            for k in range(len(message)):
+                message[k] = np.int64(np.rint((own[k] * factor + values[k]) * per_grid))
+        _add_words(message, masks, start, num_added)
 
 
 def _average_kernel(
     out: Any, total: Any, offset: Any, num_agents: Any, scale: Any
 ) -> None:  # pragma: no cover, as above
-    for k in range(len(out)):
-        out[k] = (np.float64(total[k]) - num_agents * _fraction(offset[k])) * scale
+    if len(offset):
+        fractions = offset[0]
+        for k in range(len(out)):
+            out[k] = (np.float64(total[k]) - num_agents * _fraction(fractions[k])) * scale
+    else:
+        for k in range(len(out)):
+            out[k] = np.float64(total[k]) * scale
+
+
+@numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
+def _add_words(
+    out: Any, words: Any, start: Any, num_added: Any
+) -> None:  # pragma: no cover, as above
+    for stream in range(len(words)):
+        own = words[stream, start : start + len(out)]
+        if stream < num_added:
+            for k in range(len(out)):
+                out[k] += own[k]
+        else:
+            for k in range(len(out)):
+                out[k] -= own[k]
 
 
 def _sum_words_kernel(out: Any, words: Any, num_added: Any) -> None:  # pragma: no cover, as above
@@ -237,14 +285,7 @@ def _sum_words_kernel(out: Any, words: Any, num_added: Any) -> None:  # pragma: 
     for start in range(0, len(out), 4096):
         part = out[start : start + 4096]
         part[:] = 0
-        for stream in range(len(words)):
-            own = words[stream, start : start + 4096]
-            if stream < num_added:
-                for k in range(len(part)):
-                    part[k] += own[k]
-            else:
-                for k in range(len(part)):
-                    part[k] -= own[k]
+        _add_words(part, words, start, num_added)
 
 
 def _squares_kernel(out: Any, values: Any) -> None:  # pragma: no cover, as above
@@ -276,8 +317,9 @@ def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
         return numba.njit(signatures, **_SETTINGS)(kernel)
 
 
+_sum_blocks = numba.njit(**_SETTINGS)(_make_kernel())
 _KERNEL = _compile(
-    _make_kernel(), (np.empty((1, 1, 1), np.uint32), np.empty(1), np.empty((1, 1, 1)))
+    _make_kernel(), (np.empty((1, 1, 1), np.uint32), 1, np.empty(1), np.empty((1, 1, 1)))
 )
 _HALF_STEP = _compile(
     _half_step_kernel,
@@ -287,18 +329,28 @@ _HALF_STEP = _compile(
     ),
 )
 _REALS, _INTEGERS = (np.float32, np.float64), (np.int16, np.int32, np.int64)
-_WORDS = np.empty(1, np.uint32)
-_MASKED = _compile(
-    _masked_kernel,
+_OFFSET = np.empty((1, 1), np.uint32)
+_MESSAGE = _compile(
+    _message_kernel,
     *(
-        (np.empty(1, z), np.empty(1, g), np.empty(1), _WORDS, np.empty(1, z), 1.0, 1.0)
+        (
+            np.empty(1, z),
+            np.empty(1, g),
+            np.empty((1, 1, 1), np.uint32),
+            np.empty(1),
+            _OFFSET,
+            np.empty((1, 1), z),
+            1,
+            1.0,
+            1.0,
+        )
         for z, g in itertools.product(_INTEGERS, _REALS)
     ),
 )
 _AVERAGE = _compile(
     _average_kernel,
     *(
-        (np.empty(1, x), np.empty(1, z), _WORDS, 1.0, 1.0)
+        (np.empty(1, x), np.empty(1, z), _OFFSET, 1.0, 1.0)
         for x, z in itertools.product(_REALS, _INTEGERS)
     ),
 )

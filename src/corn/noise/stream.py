@@ -21,16 +21,15 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from corn.checks import FloatArray, require, require_count
+from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
 from corn.noise.normals import (
     PAIRS_PER_BLOCK,
     VALUES_PER_BLOCK,
     WORDS_PER_BLOCK,
-    Words,
     load_compiled,
 )
 
@@ -200,8 +199,9 @@ def _check_length(name: str, value: bytes, length: int) -> bytes:
     raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")
 
 
-_WORD_BYTES = 4
-_CIPHER_BLOCK_BYTES = 16
+BLOCK_BYTES = 4 * WORDS_PER_BLOCK
+"""The bytes of a stream that give a block of normals."""
+_CIPHER_BLOCK_BYTES, _GCM_NONCE_BYTES = 16, 12
 # Galois/Counter Mode takes counters of 32 bits and uses the first two for its tag.
 _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
@@ -209,7 +209,7 @@ _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 STREAM_FORMAT = "corn/stream/6"
 # Words of all streams that are read at once: enough that calls cost little, few enough that words
 # stay in a core's cache until they are used.
-_BYTES_AT_ONCE = 1 << 19
+_BYTES_AT_ONCE = 1 << 20
 
 
 @final
@@ -247,24 +247,22 @@ class SecureSource(NoiseSource):
             return
         # Whole blocks, because a block is the unit in which normals are made from words.
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
-        needed = range(first * WORDS_PER_BLOCK, last * WORDS_PER_BLOCK)
         keystreams = [
-            start_keystream(self._stream_key(address), len(needed), first=needed.start)
+            self.start(address, (last - first) * BLOCK_BYTES, first=first * BLOCK_BYTES)
             for _, address in terms
         ]
         weights = np.array([weight for weight, _ in terms], np.float64)
-        at_once = _count_at_once(len(terms), WORDS_PER_BLOCK * _WORD_BYTES)
+        at_once = count_at_once(len(terms) * BLOCK_BYTES, last - first)
+        reader = Keystreams((keystreams, at_once * BLOCK_BYTES))
+        words = reader.pieces[0].view(np.uint32).reshape(len(terms), at_once, WORDS_PER_BLOCK)
         for block in range(first, last, at_once):
+            reader.read()
             num_blocks = min(at_once, last - block)
-            words = read_words(keystreams, num_blocks * WORDS_PER_BLOCK, np.uint32)
             place, size = block * VALUES_PER_BLOCK - start, num_blocks * VALUES_PER_BLOCK
             is_inside = place >= 0 and place + size <= len(out) and out.flags.c_contiguous
             sums = out[place : place + size] if is_inside else np.empty(size)
-            load_compiled().sum_blocks(
-                words.reshape(len(terms), num_blocks, WORDS_PER_BLOCK),
-                weights,
-                sums.reshape(num_blocks, 2, PAIRS_PER_BLOCK),
-            )
+            blocks = sums.reshape(num_blocks, 2, PAIRS_PER_BLOCK)
+            load_compiled().sum_blocks(words, weights, blocks)
             if not is_inside:
                 found, wanted = find_overlap(sums, place, out, 0)
                 wanted[:] = found
@@ -279,28 +277,30 @@ class SecureSource(NoiseSource):
 
         ``out`` has shape (d,); sums are modulo the number of its values.
         """
-        num_words = -(-out.nbytes // _WORD_BYTES)
         keystreams = [
-            start_keystream(self._stream_key(address, "mask"), num_words)
-            for address in (*added, *subtracted)
+            self.start(address, out.nbytes, kind="mask") for address in (*added, *subtracted)
         ]
-        at_once = _count_at_once(len(keystreams), out.itemsize)
+        at_once = count_at_once(len(keystreams) * out.itemsize, len(out))
+        reader = Keystreams((keystreams, at_once * out.itemsize))
+        words = reader.pieces[0].view(out.dtype)
         for start in range(0, len(out), at_once):
-            part = out[start : start + at_once]
-            words = read_words(keystreams, len(part), out.dtype)
-            load_compiled().sum_words(part, words, len(added))
+            reader.read()
+            load_compiled().sum_words(out[start : start + at_once], words, len(added))
 
-    def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
+    def start(
+        self, address: StreamAddress, num_bytes: int, *, first: int = 0, kind: str = "secure"
+    ) -> CipherContext:
+        """Return the keystream of an address, from byte ``first`` on."""
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
         # A key per stream and kind, so that all counters start at zero and no two streams overlap.
         data, person = address.encode(kind), STREAM_FORMAT.encode()
-        return hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
+        own = hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
+        return start_keystream(own, num_bytes, first=first)
 
 
-# Enough that calls cost little; streams are read in pieces of at most this length.
-_ZEROS = memoryview(bytes(_BYTES_AT_ONCE))
+_ZEROS = bytes(_BYTES_AT_ONCE)
 
 
 class _Buffer(threading.local):
@@ -312,44 +312,53 @@ class _Buffer(threading.local):
 _BUFFER = _Buffer()
 
 
-def read_words(keystreams: Sequence[CipherContext], num_words: int, dtype: DTypeLike) -> _Unsigned:
-    """Return the next words of keystreams, which are the encryption of zeros.
+@final
+class Keystreams:
+    """Keystreams that are read together, piece by piece: the encryption of zeros.
 
-    Shape (keystreams, num_words), in memory that the next call overwrites.
+    Each part is some keystreams and the number of bytes that a piece has of each.
+
+    Attributes:
+        pieces: For each part the piece that was read last, shape (keystreams, bytes), in memory
+            that the next object of this thread takes over.
     """
-    kind = np.dtype(dtype).newbyteorder("<")
-    shape = len(keystreams), num_words * kind.itemsize
-    if len(_BUFFER.words) < shape[0] * shape[1]:
-        _BUFFER.words = np.empty(shape[0] * shape[1], np.uint8)
-    words = _BUFFER.words[: shape[0] * shape[1]].reshape(shape)
-    zeros = _ZEROS[: shape[1]]
-    for keystream, own in zip(keystreams, words, strict=True):
-        keystream.update_into(zeros, own)
-    return words.view(kind)
+
+    def __init__(self, *parts: tuple[Sequence[CipherContext], int]) -> None:
+        needed = sum(len(keystreams) * num_bytes for keystreams, num_bytes in parts)
+        if len(_BUFFER.words) < needed:
+            _BUFFER.words = np.empty(needed, np.uint8)
+        self.pieces: list[NDArray[np.uint8]] = []
+        self._jobs: list[tuple[CipherContext, memoryview, memoryview]] = []
+        end = 0
+        for keystreams, num_bytes in parts:
+            start, end = end, end + len(keystreams) * num_bytes
+            piece = _BUFFER.words[start:end].reshape(len(keystreams), num_bytes)
+            zeros = memoryview(_ZEROS)[:num_bytes]
+            for keystream, own in zip(keystreams, piece, strict=True):
+                self._jobs.append((keystream, zeros, own.data))
+            self.pieces.append(piece)
+
+    def read(self) -> None:
+        """Read the next piece of each keystream."""
+        for keystream, zeros, piece in self._jobs:
+            keystream.update_into(zeros, piece)
 
 
-def write_keystream(keystream: CipherContext, out: NDArray[np.uint8]) -> None:
-    """Write the next bytes of a keystream, shape (bytes,)."""
-    for start in range(0, len(out), _BYTES_AT_ONCE):
-        part = out[start : start + _BYTES_AT_ONCE]
-        keystream.update_into(_ZEROS[: len(part)], part)
+def count_at_once(num_bytes: int, count: int) -> int:
+    """Return how many of ``count`` values, each of so many bytes of all streams, a piece has."""
+    return min(max(_BYTES_AT_ONCE // max(num_bytes, 1), 1), max(count, 1))
 
 
-def _count_at_once(num_streams: int, num_bytes: int) -> int:
-    """Return how many values, each of so many bytes of each stream, are read at once."""
-    return max(_BYTES_AT_ONCE // (max(num_streams, 1) * num_bytes), 1)
-
-
-def start_keystream(key: bytes, num_words: int, *, first: int = 0) -> CipherContext:
-    """Return the cipher whose encryption of zeros is so many words of a stream, of 32 bits.
+def start_keystream(key: bytes, num_bytes: int, *, first: int = 0) -> CipherContext:
+    """Return the cipher whose encryption of zeros is so many bytes of a stream.
 
     ``first`` is the first of them, at the beginning of a block of the cipher.
     """
     # A block of normals is a whole number of cipher blocks, so the counter can start at any one.
-    counter = _FIRST_COUNTER + first * _WORD_BYTES // _CIPHER_BLOCK_BYTES
+    counter = _FIRST_COUNTER + first // _CIPHER_BLOCK_BYTES
     mode: modes.CTR | modes.GCM = modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
-    # From the first word on, GCM gives the same bytes. OpenSSL has wider instructions for it than
+    # From the first byte on, GCM gives the same bytes. OpenSSL has wider instructions for it than
     # for plain counters, so that it is faster although it computes a tag, which nobody reads.
-    if first == 0 and num_words * _WORD_BYTES <= _MOST_GCM_BYTES:
-        mode = modes.GCM(bytes(_CIPHER_BLOCK_BYTES - _WORD_BYTES))
+    if first == 0 and num_bytes <= _MOST_GCM_BYTES:
+        mode = modes.GCM(bytes(_GCM_NONCE_BYTES))
     return Cipher(algorithms.AES(key), mode).encryptor()
