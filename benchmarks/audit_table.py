@@ -93,7 +93,6 @@ def list_settings() -> Iterator[Setting]:
     yield Setting("CorN, links and 2 partners, one insider", threat=ThreatModel(1, "sparse:2"))
     yield Setting("CorN, pairs, one insider")
     yield Setting("CorN, pairs, two insiders", threat=ThreatModel(2))
-    yield Setting("CorN, all but one, one insider", threat=ThreatModel(1, "leave-one-out"))
     yield Setting("CorN, pairs, one insider", view=View())
     yield Setting("CorN, pairs, one insider", budget={"adjacency": "add-remove"})
     yield Setting("CorN, pairs, one insider", through="step")

@@ -26,18 +26,16 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Design,
-    Dual,
     Horizon,
     design,
 )
-from corn.covariance.lattice import design_lattice
 from corn.threads import limit_threads
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.oracles.sdp import Sdp
 
-DUAL = Corn(Dual())
+DUAL = Corn()
 
 
 def metropolis(graph: nx.Graph) -> FloatArray:
@@ -93,7 +91,7 @@ def _print_ratios(name: str, W: FloatArray, horizon: float) -> None:
     results: list[Design] = []
 
     def run(tolerance: float) -> None:
-        results.append(solve(W, horizon, Corn(Dual(tolerance))))
+        results.append(solve(W, horizon, Corn(tolerance=tolerance)))
 
     loose = median_seconds(lambda: run(1e-3), repeats=3) / eigh
     loose_iterations = results[-1].iterations
@@ -103,16 +101,6 @@ def _print_ratios(name: str, W: FloatArray, horizon: float) -> None:
         f"  {loose_iterations}, {results[-1].iterations}  ({results[-1].status})",
         flush=True,
     )
-
-
-def ring() -> None:
-    print("\nring of a million agents by FFT (target: under 2 s)")
-    row = np.zeros(1_000_000)
-    row[[0, 1, -1]] = 1 / 3
-    for horizon in (1, 1000):
-        run = partial(design_lattice, row, 1.0, objective=Horizon(horizon))
-        seconds = median_seconds(run, repeats=3)
-        print(f"  horizon {horizon:5d}  {seconds:6.2f} s")
 
 
 def against_cvxpy(*, patient: bool) -> None:
@@ -163,7 +151,6 @@ def main() -> None:
     limit_threads()
     small()
     against_eigh(1000)
-    ring()
     against_cvxpy(patient="--patient" in sys.argv[1:])
     if "--large" in sys.argv[1:]:
         large()

@@ -23,7 +23,7 @@ import networkx as nx
 import numpy as np
 
 from corn.checks import FloatArray
-from corn.covariance import EAVESDROPPER, Corn, Design, Dual, Horizon, design
+from corn.covariance import EAVESDROPPER, Corn, Design, Horizon, design
 from corn.threads import limit_threads
 
 _MAX_STEPS = 20_000
@@ -69,7 +69,7 @@ def time_design(W: FloatArray, horizon: float, tolerance: float) -> tuple[float,
         result = design(
             W,
             1.0,
-            mechanism=Corn(Dual(tolerance), max_noise_std=math.inf),
+            mechanism=Corn(math.inf, tolerance=tolerance),
             objective=Horizon(horizon),
             threat=EAVESDROPPER,
         )

@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 
 from corn import PrivacyBudget, make_plan
 from corn.distributed import RunSettings, launch
-from corn.learn import Bounds, Constant, FileWorkload
+from corn.learn import Constant, FileWorkload
 from corn.learn.batches import Batch
 from corn.learn.partition import split_samples
 from corn.plan import save_plan
@@ -46,7 +46,7 @@ def write_candidates(folder: Path, salt: int) -> list[FileWorkload]:
         (own / "agent-0.csv").write_text("\n".join(["number,pull,ill", *rows]))
         others = [f"{k},0,yes" for k in range(ROWS)]
         (own / "agent-1.csv").write_text("\n".join(["number,pull,ill", *others]))
-        bounds = Bounds.parse("number=-1e12:1e12")
+        bounds = {"number": (-1e12, 1e12)}
         workloads.append(
             FileWorkload(
                 own / "agent-{agent}.csv", "ill", classes=("no", "yes"), bounds=bounds, l2=0.0

@@ -11,7 +11,8 @@
 #   CORN_AGENTS   number of agents, for roster
 #   CORN_KEYS     private folder of key, roster and ledgers (default: /var/lib/corn/keys)
 #   CORN_OUT      folder of the run (default: /var/lib/corn/out)
-#   CORN_CONFIG   options of corn agent in TOML (default: /etc/corn/agent.toml)
+#   CORN_PLAN     the plan (default: /etc/corn/plan.corn)
+#   CORN_OPTIONS  file with options of corn agent (default: /etc/corn/agent.options)
 #   CORN_PUBLIC   folder of public keys and roster.json, which all agents see (default: /public)
 #   CORN_ADVERTISE  HOST:PORT at which neighbours reach this agent (default: host's name, port 29600)
 #   CORN_AGAIN    option of an agent that was in the run before: --rejoin (the default, while the others
@@ -22,7 +23,8 @@ umask 077
 
 KEYS=${CORN_KEYS:-/var/lib/corn/keys}
 OUT=${CORN_OUT:-/var/lib/corn/out}
-CONFIG=${CORN_CONFIG:-/etc/corn/agent.toml}
+PLAN=${CORN_PLAN:-/etc/corn/plan.corn}
+OPTIONS=${CORN_OPTIONS:-/etc/corn/agent.options}
 PUBLIC=${CORN_PUBLIC:-/public}
 WAIT=${CORN_WAIT:-600}
 
@@ -93,7 +95,11 @@ case ${1:-agent} in
       esac
     fi
     export CORN_KEYS="$KEYS"
-    corn agent --config "$CONFIG" --agent "$AGENT" --out "$OUT" \
+    # Read before the agent starts, so that a missing file ends the script.
+    options=$(sed '/^ *#/d' "$OPTIONS")
+    set -f # options are words, not patterns of files
+    # shellcheck disable=SC2086
+    corn agent "$PLAN" $options --agent "$AGENT" --out "$OUT" \
       --advertise "${CORN_ADVERTISE:-$(hostname):29600}" "$@" &
     child=$!
     # A shell ignores signals while it waits: they are passed on, and the agent stops with the others.

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from corn import covariance
 from corn.checks import require, require_choice
@@ -15,7 +14,6 @@ from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
     Horizon,
-    MechanismName,
     ThreatModel,
     default_objective,
     read_mechanism,
@@ -214,7 +212,7 @@ def choose_mechanisms(texts: Sequence[str]) -> tuple[Mechanism, ...]:
     return tuple(chosen)
 
 
-def find_rule(rule: str) -> covariance.Mechanism | MechanismName:
+def find_rule(rule: str) -> covariance.Mechanism:
     """Return the rule of a mechanism, as ``corn.covariance.design`` takes it."""
     # Without the hash of the source, which is there for the key of the cell only.
-    return read_mechanism(rule.rpartition("#")[0] or rule) or cast("MechanismName", rule)
+    return read_mechanism(rule.rpartition("#")[0] or rule)

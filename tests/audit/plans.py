@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from corn.covariance import MechanismName, ThreatModel
+from corn.covariance import MechanismName, SeedGroups, ThreatModel
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Mixing, load_network
@@ -12,7 +12,7 @@ from corn.topology import Mixing, load_network
 @cache
 def agent_plan(
     colluders: int = 1,
-    seeds: str = "auto",
+    seeds: str | SeedGroups = "auto",
     mechanism: MechanismName = "corn",
     graph: str = "ring:5",
     num_steps: int = 40,

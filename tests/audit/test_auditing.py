@@ -47,8 +47,6 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "corn edges": {"seeds": "edges"},
     "corn pairs": {"seeds": "pairs"},
     "corn sparse": {"seeds": "sparse:1"},
-    "corn balls": {"seeds": "balls:1"},
-    "corn leave-one-out": {"seeds": "leave-one-out"},
 }
 
 

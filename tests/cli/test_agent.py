@@ -14,7 +14,14 @@ import pytest
 from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
-from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, RunStatus
+from corn.distributed import (
+    AgentConfig,
+    AgentResult,
+    PlanningRequest,
+    Reports,
+    Requirements,
+    RunStatus,
+)
 from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
@@ -58,6 +65,7 @@ def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CORN_OTHER_KEYS", "old.keys:older.keys")
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
     monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
     make_keys(tmp_path / "keys", 3)
@@ -66,8 +74,11 @@ def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
     refused = corn(*arguments)
     assert refused.exit_code == 2
     assert "needs this option" in " ".join(refused.stderr.replace("│", " ").split())
-    assert corn(*arguments, "--neighbours", "1,2").exit_code == 130
+    asked = ("--require", "steps=20", "--require", "insiders=1")
+    assert corn(*arguments, "--neighbours", "1,2", *asked).exit_code == 130
     (config,) = found
+    folders = (Path("old.keys"), Path("older.keys"))
+    assert config.requirements == Requirements(steps=20, insiders=1, other_keys=folders)
     assert isinstance(config.request, PlanningRequest)
     assert (config.plan, config.neighbours, config.num_agents) == (None, (1, 2), 3)
     assert config.settings.batch_size == batch_size

@@ -143,8 +143,8 @@ def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) 
         (["--colluders", "many"], 1, "whole numbers separated by commas, found 'many'"),
         (["--seeds", "friends"], 1, "seeds must be one of"),
         (["--seeds", " , "], 1, "--seeds must name something"),
-        (["--mechanism", "magic"], 1, "each once, found 'magic'"),
-        (["--mechanism", "ldp,ldp"], 1, "each once, found 'ldp'"),
+        (["--mechanism", "magic"], 2, "found 'magic'"),
+        (["--mechanism", "ldp,ldp"], 1, "different names, found ldp twice"),
         (["--horizon", "0.5"], 2, "--horizon"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``corn data`` lists, imports and downloads data sets."""
+"""``corn data`` lists and gets data sets."""
 
 import json
 from pathlib import Path
@@ -33,8 +33,8 @@ def test_list_shows_absent_data_sets(corn: Runner) -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real data beside the repository")
-def test_import_copies_files_to_the_cache(corn: Runner, tmp_path: Path) -> None:
-    outcome = corn("data", "import", "a9a", SHARED / "a9a")
+def test_files_of_a_folder_are_copied_to_the_cache(corn: Runner, tmp_path: Path) -> None:
+    outcome = corn("data", "get", "a9a", SHARED / "a9a")
     assert outcome.exit_code == 0
     assert f"a9a is in {tmp_path / 'a9a'};" in outcome.stderr
     facts = json.loads(corn("data", "list", "--json").stdout)
@@ -46,8 +46,8 @@ def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.Mon
     monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", toy)
     outcome = corn("data", "get", "toy")
     assert outcome.exit_code == 1
-    assert outcome.stderr.startswith("corn: http://127.0.0.1:1/f: ")
-    assert "corn data import" in outcome.stderr
+    assert outcome.stderr.startswith("corn: http://127.0.0.1:1/: ")
+    assert "corn data get toy FOLDER" in outcome.stderr
     assert outcome.stderr.count("\n") == 1
 
 
@@ -57,8 +57,7 @@ def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.Mon
         (["get", "cifar"], 1, "must be one of a9a, mnist"),
         (["get", "digits"], 1, "digits comes with CorN"),
         (["get"], 2, "must be one of a9a, mnist"),
-        (["import", "a9a"], 2, "must be the directory"),
-        (["import", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
+        (["get", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
         (["remove"], 2, "remove"),
     ],
 )

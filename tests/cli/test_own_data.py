@@ -72,7 +72,10 @@ def spoil(clinics: Path, *, header: str = "age,dose,ill", dose: object = 7, ill:
     [
         ({"dose": ""}, "column 'dose' has no value in row 1"),
         ({"dose": "high"}, "column 'dose' must have numbers, found 'high' in row 1"),
-        ({"header": "age,weight,ill"}, "column 'dose' is missing, which"),
+        (
+            {"header": "age,weight,ill"},
+            "must have the columns of the other files, lacks dose and has weight",
+        ),
     ],
     ids=["missing value", "text", "unequal columns"],
 )

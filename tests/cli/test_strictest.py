@@ -103,9 +103,7 @@ def sites(tmp_path: Path) -> list[str]:
         rows = rng.uniform(-1, 1, (size, 2))
         lines = [f"{a:.4f},{b:.4f},{int(a > b)}" for a, b in rows]
         (tmp_path / f"{agent}.csv").write_text("\n".join(["a,b,y", *lines]), encoding="utf-8")
-    bounds = tmp_path / "bounds.csv"
-    bounds.write_text("column,least,most\na,-1,1\nb,-1,1\n", encoding="utf-8")
-    files = ["--data", str(tmp_path / "{agent}.csv"), "--target", "y", "--bounds", str(bounds)]
+    files = ["--data", str(tmp_path / "{agent}.csv"), "--target", "y", "--bounds=-1:1"]
     budget = ["--unit", "sample", "--epsilon", "1", "--steps", "20", "--batch-size", "20"]
     run = ["--graph", "ring:3", "--mechanism", "corn", "--step-size", "0.1"]
     return [*files, *budget, *run]

@@ -218,7 +218,7 @@ def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [
-        (["--mechanism", "corn,magic"], 1, "mechanism must be one of corn"),
+        (["--mechanism", "corn,magic"], 2, "must be one of corn"),
         (["--mechanism", "ldp,corn,ldp"], 1, "must be different names, found ldp twice"),
         (["--step-size", "big"], 1, "step_size must be numbers"),
         (["--step-size", "0"], 1, "step size must be positive"),

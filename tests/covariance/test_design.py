@@ -15,13 +15,10 @@ from corn.covariance import (
     EAVESDROPPER,
     MECHANISMS,
     ONE_STEP,
-    Auto,
     Corn,
     Decor,
     Design,
-    Dual,
     FiniteRun,
-    FirstOrder,
     Horizon,
     Ldp,
     Mechanism,
@@ -68,7 +65,7 @@ def assert_private(result: Design) -> None:
 def test_values_match_the_oracles(oracle: Oracle) -> None:
     W, objective = metropolis(oracle.graph), Horizon(oracle.horizon)
     # The printed oracles are rounded, so that the default tolerance alone would use up the 1e-6.
-    corn = paper_design(W, 1.0, Corn(Dual(tolerance=1e-8)), objective=objective)
+    corn = paper_design(W, 1.0, Corn(tolerance=1e-8), objective=objective)
     assert corn.status == "optimal"
     assert corn.value == pytest.approx(oracle.corn, rel=1e-6)
     ldp = paper_design(W, 1.0, "ldp", objective=objective)
@@ -134,13 +131,13 @@ def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -
     assert (result.threat, result.mechanism, result.solver) == (
         DEFAULT_THREAT.resolve(network.graph),
         "corn",
-        "first-order",
+        "pairs",
     )
     assert (result.precision_caps == BUDGET.precision_cap).all()
     spelled_out = design(
         network.mixing_matrix,
         BUDGET.precision_cap,
-        mechanism=Corn(FirstOrder()),
+        mechanism=Corn(),
         objective=default_objective(BUDGET.num_steps),
         threat=ThreatModel(1, "pairs"),
     )
@@ -161,7 +158,7 @@ def test_a_spec_and_a_graph_stand_for_exact_sums() -> None:
 
 def test_options_of_solvers_are_refused_for_exact_sums() -> None:
     with pytest.raises(InvalidArgumentError, match="Corn\\(\\) without options"):
-        design("ring:6", BUDGET, mechanism=Corn(FirstOrder()))
+        design("ring:6", BUDGET, mechanism=Corn(tolerance=0.1))
 
 
 def test_a_single_agent_has_no_insiders_by_default() -> None:
@@ -172,7 +169,7 @@ def test_a_single_agent_has_no_insiders_by_default() -> None:
 
 def test_seeds_follow_the_links_of_the_network_even_where_weights_are_zero() -> None:
     unused_middle = np.kron(np.eye(2), np.full((2, 2), 0.5))
-    threat = ThreatModel(0, "edges", "common")
+    threat = ThreatModel(0, "edges")
     linked = design(Network(nx.path_graph(4), unused_middle), BUDGET, threat=threat)
     assert linked.decomposition.seed_groups == ((0, 1), (1, 2), (2, 3))
     given = design(unused_middle, BUDGET, threat=threat)
@@ -292,7 +289,7 @@ def test_agents_whose_noise_nobody_receives_get_ldp_noise() -> None:
 
 
 def test_running_out_of_iterations_is_not_success() -> None:
-    result = paper_design(metropolis(nx.path_graph(30)), 1.0, Corn(Dual(max_iterations=2)))
+    result = paper_design(metropolis(nx.path_graph(30)), 1.0, Corn(max_evaluations=2))
     assert result.status == "iteration limit"
     assert result.iterations == 2
     assert result.gap > 1e-6
@@ -301,7 +298,7 @@ def test_running_out_of_iterations_is_not_success() -> None:
 
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-9])
 def test_the_gap_is_within_the_tolerance(tolerance: float) -> None:
-    W, mechanism = random_network(25, 0.2, 4), Corn(Auto(tolerance))
+    W, mechanism = random_network(25, 0.2, 4), Corn(tolerance=tolerance)
     result = paper_design(W, 1.0, mechanism, objective=Horizon(100))
     assert result.status == "optimal"
     assert result.gap <= tolerance
@@ -358,40 +355,11 @@ def test_every_mechanism_has_a_name() -> None:
     assert sorted(get_args(MechanismName)) == sorted([*MECHANISMS, "own"])
 
 
-def test_the_solver_for_an_eavesdropper_is_refused_with_insiders() -> None:
-    solver = Dual()
-    with pytest.raises(InvalidArgumentError):
-        design(load_network("ring:5", mixing="gossip"), BUDGET, mechanism=Corn(solver))
-    assert (
-        design(
-            load_network("ring:5", mixing="gossip"),
-            BUDGET,
-            mechanism=Corn(solver),
-            threat=EAVESDROPPER,
-        ).gap
-        < 1e-6
-    )
-
-
-def test_the_first_order_solver_takes_disjoint_groups_too() -> None:
-    exact = design(load_network("ring:6", mixing="gossip"), BUDGET, threat=EAVESDROPPER)
-    found = design(
-        load_network("ring:6", mixing="gossip"),
-        BUDGET,
-        mechanism=Corn(FirstOrder()),
-        threat=EAVESDROPPER,
-    )
-    assert found.value == pytest.approx(exact.value, rel=1.01e-3)
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Auto(tolerance=0.0), "tolerance"),
-        (lambda: Dual(tolerance=0.0), "tolerance"),
-        (lambda: Dual(max_iterations=0), "max_iterations"),
-        (lambda: FirstOrder(tolerance=-1.0), "tolerance"),
-        (lambda: FirstOrder(max_evaluations=0), "max_evaluations"),
+        (lambda: Corn(tolerance=0.0), "tolerance"),
+        (lambda: Corn(max_evaluations=0), "max_evaluations"),
         (lambda: paper_design(np.eye(3), 1.0, "magic"), "mechanism"),  # type: ignore[arg-type]
         (lambda: paper_design(np.ones((2, 3))), "network"),
         (lambda: paper_design(np.zeros((3, 3))), "objective"),
@@ -456,7 +424,7 @@ def test_groups_in_any_order_land_on_their_agents() -> None:
 
 def test_the_worst_block_sets_the_status() -> None:
     threat = ThreatModel(seeds="groups:2")
-    result = paper_design(GROUPED, 1.0, Corn(Dual(max_iterations=1)), threat=threat)
+    result = paper_design(GROUPED, 1.0, Corn(max_evaluations=1), threat=threat)
     assert result.status == "iteration limit"
 
 

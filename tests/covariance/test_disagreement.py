@@ -9,12 +9,9 @@ import pytest
 from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, Corn, Horizon, default_objective, design
 from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.lattice import design_lattice
-from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Network, load_network
-from corn.topology.spectrum import find_lattice
 
 PAPER_GRAPH = "er:n=20,p=0.2,seed=1"
 BUDGET = PrivacyBudget(1.0, 1e-5, num_steps=120, clip=1.0)
@@ -109,18 +106,3 @@ def test_a_plan_has_that_of_its_shares() -> None:
     plan = make_plan(network, BUDGET, mechanism=Corn())
     assert plan.disagreement_ratio == pytest.approx(made.disagreement_ratio, rel=1e-3)
     assert make_plan(load_network("ring:6", mixing="sum"), BUDGET).disagreement_ratio == 0
-
-
-@pytest.mark.parametrize("spec", ["ring:30", "torus:4x6"])
-@pytest.mark.parametrize("gossip", [Gossip(2), Gossip(2, "chebyshev")])
-def test_noise_by_fourier_transform_has_that_of_its_covariance(spec: str, gossip: Gossip) -> None:
-    network = load_network(spec, gossip=gossip, mixing="gossip")
-    row = find_lattice(network.sparse_matrix)
-    assert row is not None
-    noise = design_lattice(row, 2.0, objective=Horizon(20, 0.1, 0.8), gossip=gossip)
-    options = {"precision_cap": 2.0, "momentum": 0.8, "num_steps": 100}
-    dense = disagreement_ratio(network, noise.covariance, **options)  # type: ignore[arg-type]
-    found = disagreement_ratio(network, noise, **options)  # type: ignore[arg-type]
-    assert found == pytest.approx(dense, rel=1e-9)
-    with pytest.raises(InvalidArgumentError, match="the network's own lattice"):
-        disagreement_ratio(load_network("ring:31", mixing="gossip"), noise, **options)  # type: ignore[arg-type]

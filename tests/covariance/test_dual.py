@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.checks import FloatArray
-from corn.covariance import Corn, Dual, Horizon
+from corn.covariance import Corn, Horizon
 from corn.covariance.dual import attained_value, dual_curvature, evaluate, solve_dual
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
 
@@ -127,7 +127,7 @@ ALIKE = {
 @pytest.mark.parametrize("graph", ALIKE.values(), ids=ALIKE.keys())
 def test_the_closed_form_is_the_optimum(graph: nx.Graph, horizon: float) -> None:
     W, objective = metropolis(graph), Horizon(horizon)
-    dual = paper_design(W, 0.7, Corn(Dual(max_iterations=1), math.inf), objective=objective)
+    dual = paper_design(W, 0.7, Corn(math.inf, max_evaluations=1), objective=objective)
     root = scipy.linalg.sqrtm(objective.matrix(W)).real
     n = len(W)
     assert dual.status == "optimal"

@@ -1,6 +1,7 @@
 """Mechanisms of the user's own: scaled to the caps, checked, and refused where they cannot hold."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ from corn.checks import FloatArray
 from corn.covariance import (
     EAVESDROPPER,
     ONE_STEP,
+    Corn,
     Decor,
+    DesignProblem,
     OwnMechanism,
     ThreatModel,
     design,
     is_private,
     read_mechanism,
+    read_mechanisms,
 )
 from corn.errors import CornError, InfeasibleError
 from corn.plan import load_plan, make_plan, save_plan, verify_plan
@@ -42,13 +46,46 @@ def test_a_rule_sees_the_network_and_the_caps() -> None:
     """DECOR's covariance as a rule of one's own is DECOR."""
     decor = design(NETWORK, 1.0, mechanism=Decor(), objective=ONE_STEP)
 
-    def rule(mixing_matrix: FloatArray, precision_caps: FloatArray) -> FloatArray:
-        np.testing.assert_array_equal(mixing_matrix, NETWORK.step_matrix)
-        np.testing.assert_array_equal(precision_caps, np.ones(5))
+    def rule(problem: DesignProblem) -> FloatArray:
+        np.testing.assert_array_equal(problem.mixing_matrix, NETWORK.step_matrix)
+        np.testing.assert_array_equal(problem.precision_caps, np.ones(5))
+        np.testing.assert_array_equal(
+            problem.objective_matrix, ONE_STEP.matrix(NETWORK.step_matrix)
+        )
+        assert problem.graph.number_of_edges() == 5
+        problem.objective_matrix[:] = 0  # a copy: the design is judged by the caller's objective
         return decor.covariance
 
-    found = design(NETWORK, 1.0, mechanism=OwnMechanism(rule), objective=ONE_STEP)
+    found = design(NETWORK, 1.0, mechanism=rule, objective=ONE_STEP)
     assert found.value == pytest.approx(decor.value)
+
+
+def test_names_records_and_functions_stand_side_by_side() -> None:
+    def mine(problem: DesignProblem) -> FloatArray:
+        return np.eye(problem.num_agents)
+
+    assert list(read_mechanisms([mine, "ldp", Corn(), OwnMechanism(SHAPE, "other")])) == [
+        *("mine", "ldp", "corn", "other")
+    ]
+    assert list(read_mechanisms({"long": Corn(), "short": Corn(max_noise_std=5.0)})) == [
+        *("long", "short")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("magic", "corn, decor, ldp, zero-sum, central, none, unclipped.*found 'magic'"),
+        (["ldp,decor,corn,mine=R.npy"], "must be NAME=R.npy.*found 'ldp,decor,corn,mine=R.npy'"),
+        ([Corn(), "corn"], "different names, found corn twice: give a mapping"),
+        ([OwnMechanism(SHAPE, "ldp")], "a new name for one of your own, found 'ldp'"),
+        ([3.0], "a function of a design problem, found 3.0"),
+        ([], "at least one, found none"),
+    ],
+)
+def test_names_that_are_unknown_or_not_different_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(CornError, match=message):
+        read_mechanisms(given)
 
 
 def test_independent_noise_holds_against_insiders() -> None:
@@ -75,7 +112,7 @@ def test_plans_of_own_mechanisms_are_verified_from_their_file(tmp_path: Path) ->
 @pytest.mark.parametrize("mechanism", ["decor", "ldp", "zero-sum"])
 def test_mechanisms_without_insiders_need_no_option_to_be_planned(mechanism: str) -> None:
     budget = PrivacyBudget(3, 1e-5, num_steps=10, clip=0.1)
-    plan = make_plan(NETWORK, budget, mechanism=mechanism)  # type: ignore[arg-type]
+    plan = make_plan(NETWORK, budget, mechanism=mechanism)
     assert verify_plan(plan).passed
     assert plan.threat.max_colluders == (1 if mechanism == "ldp" else 0)
 
@@ -84,17 +121,16 @@ def test_files_and_functions(tmp_path: Path) -> None:
     np.save(tmp_path / "R.npy", SHAPE)
     np.savetxt(tmp_path / "R.csv", SHAPE, delimiter=",")
     (tmp_path / "rule.py").write_text(
-        "import numpy as np\ndef shape(W, b):\n    return 5 * np.eye(len(W)) - 1\n"
+        "import numpy as np\ndef shape(problem):\n    return 5 * np.eye(problem.num_agents) - 1\n"
     )
     values = set()
     for source in ("R.npy", "R.csv", "rule.py:shape"):
         own = read_mechanism(f"mine={tmp_path / source}")
-        assert own is not None
+        assert isinstance(own, OwnMechanism)
         assert own.label == "mine"
         made = design(NETWORK, 1.0, mechanism=own, objective=ONE_STEP) if "R." in source else None
         values |= {round(made.value, 9)} if made else set()
     assert len(values) == 1
-    assert read_mechanism("corn") is None
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class Container:
             "CORN_KEYS": str(self.keys),
             "CORN_OUT": str(self.out),
             "CORN_PUBLIC": str(self.public),
-            "CORN_CONFIG": "agent.toml",
+            "CORN_PLAN": "plan.corn",
+            "CORN_OPTIONS": str(ENTRY_POINT.with_name("agent.options")),
             "CORN_ADVERTISE": f"agent-{agent}:29600",
             "CORN_WAIT": "60",
         }
@@ -80,7 +81,7 @@ def test_agents_make_keys_wait_for_the_roster_and_run(containers: list[Container
     for own, process in zip(containers, agents, strict=True):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-        assert own.arguments[:3] == ["agent", "--config", "agent.toml"]
+        assert own.arguments[:3] == ["agent", "plan.corn", "--task"]
         assert own.arguments[-1] == "--resume"
         assert (own.keys.stat().st_mode & 0o777) == 0o700
         roster = load_roster(own.keys / "roster.json")

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_options_in_the_file_exist() -> None:
-    options = tomllib.loads((DEPLOY / "agent.toml").read_text())
+    lines = (DEPLOY / "agent.options").read_text().splitlines()
+    pairs = [line.split() for line in lines if line and not line.startswith("#")]
+    options = {name.removeprefix("--"): value for name, value in pairs}
     known = {max(option.opts, key=len).removeprefix("--") for option in options_of("agent")}
     assert set(options) <= known
     assert options["store"].endswith(f":{PORTS['store']}")

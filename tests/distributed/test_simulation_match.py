@@ -68,7 +68,7 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     ("mechanism", "threat"),
     [
         ("corn", ThreatModel(1, "pairs")),
-        ("corn", ThreatModel(1, "leave-one-out")),
+        ("corn", ThreatModel(0, ((0, 1, 2),))),
         ("corn", ThreatModel()),
         ("decor", ThreatModel()),
         ("zero-sum", ThreatModel()),

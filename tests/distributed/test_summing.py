@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ AGENT = threading.local()
     ("mechanism", "threat"),
     [
         ("corn", ThreatModel(1, "pairs")),
-        ("corn", ThreatModel(1, "leave-one-out")),
+        ("corn", ThreatModel(1, tuple(combinations(range(4), 3)))),
         ("corn", ThreatModel(0)),
         ("ldp", ThreatModel(0)),
     ],

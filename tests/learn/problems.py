@@ -30,7 +30,7 @@ def make_mechanism(
     made = design(
         network.mixing_matrix,
         budget.precision_cap,
-        mechanism=mechanism,  # type: ignore[arg-type]
+        mechanism=mechanism,
         objective=Horizon(10),
     )
     return Mechanism.private(mechanism, made, budget)

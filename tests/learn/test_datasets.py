@@ -13,8 +13,9 @@ from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.datasets import (
     DOWNLOADABLE,
     Dataset,
+    DownloadError,
     cache_directory,
-    import_dataset,
+    fetch_dataset,
     is_cached,
     load_dataset,
     read_idx,
@@ -26,7 +27,7 @@ from .places import SHARED_DATA, needs_a9a, needs_mnist
 
 @needs_a9a
 def test_real_a9a_is_imported_and_loaded(tmp_path: Path) -> None:
-    import_dataset("a9a", SHARED_DATA / "a9a", directory=tmp_path)
+    fetch_dataset("a9a", source=SHARED_DATA / "a9a", directory=tmp_path)
     data = load_dataset("a9a", directory=tmp_path)
     assert data.inputs.shape == (48842, 123)
     assert np.bincount(data.targets).tolist() == [37155, 11687]
@@ -37,7 +38,7 @@ def test_real_a9a_is_imported_and_loaded(tmp_path: Path) -> None:
 @needs_mnist
 @pytest.mark.slow
 def test_real_mnist_is_imported_and_loaded(tmp_path: Path) -> None:
-    import_dataset("mnist", SHARED_DATA / "mnist", directory=tmp_path)
+    fetch_dataset("mnist", source=SHARED_DATA / "mnist", directory=tmp_path)
     data = load_dataset("mnist", directory=tmp_path)
     assert data.inputs.shape == (70000, 784)
     assert (data.image_shape, data.num_classes) == ((28, 28), 10)
@@ -55,11 +56,11 @@ def test_breast_cancer_is_standardised() -> None:
     np.testing.assert_allclose(load_dataset("breast-cancer").inputs.std(axis=0), 1, rtol=1e-4)
 
 
-def test_unknown_names_are_refused(tmp_path: Path) -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="a9a, mnist, breast-cancer, digits"):
         load_dataset("cifar")
     with pytest.raises(InvalidArgumentError, match="digits comes with CorN"):
-        import_dataset("digits", tmp_path)
+        fetch_dataset("digits")
 
 
 def test_the_cache_directory_is_configurable(
@@ -72,26 +73,25 @@ def test_the_cache_directory_is_configurable(
     assert cache_directory(tmp_path) == tmp_path
 
 
-def test_import_checks_everything_before_it_copies(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_checked(tmp_path: Path) -> None:
     source, cache = tmp_path / "source", tmp_path / "cache"
     source.mkdir()
-    with pytest.raises(FileFormatError, match="with a file a9a"):
-        import_dataset("a9a", source, directory=cache)
+    with pytest.raises(DownloadError, match="with a file a9a"):
+        fetch_dataset("a9a", source=source, directory=cache)
     (source / "a9a").write_text("+1 3:1\n")
-    (source / "a9a.t").write_text("-1 1:1\n")
-    with pytest.raises(FileFormatError, match="sha256"):
-        import_dataset("a9a", source, directory=cache)
-    assert not cache.exists()
+    with pytest.raises(DownloadError, match="sha256"):
+        fetch_dataset("a9a", source=source, directory=cache)
+    assert list((cache / "a9a").iterdir()) == []
 
 
 @needs_mnist
-def test_import_takes_files_decompressed(tmp_path: Path) -> None:
+def test_a_folder_may_have_files_decompressed(tmp_path: Path) -> None:
     source = tmp_path / "raw"
     source.mkdir()
     for file in DOWNLOADABLE["mnist"].files:
         content = gzip.decompress((SHARED_DATA / "mnist" / file).read_bytes())
         (source / file.removesuffix(".gz")).write_bytes(content)
-    import_dataset("mnist", tmp_path, directory=tmp_path / "cache")
+    fetch_dataset("mnist", source=tmp_path, directory=tmp_path / "cache")
     assert is_cached(DOWNLOADABLE["mnist"], directory=tmp_path / "cache")
 
 
@@ -106,7 +106,7 @@ def test_libsvm_keeps_columns_that_never_occur(tmp_path: Path) -> None:
 
 
 def test_compressed_libsvm_is_read(tmp_path: Path) -> None:
-    """``corn data import`` copies a9a.gz to the name a9a."""
+    """``corn data get`` copies a9a.gz of a folder to the name a9a."""
     (tmp_path / "f").write_bytes(gzip.compress(b"+1 2:1\n-1 1:0.5\n"))
     features, labels = read_libsvm(tmp_path / "f", num_features=2)
     assert (features.tolist(), labels.tolist()) == ([[0, 1], [0.5, 0]], [1, -1])

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,11 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> DownloadableDataset:
 def test_a_data_set_is_fetched_once(
     server: Server, toy: DownloadableDataset, tmp_path: Path
 ) -> None:
-    place = fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
+    place = fetch_dataset("toy", source=server.url, directory=tmp_path)
     assert is_cached(toy, directory=tmp_path)
     assert (place / "plain").read_bytes() == CONTENT["plain"]
     server.served.clear()  # from now on every request is answered by 404, and fails
-    assert fetch_dataset("toy", directory=tmp_path, base_urls=[server.url]) == place
+    assert fetch_dataset("toy", source=server.url, directory=tmp_path) == place
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_data_set_is_fetched_once(
     [
         ("plain", b"something else", "sha256 of its content must be"),
         ("packed.gz", SERVED["packed.gz"][:-9], "not a complete gzip file"),
-        ("plain", None, r"404.*corn data import"),
+        ("plain", None, r"404.*corn data get toy FOLDER"),
     ],
 )
 def test_wrong_content_leaves_no_file(
@@ -87,27 +88,34 @@ def test_wrong_content_leaves_no_file(
 ) -> None:
     server.served = {**SERVED, name: content} if content else {}
     with pytest.raises(DownloadError, match=message):
-        fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
+        fetch_dataset("toy", source=server.url, directory=tmp_path)
     assert {path.name for path in (tmp_path / "toy").iterdir()} <= {"plain"} - {name}
 
 
 def test_a_transfer_that_breaks_off_leaves_no_file(server: Server, tmp_path: Path) -> None:
     server.break_after = 200_000
     with pytest.raises(DownloadError):
-        fetch_dataset("toy", directory=tmp_path, base_urls=[server.url])
+        fetch_dataset("toy", source=server.url, directory=tmp_path)
     assert list((tmp_path / "toy").iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [None, b"<html>please log in</html>"])
-def test_the_next_server_is_tried(server: Server, tmp_path: Path, content: bytes | None) -> None:
+def test_the_next_server_is_tried(
+    server: Server,
+    toy: DownloadableDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: bytes | None,
+) -> None:
     if content is not None:
         server.served["wrong/plain"] = content
-    places = [server.url + "wrong/", server.url]
-    fetch_dataset("toy", directory=tmp_path, base_urls=places)
+    places = (server.url + "wrong/", server.url)
+    monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", replace(toy, base_urls=places))
+    fetch_dataset("toy", directory=tmp_path)
     assert (tmp_path / "toy" / "plain").read_bytes() == CONTENT["plain"]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "mirror.example"])
 def test_an_unreachable_server_is_a_download_error(tmp_path: Path, url: str) -> None:
     with pytest.raises(DownloadError):
-        fetch_dataset("toy", directory=tmp_path, base_urls=[url])
+        fetch_dataset("toy", source=url, directory=tmp_path)

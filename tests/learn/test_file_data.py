@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.learn.file_data import Bounds, FileWorkload
+from corn.learn.file_data import FileWorkload, parse_bounds
 from corn.learn.tasks import LinearClassifier, ModuleTask
 
 ROWS = [(20 + 3 * k, 1.5 * k, "yes" if k % 3 else "no") for k in range(20)]
@@ -79,7 +79,7 @@ def test_an_agent_alone_and_all_agents_agree(tmp_path: Path) -> None:
 
 def test_bounds_scale_columns_without_looking_at_the_data(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", [(0, 5, "a"), (120, 5, "b"), (150, 5, "a"), (60, 5, "b")])
-    problem = FileWorkload(path, "ill", bounds=Bounds.parse("age=0:120"), held_out=0).build(1)
+    problem = FileWorkload(path, "ill", bounds=parse_bounds("age=0:120"), held_out=0).build(1)
     ages = sorted(torch.cat([problem.data.inputs, *(X for X, _ in problem.parts.values())])[:, 0])
     assert [float(age) for age in ages] == [-1.0, 0.0, 1.0, 1.0]
     notes = " ".join(problem.private_notes)
@@ -91,23 +91,12 @@ def test_a_note_of_each_kind_names_file_and_columns(tmp_path: Path) -> None:
     names = ",".join(f"c{k}" for k in range(8))
     rows = [(*[3] * 8, k, 100 * k, k + 20) for k in range(20)]
     path = write_csv(tmp_path / "a.csv", rows, header=f"{names},in,out,y")
-    workload = FileWorkload(path, "y", is_regression=True, bounds=Bounds.parse("in=0:9"))
+    workload = FileWorkload(path, "y", is_regression=True, bounds=parse_bounds("in=0:9"))
     constant, large, outside = workload.build(2).private_notes
     assert all(note.startswith(f"{path}: column") for note in (constant, large, outside))
     assert "'c0', 'c1', 'c2', 'c3', 'c4' and 3 more have the same value" in constant
     assert "columns 'out', 'y' have values beyond" in large, "targets of a regression count too"
     assert "column 'in' has values outside public bounds, 10 in all" in outside
-
-
-def test_columns_of_arrays_are_named_by_their_place(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    X = np.random.default_rng(0).random((60, 4))
-    X[:, 2] = 1
-    np.savez(path, x=X, y=np.arange(60) % 3)
-    (note,) = FileWorkload(path, "y").build(2).private_notes
-    assert note.startswith(f"{path}: column '3' has the same value in every row")
-    np.savez(path, x=np.zeros((60, 6, 6)), y=np.arange(60) % 3)
-    assert FileWorkload(path, "y", model="cnn").build(2).private_notes == (), "images have borders"
 
 
 @pytest.mark.parametrize("suffix", ["csv.gz", "tsv", "parquet"])
@@ -125,18 +114,15 @@ def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
     assert torch.equal(first.targets, second.targets)
 
 
-def test_arrays_and_images(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, x=np.random.default_rng(0).random((12, 6, 6)), y=np.arange(12) % 3)
-    problem = FileWorkload(path, "y", model="cnn").build(2)
-    assert isinstance(problem.task, ModuleTask)
-    assert problem.data.inputs.shape[1:] == (6, 6)
+def test_images(tmp_path: Path) -> None:
     for size, shape in (((6, 5), (30,)), ((6, 5, 3), (90,))):
         folder = write_images(tmp_path / f"images-{len(size)}", size)
         problem = FileWorkload(folder).build(2)
         assert problem.data.inputs.shape[1:] == shape
         assert 0 <= float(problem.data.inputs.min()) < float(problem.data.inputs.max()) <= 1
+        assert problem.private_notes == (), "images have borders"
         colours = FileWorkload(folder, model="cnn").build(2)
+        assert isinstance(colours.task, ModuleTask)
         assert torch.isfinite(colours.task.initialize(0)).all()
 
 
@@ -187,12 +173,21 @@ def test_regression_and_own_models(tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[str, str]] = {
     "missing value": ("age,dose,ill\n1,2,a\n1,,b\n", "column 'dose' has no value in row 2"),
-    "text": ("age,dose,ill\n1,high,a\n1,2,b\n", "column 'dose' must have numbers, found 'high'"),
-    "underscore": ("age,dose,ill\n1,1_0,a\n1,2,b\n", "must have numbers, found '1_0' in row 1"),
-    "huge": ("age,dose,ill\n1,2,a\n1,1e39,b\n", "column 'dose' must have values up to 3.4e+38"),
+    "text": (
+        "age,dose,ill\n1,high,a\n1,2,b\n",
+        "column 'dose' must have numbers, found 'high'",
+    ),
+    "underscore": (
+        "age,dose,ill\n1,1_0,a\n1,2,b\n",
+        "must have numbers, found '1_0' in row 1",
+    ),
+    "huge": (
+        "age,dose,ill\n1,2,a\n1,1e39,b\n",
+        "found '1e39' in row 2 (number of such rows: 1), beyond ±3.4e+38",
+    ),
     "infinite": (
         "age,dose,ill\n1,inf,a\n1,2,b\n",
-        "column 'dose' must have values up to 3.4e+38, found inf",
+        "column 'dose' must have numbers, found 'inf'",
     ),
     "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
     "other name": ("age,dose,sick\n1,2,a\n", "column 'ill' is missing; its columns are age"),
@@ -200,17 +195,18 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no rows": ("age,dose,ill\n", "at least one row"),
     "empty": ("", "a line with the names"),
     "no header": ("1,2,3\n4,5,6\n", "the first line must have the names of the columns"),
-    "flag": ("age,dose,ill\n1,maybe,a\n1,true,b\n", "must have numbers, found 'maybe' in row 1"),
+    "flag": (
+        "age,dose,ill\n1,maybe,a\n1,true,b\n",
+        "must have numbers, found 'maybe' in row 1",
+    ),
     "twice": ("age,age,ill\n1,2,a\n", "column 'age' occurs twice"),
     "one class": ("age,dose,ill\n1,2,a\n1,2,a\n", "at least two classes"),
     "numbers": ("age,dose,ill\n1,2,.5\n1,2,.7\n", "--regression predicts numbers"),
     "quotes": ('age,dose,ill\n1,"2,a\n', "row 1 must have 3 values"),
     "several": (
-        "age,dose,ill\n,high,a\n1,inf,\n",
-        "has no value in row 1 (number of such rows: 1): fill them in or remove these rows; "
-        "column 'dose' must have numbers, found 'high' in row 1: encode it as numbers, or leave "
-        "the column out with --features; column 'dose' must have values up to 3.4e+38, found inf "
-        "in row 2; column 'ill' has no value in row 2",
+        "age,dose,ill\n,high,a\n1,inf,\n1,1,b\n",
+        "column 'dose' must have numbers, found 'high' in row 1 (number of such rows: 2); column "
+        "'ill' has no value in row 2",
     ),
 }
 
@@ -231,7 +227,7 @@ def test_unequal_columns_and_unknown_classes_are_named(tmp_path: Path) -> None:
         header = "age,weight,ill" if agent == 1 else "age,dose,ill"
         write_csv(tmp_path / f"agent-{agent}.csv", ROWS, header=header)
     data = tmp_path / "agent-{agent}.csv"
-    with pytest.raises(FileFormatError, match=r"agent-1\.csv: column 'dose' is missing, which .*0"):
+    with pytest.raises(FileFormatError, match=r"agent-1\.csv: .* lacks dose and has weight"):
         FileWorkload(data, "ill").build(3)
     assert FileWorkload(data, "ill", features=("age",)).build(3)
     with pytest.raises(
@@ -243,12 +239,11 @@ def test_unequal_columns_and_unknown_classes_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Bounds.parse("age"), "bounds must be LEAST:MOST"),
-        (lambda: Bounds.parse("age=3:3"), "the first one smaller"),
-        (lambda: Bounds.parse("age=0:1e-310"), "difference is finite and at least 1e-300"),
-        (lambda: Bounds.parse("-1e308:1e308"), "bounds of all columns must be two numbers"),
-        (lambda: Bounds.parse("age=0:1,age=0:2"), "bounds of age are given twice"),
-        (lambda: Bounds.parse("missing.csv"), "missing.csv: cannot be read"),
+        (lambda: parse_bounds("age"), "bounds must be LEAST:MOST"),
+        (lambda: parse_bounds("age=3:3"), "a finite difference"),
+        (lambda: parse_bounds("age=0:1e-310"), "of at least 1e-300"),
+        (lambda: parse_bounds("-1e308:1e308"), "all columns.: bounds"),
+        (lambda: parse_bounds("age=0:1,age=0:2"), "bounds of age are given twice"),
         (lambda: FileWorkload(Path("x"), classes=("a",)), "at least two different names"),
         (lambda: FileWorkload(Path("x"), classes=("a", "b"), is_regression=True), "regression"),
         (lambda: FileWorkload(Path("{agent}.csv"), partition="iid"), "a file of its own"),
@@ -264,7 +259,7 @@ def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> N
 def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", ROWS)
     with pytest.raises(FileFormatError, match=r"a\.csv: column 'hight' has bounds, but is missing"):
-        FileWorkload(path, "ill", bounds=Bounds.parse("hight=0:1")).build(2)
+        FileWorkload(path, "ill", bounds=parse_bounds("hight=0:1")).build(2)
     folder = write_images(tmp_path / "images")
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "dog" / "small.png")
     with pytest.raises(FileFormatError, match=r"small\.png: images must have one size"):
@@ -295,21 +290,6 @@ def test_wide_pixels_are_refused(tmp_path: Path) -> None:
         FileWorkload(tmp_path).build(1)
 
 
-def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, X=np.random.default_rng(0).random((50, 3)), y=np.arange(50) % 2)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:100] + bytes(50) + whole[150:])
-    with pytest.raises(FileFormatError, match=r"not an \.npz file"):
-        FileWorkload(path, "y").build(1)
-    with path.open("wb") as file:
-        np.save(file, np.zeros(3))
-    with pytest.raises(FileFormatError, match=r"not an \.npz file"):
-        FileWorkload(path, "y").build(1)
-    np.savez(path, X=np.zeros((4, 2)), y=np.array([b"no", b"yes", b"no", b"yes"]))
-    assert "classes no, yes" in FileWorkload(path, "y", held_out=0.0).build(1).schema
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -323,7 +303,7 @@ def test_arrays_that_are_damaged_or_no_archive_are_refused(tmp_path: Path) -> No
 def test_columns_of_other_kinds_are_no_numbers(values: pa.Array, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"x": values, "y": [0, 1]}), path)
-    with pytest.raises(FileFormatError, match="column 'x' must have numbers, found"):
+    with pytest.raises(FileFormatError, match="column 'x' must have numbers"):
         FileWorkload(path, "y").build(1)
     with pytest.raises(FileFormatError, match="column 'x' must"):
         FileWorkload(path, "x", features=("y",)).build(1)
@@ -336,7 +316,7 @@ def test_times_are_no_numbers(unit: str, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"when": times, "ill": ["a", "b"]}), path)
     with pytest.raises(FileFormatError, match="column 'when' must have numbers, found '1970-01-01"):
         FileWorkload(path, "ill").build(1)
-    times = pa.array([0, None], pa.timestamp(unit))
-    parquet.write_table(pa.table({"dose": [1.0, 2.0], "when": times}), path)
+    times = pa.array([0, None, 1], pa.timestamp(unit))
+    parquet.write_table(pa.table({"dose": [1.0, 2.0, 3.0], "when": times}), path)
     with pytest.raises(FileFormatError, match="column 'when' has no value in row 2"):
         FileWorkload(path, "when").build(1)

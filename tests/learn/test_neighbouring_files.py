@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import parquet
 
 from corn.errors import FileFormatError
 from corn.learn.batches import Batch
@@ -51,12 +53,6 @@ def write_table(folder: Path, rows: list[Row]) -> FileWorkload:
     return FileWorkload(path, "ill", classes=CLASSES)
 
 
-def write_arrays(folder: Path, rows: list[Row]) -> FileWorkload:
-    path = folder / "agent-0.npz"
-    np.savez(path, x=[row[:2] for row in rows], y=[row[2] for row in rows])
-    return FileWorkload(path, "y", classes=CLASSES)
-
-
 def write_images(folder: Path, rows: list[Row]) -> FileWorkload:
     """Write images by class, so that a new label moves an image to another place in the order."""
     for number, (first, second, label) in enumerate(rows):
@@ -66,7 +62,7 @@ def write_images(folder: Path, rows: list[Row]) -> FileWorkload:
     return FileWorkload(folder / "agent-0", classes=CLASSES)
 
 
-WRITERS = {"table": write_table, "arrays": write_arrays, "images": write_images}
+WRITERS = {"table": write_table, "images": write_images}
 
 
 def build(kind: str, rows: list[Row], *, is_dealt_out: bool) -> TrainingProblem:
@@ -134,10 +130,12 @@ def test_an_attacker_sees_one_clipped_gradient_of_an_added_row(tmp_path: Path) -
     """Before, a row more shifted the sum by about the root of the number of swapped samples."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(600, 8)), rng.integers(0, 2, 600)
+    columns = {**{f"x{k}": values for k, values in enumerate(x.T)}, "y": y}
     sums = []
     for count in (600, 599):
-        np.savez(tmp_path / "agent-0.npz", x=x[:count], y=y[:count])
-        workload = FileWorkload(tmp_path / "agent-{agent}.npz", "y", classes=("0", "1"))
+        table = pa.table({name: values[:count] for name, values in columns.items()})
+        parquet.write_table(table, tmp_path / "agent-0.parquet")
+        workload = FileWorkload(tmp_path / "agent-{agent}.parquet", "y", classes=("0", "1"))
         sums.append(sum_clipped(workload.build(4, [0])))
     assert float((sums[0] - sums[1]).norm()) <= 1 + 1e-6
 
@@ -189,9 +187,10 @@ def test_the_test_part_depends_on_its_fraction_alone() -> None:
 def test_nobody_may_train_on_nothing(
     rows: int, held_out: float, message: str, tmp_path: Path
 ) -> None:
-    np.savez(tmp_path / "a.npz", x=np.eye(rows), y=np.arange(rows) % 2)
-    with pytest.raises(FileFormatError, match=rf"a\.npz: {message}"):
-        FileWorkload(tmp_path / "a.npz", "y", held_out=held_out).build(20)
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + "".join(f"{k},{k % 2}\n" for k in range(rows)))
+    with pytest.raises(FileFormatError, match=rf"a\.csv: {message}"):
+        FileWorkload(path, "y", held_out=held_out).build(20)
 
 
 @pytest.mark.parametrize(

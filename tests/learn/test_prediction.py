@@ -8,8 +8,8 @@ import torch
 
 from corn.errors import FileFormatError
 from corn.learn import FileWorkload, ModelPromise, TrainedModel, load_model
-from corn.learn.columns import Column
 from corn.learn.prediction import predict_table
+from corn.learn.schema import Column, Schema
 
 COLUMNS = (
     Column("age", bounds=(0, 100), missing=50),
@@ -29,10 +29,8 @@ def model(tmp_path: Path) -> TrainedModel:
         "person,age,ward,admitted,ill\n"
         + "".join(f"{k},{k},a,2020-01-0{k % 9 + 1},{k % 2}\n" for k in range(30))
     )
-    workload = FileWorkload(
-        path, "ill", classes=("0", "1"), columns=COLUMNS, id_column="person", sites=("only",)
-    )
-    problem = workload.build(1)
+    schema = Schema("ill", COLUMNS, ("0", "1"), id="person")
+    problem = FileWorkload(path, schema=schema, sites=("only",)).build(1)
     weights = torch.tensor([2.0, 1.0, -1.0, 0.5, 0.25])
     made = TrainedModel.from_problem(problem, weights, PROMISE)
     assert made is not None
@@ -52,7 +50,7 @@ def test_new_rows_are_encoded_as_those_of_training(model: TrainedModel, tmp_path
     assert found.ignored == ("note",)
     assert found.quality is None
     assert model.preprocessing is not None
-    assert model.preprocessing["id_column"] == "person"
+    assert model.preprocessing["id"] == "person"
 
 
 def test_targets_give_scores(model: TrainedModel, tmp_path: Path) -> None:

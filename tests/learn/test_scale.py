@@ -1,23 +1,19 @@
 """Large networks: sparse mixing and noise, compared with dense products."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from corn.covariance import Decomposition, Horizon, design
-from corn.covariance.lattice import LatticeNoise, design_lattice, design_lattice_pairs
 from corn.covariance.objective import default_objective
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.mechanism import MechanismNoise, make_mechanisms
+from corn.learn.mechanism import make_mechanisms
 from corn.learn.metrics import choose_measured
 from corn.learn.perturbation import JointNoise, make_root
 from corn.learn.step import Mixer
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
-from corn.topology.spectrum import find_lattice
 
 
 @pytest.mark.parametrize("gossip", ["1", "3", "chebyshev:1", "chebyshev:4"])
@@ -44,22 +40,12 @@ def pairs_on_a_ring(n: int) -> Decomposition:
     return made.decomposition
 
 
-def lattice(graph: str) -> LatticeNoise:
-    network = load_network(graph, mixing="gossip")
-    row = find_lattice(network.sparse_matrix)
-    assert row is not None
-    return design_lattice(row, 1.0, objective=Horizon(20, 0.1), gossip=network.gossip)
-
-
 def test_every_root_is_a_root_of_its_covariance() -> None:
     """F Fᵀ = R, read off by applying F to unit vectors."""
-    cases: list[tuple[MechanismNoise, int]] = [
+    cases: list[tuple[Decomposition, int]] = [
         (Decomposition(np.array([1.0, 4.0, 9.0])), 3),
         (pairs_on_a_ring(5), 5),  # dense
         (pairs_on_a_ring(240), 480),  # sparse
-        (lattice("torus:4x5"), 20),
-        (lattice("torus:3x6"), 18),
-        (lattice("ring:7"), 7),
     ]
     for noise, num_normals in cases:
         root = make_root(noise, dtype=torch.float64, device="cpu")
@@ -69,7 +55,7 @@ def test_every_root_is_a_root_of_its_covariance() -> None:
 
 
 def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None:
-    noises: list[MechanismNoise] = [lattice("torus:3x4"), Decomposition(np.arange(1.0, 13.0))]
+    noises = [pairs_on_a_ring(12), Decomposition(np.arange(1.0, 13.0))]
     source = JointNoise(
         noises, seeds=(3,), num_parameters=20_000, dtype=torch.float64, is_dense=False
     )
@@ -80,20 +66,6 @@ def test_structured_noise_has_its_covariances_and_is_new_at_every_step() -> None
         np.testing.assert_allclose(v @ v.T / 20_000, R, atol=0.05 * R.diagonal().max())
     again = source.draw(1)
     assert abs(float((again * drawn).mean())) < 0.05 * float(drawn.square().mean())
-
-
-def test_large_lattices_keep_their_promise_without_a_dense_design() -> None:
-    network = load_network("torus:48x50", mixing="gossip")
-    budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
-    mechanisms = make_mechanisms(
-        ["corn", "decor", "ldp"], network, budget, objective=Horizon(10, 0.1), threat=EAVESDROPPER
-    )
-    for mechanism in mechanisms:
-        spent = mechanism.epsilon_spent(50)
-        assert spent is not None
-        assert spent.max() == pytest.approx(5, rel=1e-6)
-    assert "mixing_matrix" not in vars(network)
-    assert [type(mechanism.noise) for mechanism in mechanisms[:2]] == [LatticeNoise] * 2
 
 
 @pytest.mark.parametrize("graph", ["torus:48x50", "er:n=2100,p=0.005,seed=1"])
@@ -112,19 +84,6 @@ def test_exact_sums_of_many_agents_have_the_noise_of_few(graph: str) -> None:
         assert 4.99 < spent.max() <= 5 * (1 + 1e-9)
     # No design forms a matrix of n × n.
     assert "mixing_matrix" not in vars(network)
-
-
-def test_pairs_on_lattices_under_exact_sums_have_the_noise_of_the_dense_design() -> None:
-    network, objective = load_network("torus:5x6", mixing="sum"), Horizon(20)
-    row = find_lattice(network.sparse_matrix)
-    assert row is not None
-    options: dict[str, Any] = {"objective": objective, "gossip": network.gossip}
-    found = design_lattice_pairs(row, 1.0, mixing="sum", **options)
-    dense = design(network, 1.0, mechanism="decor", objective=objective)
-    np.testing.assert_allclose(found.covariance, dense.covariance, rtol=1e-3, atol=1e-3)
-    # As far as a limit on the noise of one agent allows, the average has a trusted server's noise.
-    assert found.total_variance == pytest.approx(1, rel=0.01)
-    assert design_lattice_pairs(row, 1.0, **options).total_variance > 1.1
 
 
 def test_measured_agents_are_spread_over_all() -> None:

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from corn import Horizon, PrivacyBudget, ThreatModel, load_network
 from corn.covariance import (
     DEFAULT_THREAT,
-    Auto,
     Corn,
     Decomposition,
-    DesignProblem,
     FiniteRun,
     ObjectiveLike,
 )
@@ -34,7 +32,7 @@ from corn.privacy import subsampling
 from corn.privacy.floats import set_aside
 
 from ..mutations import find_complaint, is_clear
-from ..oracles.sdp import SplitSdp
+from ..oracles.sdp import solve_split
 
 BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=50, clip=1.0)
 NETWORK = load_network(nx.wheel_graph(6), mixing="gossip")
@@ -88,13 +86,13 @@ def test_the_default_threat_is_one_insider_with_pair_seeds(plan: Plan) -> None:
 )
 @pytest.mark.parametrize(
     "threat",
-    [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs", "common")],
+    [ThreatModel(0, "global"), ThreatModel(0, ((0, 1, 2),)), ThreatModel(2, "pairs")],
 )
 def test_plans_round_trip_through_their_file(
     tmp_path: Path, objective: ObjectiveLike, threat: ThreatModel
 ) -> None:
     made = make_plan(
-        NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(Auto(0.05))
+        NETWORK, BUDGET, threat=threat, objective=objective, mechanism=Corn(tolerance=0.05)
     )
     save_plan(made, tmp_path / "a.corn")
     loaded = load_plan(tmp_path / "a.corn")
@@ -274,8 +272,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
     """The proof is compared with the optimum itself, before it is capped by the plan's value."""
     A = plan.objective.matrix(NETWORK.mixing_matrix)
     groups = DEFAULT_THREAT.seed_groups(NETWORK.graph)
-    problem = DesignProblem(A, np.ones(len(A)), threat=DEFAULT_THREAT)
-    optimum = SplitSdp().solve_split(problem, groups).value
+    optimum = solve_split(A, groups, np.ones(len(A)), max_colluders=1)
     parts = plan.decomposition
     if noise == "poor":
         rng = np.random.default_rng(1)
@@ -285,7 +282,7 @@ def test_no_multipliers_prove_more_than_the_optimum(plan: Plan, size: float, noi
         shape = np.asarray(plan.certificate.multipliers).shape
         forged = size * np.random.default_rng(seed).uniform(size=shape)
         proved = prove_lower_bound(A, parts, DEFAULT_THREAT, groups, forged)
-        assert 0 < proved <= optimum * (1 + 1e-9)
+        assert 0 < proved <= optimum * (1 + 1e-6)
     honest = prove_lower_bound(
         A, plan.decomposition, DEFAULT_THREAT, groups, plan.certificate.multipliers
     )
@@ -311,8 +308,6 @@ def test_mechanism_and_threat_must_match_the_noise(plan: Plan) -> None:
             dataclasses.replace(plan, mechanism=mechanism)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="max_colluders must be at most 5 of 6"):
         dataclasses.replace(plan, threat=ThreatModel(6, "pairs"))
-    common = dataclasses.replace(plan, threat=ThreatModel(1, "pairs", "common"))
-    assert any("private noise differs" in problem for problem in verify_plan(common).problems)
 
 
 def test_too_many_coalitions_are_refused_at_once() -> None:
@@ -320,7 +315,7 @@ def test_too_many_coalitions_are_refused_at_once() -> None:
         load_network("ring:30", mixing="gossip"),
         BUDGET,
         threat=ThreatModel(0, "edges"),
-        mechanism=Corn(Auto(0.1)),
+        mechanism=Corn(tolerance=0.1),
     )
     forged = dataclasses.replace(made, threat=ThreatModel(10, "edges"))
     with pytest.raises(InvalidArgumentError, match="30,045,015 coalitions of 10"):

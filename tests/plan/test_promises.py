@@ -83,8 +83,8 @@ def test_every_mechanism_keeps_every_promise(mechanism: MechanismName) -> None:
     "threat",
     [
         ThreatModel(0, "groups:2"),
-        ThreatModel(0, "global", "common"),
-        ThreatModel(1, "pairs", "common"),
+        ThreatModel(0, "global"),
+        ThreatModel(1, "edges"),
         ThreatModel(2, "pairs"),
     ],
 )

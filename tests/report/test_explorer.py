@@ -1,7 +1,6 @@
 """The explorer computes in the browser what the package computes, and its exports work."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -12,13 +11,12 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 import corn
 from corn.covariance import ThreatModel, design
 from corn.errors import InvalidArgumentError
-from corn.privacy import PrivacyBudget, account_precision, gaussian, subsampling
+from corn.privacy import PrivacyBudget, gaussian
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
 from tests.report.browser import Browser, browsing, has_browser, needs_browser
@@ -68,56 +66,6 @@ def test_gaussian_privacy_is_that_of_the_package(engine: Engine) -> None:
         assert mu == pytest.approx(exact, rel=1e-9)
         assert doubled == pytest.approx(gaussian.epsilon_from(2 * exact, delta), rel=1e-9)
         assert power == pytest.approx(norm.sf(norm.isf(0.01) - exact), rel=1e-9)
-
-
-SAMPLED = [(0.1, 300, 2000, 100), (8.0, 2000, 1000, 50)]
-
-
-@pytest.mark.slow
-def test_poisson_sampling_is_that_of_the_package(engine: Engine) -> None:
-    for epsilon, steps, samples, batch in SAMPLED:
-        budget = PrivacyBudget(
-            epsilon=epsilon,
-            delta=1e-5,
-            num_steps=steps,
-            clip=1,
-            unit="sample",
-            batch_size=batch,
-            samples_per_agent=samples,
-        )
-        promise = {
-            "unit": "sample",
-            "sampling": "poisson",
-            "epsilon": epsilon,
-            "delta": 1e-5,
-            "steps": steps,
-            "clip": 1,
-            "batch": batch,
-            "samples": samples,
-        }
-        exact = budget.precision_cap
-        cap, fourfold, power = engine(
-            f"const p = {json.dumps(promise)}; return [corn.promises.precisionCap(p), "
-            f"corn.promises.epsilonOf({4 * exact}, p), corn.promises.powerOf({exact}, p, 0.01)]"
-        )
-        assert cap == pytest.approx(exact, rel=1e-3)
-        loss = account_precision([4 * exact], budget.query, num_steps=steps)
-        assert fourfold == pytest.approx(loss.worst_epsilon(1e-5), rel=1e-3)
-        assert power == pytest.approx(best_attack(exact, budget), rel=2e-3)
-
-
-def best_attack(precision: float, budget: PrivacyBudget) -> float:
-    """Return the power of the best attack at 1 % false alarms: min over ε of e^ε α + δ(ε)."""
-
-    def power(epsilon: float) -> float:
-        delta = subsampling.bound_delta(
-            precision, epsilon, num_steps=budget.num_steps, query=budget.query
-        )
-        return math.exp(epsilon) * 0.01 + delta
-
-    # δ is a convex function of e^ε, so that there is one minimum.
-    most = 3 * float(np.max(budget.epsilon)) + 4
-    return float(minimize_scalar(power, bounds=(0, most), method="bounded").fun)
 
 
 @pytest.mark.parametrize(("sampling", "steps"), [("passes", 48), ("every-step", 1000)])
@@ -191,7 +139,7 @@ SETTINGS = {
         "delta": 1e-6,
         "steps": 50,
         "clip": 0.5,
-        "sampling": "poisson",
+        "sampling": "passes",
         "batch": 10,
         "samples": 200,
     },
@@ -213,7 +161,7 @@ def test_exported_python_prints_what_the_page_shows(
     shown = engine(f"return corn.sums.account({json.dumps({**SETTINGS, 'falseAlarms': 0.1})})")
     printed = eval(epsilons)
     assert list(printed) == [2, 3]
-    assert shown["epsilon"] == pytest.approx(printed[2], rel=5e-3)
+    assert shown["epsilon"] == pytest.approx(printed[2], rel=1e-6)
 
 
 def test_exported_commands_run(
@@ -258,15 +206,12 @@ def test_more_insiders_than_the_design_is_against_break_the_promise(browser: Bro
 
 
 @needs_browser
-def test_sampling_is_computed_in_a_worker(browser: Browser) -> None:
+def test_the_export_follows_the_settings(browser: Browser) -> None:
     fill(browser, "unit", "sample")
-    browser.wait(
-        "corn.page.state.view.settings.promise.unit === 'sample' && corn.page.state.view.found"
-    )
     browser.click("input[value=pythonLines]")
     text = browser.run("return document.getElementById('export').textContent")
     assert 'load_network("ring:n=8", mixing="sum")' in text
-    assert 'sampling="poisson"' in text
+    assert 'sampling="passes"' in text
     assert browser.errors() == []
 
 

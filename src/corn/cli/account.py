@@ -11,7 +11,6 @@ import numpy as np
 import typer
 
 from corn.checks import FloatArray
-from corn.cli.config_file import is_given
 from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption
 from corn.cli.output import (
     Column,
@@ -22,6 +21,7 @@ from corn.cli.output import (
     print_table,
     sampling_facts,
 )
+from corn.cli.records import is_given
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError, list_some
 from corn.privacy import (

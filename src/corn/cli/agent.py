@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from corn import distributed, learn
-from corn.cli.config_file import ConfigOption, merge_requirements
 from corn.cli.learning import (
     LEARNING,
     LearningOptions,
@@ -118,11 +117,10 @@ class RunOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            callback=merge_requirements,
             help="Refuse to start unless the plan meets this: unit, adjacency, insiders (at "
             "least), steps (at most), epsilon (at most), and total-epsilon (at most, of all "
             "releases of an agent's data under this and other plans), both at delta (1e-5 unless "
-            "given). Can be given several times; a file has them in a table named require.",
+            "given). Can be given several times.",
             rich_help_panel=AGENTS,
         ),
     ] = None
@@ -258,7 +256,6 @@ def agent(
         typer.Option(help="Folder of the run. Publish its folder shared, never private."),
     ] = Path("out"),
     monitoring: MonitoringOptions,
-    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run one agent of a plan in this process."""

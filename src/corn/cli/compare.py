@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ from corn.cli.options import (
     BudgetOptions,
     GraphOption,
     JsonOption,
+    MechanismsOption,
     NoiseOptions,
     PlotOption,
 )
@@ -34,16 +35,7 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.covariance import (
-    MECHANISMS,
-    Design,
-    Horizon,
-    MechanismName,
-    OwnMechanism,
-    ThreatModel,
-    design,
-    read_mechanism,
-)
+from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design, read_mechanisms
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, measure_network
@@ -51,8 +43,8 @@ from corn.topology import Network, measure_network
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
 WORTHLESS = 0.99
 """Share of LDP's noise energy above which a design is not worth its shared seeds."""
-_COMPARED: tuple[MechanismName, ...] = ("corn", "ldp", "decor", "zero-sum", "central", "none")
-_REFERENCES = ("central", "none")
+_COMPARED = "corn,ldp,decor,zero-sum,central,none"
+_REFERENCES = ("central", "none", "unclipped")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +79,7 @@ def compare(
     budget: BudgetOptions,
     batch_size: BatchSizeOption = None,
     mixing: NoiseOptions,
-    mechanism: Annotated[
-        str,
-        typer.Option(
-            help=f"Mechanisms to compare, of {', '.join(MECHANISMS)}, separated by commas. "
-            "NAME=R.npy adds a covariance of your own, NAME=FILE.py:FUNCTION a function from "
-            "mixing matrix and precision caps to one; it is scaled to the budget."
-        ),
-    ] = ",".join(_COMPARED),
+    mechanism: MechanismsOption = None,
     colluders: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +91,7 @@ def compare(
         str,
         typer.Option(
             help="Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, "
-            "sparse:K, partners:K, balls:R, groups:M or leave-one-out."
+            "sparse:K, partners:K or groups:M."
         ),
     ] = "auto",
     plot: PlotOption = None,
@@ -127,7 +112,7 @@ def compare(
         for count in map(_read_number, _split(listed, "--colluders"))
         for kind in _split(seeds, "--seeds")
     ]
-    chosen = _read_mechanisms(mechanism)
+    chosen = read_mechanisms(mechanism or _COMPARED)
     with working("designing the noise"):
         rows = _design_all(network, promise, objective, chosen, threats)
     ldp = design(network, promise, mechanism="ldp", objective=objective)
@@ -141,34 +126,18 @@ def compare(
     print_written(plot)
 
 
-def _read_mechanisms(text: str) -> dict[str, MechanismName | OwnMechanism]:
-    """Return mechanisms by name, those of the user's own included."""
-    found: dict[str, MechanismName | OwnMechanism] = {}
-    for name in _split(text, "--mechanism"):
-        own = read_mechanism(name)
-        known = next((known for known in MECHANISMS if known == name), None)
-        label = own.label if own else name
-        if (own is None and known is None) or label in found or (own and label in MECHANISMS):
-            raise InvalidArgumentError(
-                f"--mechanism must be names of {', '.join(MECHANISMS)}, or NAME=R.npy or "
-                f"NAME=FILE.py:FUNCTION with a new name, each once, found {name!r}"
-            )
-        found[label] = own or known or "corn"
-    return found
-
-
 def _design_all(
     network: Network,
     budget: PrivacyBudget,
     objective: Horizon,
-    mechanisms: dict[str, MechanismName | OwnMechanism],
+    mechanisms: Mapping[str, Mechanism],
     threats: Sequence[ThreatModel],
 ) -> list[ComparedDesign]:
     """Return one row per mechanism, and CorN's for each threat, in groups of one adversary."""
     rows = []
     for name, mechanism in mechanisms.items():
         # Other mechanisms have seeds of their own, and name the adversary that they hold against.
-        for threat in threats if mechanism == "corn" else [None]:
+        for threat in threats if mechanism.name == "corn" else [None]:
             try:
                 result = design(
                     network, budget, mechanism=mechanism, objective=objective, threat=threat
@@ -370,7 +339,7 @@ def _draw(
     drawn = [
         (row.mechanism, f"{row.seeds} · {row.adversary}".strip(" ·"), row.result.central_ratio)
         for row in rows
-        if row.mechanism != "none"
+        if row.mechanism not in ("none", "unclipped")
     ]
     figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
     save_figure(figure, path)

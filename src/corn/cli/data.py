@@ -1,8 +1,7 @@
-"""``corn data``: download, import and list data sets."""
+"""``corn data``: get and list data sets."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -14,7 +13,6 @@ from corn.learn.datasets import (
     EMBEDDED,
     cache_directory,
     fetch_dataset,
-    import_dataset,
     is_cached,
 )
 
@@ -23,31 +21,26 @@ EXAMPLE = "corn data list"
 
 def data(
     action: Annotated[
-        Literal["get", "import", "list"],
-        typer.Argument(help="Download a data set, import its files from a directory, or list all."),
+        Literal["get", "list"], typer.Argument(help="Get a data set into the cache, or list all.")
     ],
     name: Annotated[
-        str | None,
-        typer.Argument(help=f"Data set, {' or '.join(DOWNLOADABLE)} (for get and import)."),
+        str | None, typer.Argument(help=f"Data set to get, {' or '.join(DOWNLOADABLE)}.")
     ] = None,
-    path: Annotated[
-        Path | None, typer.Argument(help="Directory with the files (for import).")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder with its files, or the address of a server. (Default: its usual servers.)"
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Download, import and list data sets, in $CORN_DATA or the user's cache."""
+    """Get and list data sets, in $CORN_DATA or the user's cache."""
     if action == "list":
         _list(json)
         return
     if name is None:
         raise typer.BadParameter(f"must be one of {', '.join(DOWNLOADABLE)}", param_hint="NAME")
-    if action == "get":
-        where = fetch_dataset(name)
-    elif path is None:
-        raise typer.BadParameter("must be the directory with the files", param_hint="PATH")
-    else:
-        # These files must have the same checksums as a download.
-        where = import_dataset(name, path)
+    where = fetch_dataset(name, source=source)
     if json:
         print_json({"name": name, "directory": where})
     else:

@@ -12,7 +12,6 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.agent import AGENTS, MonitoringOptions, RunOptions, read_source
-from corn.cli.config_file import ConfigOption
 from corn.cli.learning import (
     MODEL_FILE,
     LearningOptions,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 EXAMPLE = "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run"
 
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
-_OWNERS_OPTIONS = ("require", "other_keys", "config_file", "status")
+_OWNERS_OPTIONS = ("require", "other_keys", "status")
 # Under exact sums all agents have one model, which is the average.
 _SAME_UNDER_SUMS = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
 _WARNING = (
@@ -94,7 +93,6 @@ def launch(
         ),
     ] = False,
     monitoring: MonitoringOptions,
-    config_file: ConfigOption = None,  # noqa: ARG001 - its callback has read it
     json: JsonOption = False,
 ) -> None:
     """Run all agents of a plan as processes on this machine."""

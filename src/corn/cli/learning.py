@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corn import learn
-from corn.cli.config_file import is_given
 from corn.cli.output import print_note, save_json
+from corn.cli.records import is_given
 from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
@@ -40,7 +40,7 @@ class LearningOptions:
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of a task: a .csv, .parquet or .npz file or a folder of images with a "
+            help="Instead of a task: a .csv or .parquet file or a folder of images with a "
             "sub-folder per class, distributed over the agents; with {agent} in its name, one for "
             "each agent: data/agent-{agent}.csv.",
             rich_help_panel=OWN_DATA,
@@ -48,7 +48,7 @@ class LearningOptions:
     ] = None
     target: Annotated[
         str | None,
-        typer.Option(help="Column, or array, of the targets.", rich_help_panel=OWN_DATA),
+        typer.Option(help="Column of the targets.", rich_help_panel=OWN_DATA),
     ] = None
     features: Annotated[
         str | None,
@@ -75,10 +75,10 @@ class LearningOptions:
     bounds: Annotated[
         str | None,
         typer.Option(
-            help="Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, "
-            "age=0:120,bmi=10:60 or a .csv file with column,least,most. Values outside count as "
-            "the nearest bound. Never statistics of private data: no ε covers those. (Default: "
-            "values as they are; pixels of images in [0, 1].)",
+            help="Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, or "
+            "age=0:120,bmi=10:60. Values outside count as the nearest bound. Never statistics of "
+            "private data: no ε covers those. (Default: values as they are; pixels of images in "
+            "[0, 1].)",
             rich_help_panel=OWN_DATA,
         ),
     ] = None
@@ -177,7 +177,7 @@ class LearningOptions:
             features=_split_names(self.features),
             classes=_list_classes(self.classes),
             is_regression=self.regression,
-            bounds=learn.Bounds.parse(self.bounds),
+            bounds=learn.parse_bounds(self.bounds),
             model=self.model or "linear",
             test_data=self.test_data,
             partition=self.partition,

@@ -87,22 +87,37 @@ PlotOption: TypeAlias = Annotated[
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def _check_mechanism(name: str) -> str:
+def _check_mechanisms(text: str | None) -> str | None:
     """Raise for a name that is neither known nor that of a mechanism of the user's own."""
-    if "=" not in name and name not in MECHANISMS:
-        raise typer.BadParameter(
-            f"must be one of {', '.join(MECHANISMS)}, or NAME=R.npy of your own, found {name!r}"
-        )
-    return name
+    for name in (part.strip() for part in (text or "").split(",") if text is not None):
+        if "=" not in name and name not in MECHANISMS:
+            raise typer.BadParameter(
+                f"must be one of {', '.join(MECHANISMS)}, or NAME=R.npy, NAME=FILE.py:FUNCTION of "
+                f"your own, found {name!r}"
+            )
+    return text
 
 
+_OWN_MECHANISM = (
+    "NAME=R.npy is a covariance of your own, NAME=FILE.py:FUNCTION a function of the design "
+    "problem (links, mixing matrix, caps, objective) that returns one; it is scaled to the budget."
+)
 MechanismOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS)}; or one of "
-        "your own: NAME=R.npy, a covariance, or NAME=FILE.py:FUNCTION, a function from mixing "
-        "matrix and precision caps to a covariance. It is scaled to the budget.",
-        callback=_check_mechanism,
+        help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS[:4])}. "
+        f"{_OWN_MECHANISM}",
+        callback=_check_mechanisms,
+    ),
+]
+MechanismsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas. central trusts a "
+        "server; none clips but adds no noise; unclipped does neither. "
+        f"{_OWN_MECHANISM} (Default: corn, decor, ldp, none; for compare zero-sum and central too; "
+        "with a plan, the plan alone.)",
+        callback=_check_mechanisms,
     ),
 ]
 HorizonOption: TypeAlias = Annotated[
@@ -145,7 +160,7 @@ _SeedsOption: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), partners:K, balls:R, groups:M or leave-one-out; auto is global "
+        "partners of each agent), partners:K or groups:M; auto is global "
         f"without insiders, pairs up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} "
         f"above (sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as "
         "many partners as insiders and four more.",

@@ -9,7 +9,6 @@ import typer
 
 from corn import distributed
 from corn.checks import require_choice
-from corn.cli.config_file import is_given
 from corn.cli.options import (
     BatchSizeOption,
     BudgetOptions,
@@ -32,8 +31,8 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
+from corn.cli.records import is_given
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
-from corn.covariance.design import default_threat
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
 from corn.privacy.budget import describe_range
@@ -96,7 +95,7 @@ def plan(
             # None leaves the adversary to the mechanism: DECOR holds against no insider.
             threat=threat.make_if_given(),
             objective=mixing.choose_objective(network.mixing, budget.steps),
-            mechanism=read_mechanism(mechanism) or cast("MechanismName", mechanism),
+            mechanism=mechanism,
             cooldown_steps=mixing.cooldown,
         )
     _save(made, out, json=json)
@@ -169,7 +168,7 @@ def _write_request(
         budget=budget.make(batch_size),
         objective=mixing.choose_objective(combined, budget.steps),
         # Written into the request, so that agents do not depend on defaults of their own versions.
-        threat=threat.make_if_given() or default_threat(chosen),
+        threat=threat.make_if_given() or read_mechanism(chosen).default_threat,
         mechanism=chosen,
         weights=mixing.weights,
         gossip=Gossip.parse(mixing.gossip),

@@ -49,6 +49,13 @@ def read_configuration(context: typer.Context) -> dict[str, object]:
     return {name: context.params[name] for name in names if name in context.params}
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line or in the environment."""
+    # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
 def _options(record: type) -> Iterator[Parameter]:
     types = get_type_hints(record, include_extras=True)
     for field in fields(record):

@@ -60,7 +60,7 @@ def report(
         published=_list_published(path / "shared") if path.is_dir() else (),
         histories=[] if keys is None else _add_up(keys, delta),
         keys=keys,
-        id_column=(model.preprocessing or {}).get("id_column"),
+        id_column=(model.preprocessing or {}).get("id"),
     )
     content = write_html(page).encode() if out.suffix == ".html" else write_pdf(page)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.config_file import is_given
 from corn.cli.learning import (
     LEARNING,
     MODEL_FILE,
@@ -26,6 +25,7 @@ from corn.cli.learning import (
 from corn.cli.options import (
     BudgetOptions,
     JsonOption,
+    MechanismsOption,
     MixingOptions,
     OptionalGraphOption,
     PlanOption,
@@ -48,10 +48,10 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import read_configuration
+from corn.cli.records import is_given, read_configuration
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
-from corn.learn.names import MECHANISM_NAMES, usual_schedule
+from corn.learn.names import usual_schedule
 from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
@@ -95,16 +95,7 @@ def train(
             rich_help_panel=LEARNING,
         ),
     ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One or more of {', '.join(MECHANISM_NAMES)}, separated by commas. none clips "
-            "but adds no noise; unclipped does neither; central trusts a server. NAME=R.npy or "
-            "NAME=FILE.py:FUNCTION adds a covariance of your own, scaled to the budget. "
-            f"(Default: {_MECHANISMS}; with a plan, the plan alone.)",
-            rich_help_panel=LEARNING,
-        ),
-    ] = None,
+    mechanism: MechanismsOption = None,
     optimizer: Annotated[
         OptimizerName,
         typer.Option(
@@ -215,12 +206,10 @@ def train(
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
     names = _MECHANISMS if mechanism is None and planned is None else mechanism or ""
     with working("designing the noise"):
-        mechanisms = learn.make_mechanisms(
-            [name.strip() for name in names.split(",") if names],
-            network,
-            promise,
-            objective=objective,
-            threat=adversary,
+        mechanisms = (
+            learn.make_mechanisms(names, network, promise, objective=objective, threat=adversary)
+            if names
+            else []
         )
     if planned is not None:
         # Named "plan", because a mechanism of the same name may stand beside it.

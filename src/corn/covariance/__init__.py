@@ -5,14 +5,18 @@ from corn.covariance.baselines import (
     Ldp,
     OwnMechanism,
     ZeroSum,
-    read_mechanism,
 )
 from corn.covariance.decomposition import Decomposition, expose
-from corn.covariance.design import MECHANISMS, Auto, Corn, Mechanism, design
-from corn.covariance.dual import Dual
+from corn.covariance.design import (
+    MECHANISMS,
+    Corn,
+    Mechanism,
+    MechanismLike,
+    design,
+    read_mechanism,
+    read_mechanisms,
+)
 from corn.covariance.feasibility import invert_covariance, is_private
-from corn.covariance.first_order import FirstOrder
-from corn.covariance.low_rank import LowRank
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -35,20 +39,17 @@ __all__ = [
     "EAVESDROPPER",
     "MECHANISMS",
     "ONE_STEP",
-    "Auto",
     "Corn",
     "Decomposition",
     "Decor",
     "Design",
     "DesignProblem",
-    "Dual",
     "FiniteRun",
-    "FirstOrder",
     "GivenObjective",
     "Horizon",
     "Ldp",
-    "LowRank",
     "Mechanism",
+    "MechanismLike",
     "MechanismName",
     "Objective",
     "ObjectiveLike",
@@ -62,4 +63,5 @@ __all__ = [
     "invert_covariance",
     "is_private",
     "read_mechanism",
+    "read_mechanisms",
 ]

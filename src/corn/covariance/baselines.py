@@ -1,15 +1,14 @@
 """The mechanisms that CorN is compared with, each as good as its family allows.
 
-One of them, `OwnMechanism`, has a covariance from a file or from a function of the network. Only
-its shape counts: it is scaled to the precision caps and checked like every other design.
+One of them, `OwnMechanism`, has a covariance of the user's own. Only its shape counts: it is scaled
+to the precision caps and checked like every other design.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import networkx as nx
 import numpy as np
@@ -18,12 +17,10 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_symmetric_matrix, require
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.dual import Dual, solve_dual
+from corn.covariance.dual import solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import FileFormatError, InvalidArgumentError
-from corn.files import load_function
-from corn.topology.files import read_matrix
+from corn.errors import InvalidArgumentError
 from corn.topology.graphs import Graph
 
 _LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
@@ -119,9 +116,9 @@ class Central:
 @final
 @dataclass(frozen=True)
 class NoNoise:
-    """No noise: a reference without privacy."""
+    """No noise: a reference without privacy. Training clips all the same, unless ``unclipped``."""
 
-    name: ClassVar[MechanismName] = "none"
+    name: Literal["none", "unclipped"] = "none"
     default_threat: ClassVar[ThreatModel] = EAVESDROPPER
 
     def solve(self, problem: DesignProblem) -> Design:
@@ -168,8 +165,7 @@ def conclude_in_family(
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
-    dual, A = Dual(), problem.scaled_objective
-    best = solve_dual(A, tolerance=dual.tolerance, max_iterations=dual.max_iterations)
+    best = solve_dual(problem.scaled_objective)
     return conclude(
         problem,
         covariance,
@@ -281,8 +277,8 @@ class RatioFamily:
         return np.asarray((self.slack[:, None] * (self.squared_vectors @ spectra)).max(axis=0))
 
 
-CovarianceRule: TypeAlias = Callable[[FloatArray, FloatArray], ArrayLike]
-"""(mixing matrix W, precision caps b) → covariance R of the agents' noise, up to scale."""
+CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]
+"""(design problem) → covariance R of the agents' noise, up to scale, shape (n, n)."""
 
 
 @final
@@ -294,7 +290,8 @@ class OwnMechanism:
     only. A diagonal covariance needs no seed and holds against insiders too.
 
     Attributes:
-        covariance: R, shape (n, n), or a rule that computes it from W and the caps b.
+        covariance: R, shape (n, n), or a function that returns it for a design problem, which has
+            links, mixing matrix, precision caps and objective.
         label: its name in tables.
     """
 
@@ -305,7 +302,20 @@ class OwnMechanism:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the covariance, scaled until every agent's cap holds."""
-        R = self._find(problem)
+        given: Any = self.covariance
+        if callable(given):
+            # Of copies: the user's function must not change the problem.
+            given = given(
+                replace(
+                    problem,
+                    objective_matrix=problem.objective_matrix.copy(),
+                    precision_caps=problem.precision_caps.copy(),
+                    mixing_matrix=np.array(problem.mixing_matrix),
+                )
+            )
+        n, of = problem.num_agents, f"covariance of {self.label!r}"
+        R = as_symmetric_matrix(given, name=of)
+        require(R.shape == (n, n), of, f"of shape ({n}, {n}), as the network", R.shape)
         is_independent = not np.any(R - np.diag(R.diagonal()))
         threat = problem.threat
         if threat.max_colluders and not is_independent:
@@ -319,33 +329,3 @@ class OwnMechanism:
         # Independent noise needs no seed, so no insider knows any of it.
         shares = Decomposition(found.covariance.diagonal()) if is_independent else None
         return replace(found, status="given", shares=shares)
-
-    def _find(self, problem: DesignProblem) -> FloatArray:
-        given: Any = self.covariance
-        if callable(given):
-            if problem.mixing_matrix is None:
-                raise InvalidArgumentError(f"mechanism {self.label!r} needs the mixing matrix")
-            # Copies: the user's function must not change the problem.
-            given = given(problem.mixing_matrix.copy(), problem.precision_caps.copy())
-        R = as_symmetric_matrix(given, name=f"covariance of {self.label!r}")
-        n = problem.num_agents
-        rule = f"of shape ({n}, {n}), as the network"
-        require(R.shape == (n, n), f"covariance of {self.label!r}", rule, R.shape)
-        return R
-
-
-def read_mechanism(spec: str) -> OwnMechanism | None:
-    """Return the mechanism of ``NAME=R.npy``, ``NAME=R.csv`` or ``NAME=FILE.py:FUNCTION``.
-
-    None for a text without ``=``, which names one of CorN's own mechanisms.
-    """
-    label, equals, source = spec.partition("=")
-    if not equals:
-        return None
-    if not label or not source:
-        raise FileFormatError(
-            f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION, found {spec!r}"
-        )
-    if ".py:" in source:
-        return OwnMechanism(load_function(source), label)
-    return OwnMechanism(read_matrix(Path(source), name="a covariance"), label)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias, final
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, final
 
 import networkx as nx
 import numpy as np
@@ -17,17 +18,22 @@ from corn.checks import (
     as_square_matrix,
     require,
     require_choice,
+    require_count,
     require_positive,
 )
-from corn.covariance.baselines import Central, Decor, Ldp, NoNoise, ZeroSum
-from corn.covariance.certificate import SplitSolution
-from corn.covariance.coalitions import require_few_coalitions
-from corn.covariance.decomposition import split_blocks
+from corn.covariance.baselines import (
+    Central,
+    CovarianceRule,
+    Decor,
+    Ldp,
+    NoNoise,
+    OwnMechanism,
+    ZeroSum,
+)
+from corn.covariance.decomposition import Decomposition, split_blocks
 from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.dual import Dual, solve_dual
-from corn.covariance.feasibility import expand_caps, invert_covariance
-from corn.covariance.first_order import FirstOrder
-from corn.covariance.low_rank import LowRank, fits_pairs
+from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
+from corn.covariance.feasibility import expand_caps
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
     GivenObjective,
@@ -36,107 +42,16 @@ from corn.covariance.objective import (
     default_objective,
     energy_of_average,
 )
-from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, Status
+from corn.covariance.pairs import solve_pairs
+from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
-from corn.errors import InvalidArgumentError
+from corn.errors import FileFormatError, InvalidArgumentError
+from corn.files import load_function
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, load_network
+from corn.topology.files import read_matrix
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
-
-_SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
-_SMALLEST_RIDGE = 1e-6
-# Any point of the dual is a bound, so it need not converge.
-_BOUND_ITERATIONS = 30
-
-
-class SplitSolver(Protocol):
-    """A solver of Problem (16), which chooses private noise and the noise of groups together."""
-
-    @property
-    def name(self) -> SolverName:
-        """The solver's name in results."""
-        ...
-
-    @property
-    def shortfall(self) -> Status:
-        """The status of a solution whose gap is beyond the tolerance."""
-        ...
-
-    def solve_split(self, problem: DesignProblem, seed_groups: SeedGroups) -> SplitSolution:
-        """Return a split that every coalition of the threat leaves under the cap."""
-        ...
-
-
-def design_against_insiders(
-    problem: DesignProblem, seed_groups: SeedGroups, *, solver: SplitSolver
-) -> Design:
-    """Minimise Tr(A R) over private noise and the noise of each seed group: Problem (16).
-
-    Every coalition of the problem's threat meets the caps, exactly.
-    """
-    # Before a search of hours whose result could not be checked.
-    require_few_coalitions(problem.num_agents, problem.threat.max_colluders)
-    final, limited = _solve_within_noise_limit(problem, seed_groups, solver)
-    # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
-    # the better one where A is singular on a seed group: the bound for insiders is then 0.
-    dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
-    eavesdropper_bound = dual.lower_bound / problem.strictest_cap
-    bound = min(max(final.lower_bound, eavesdropper_bound), final.value)
-    status: Status = "noise limited" if limited else solver.shortfall
-    if final.value <= (1 + final.tolerance) * bound:
-        status = "optimal"
-    elif final.lower_bound < eavesdropper_bound:
-        status = "loose bound"
-    R = final.decomposition.covariance
-    precision, factor = invert_covariance(R)
-    return Design(
-        mechanism="corn",
-        solver=solver.name,
-        status=status,
-        covariance=R,
-        precision=precision,
-        factor=factor,
-        precision_caps=problem.precision_caps,
-        value=final.value,
-        lower_bound=bound,
-        iterations=final.evaluations,
-        threat=problem.threat,
-        shares=final.decomposition,
-        num_coalitions=final.num_coalitions,
-        multipliers=final.multipliers,
-    )
-
-
-def _solve_within_noise_limit(
-    problem: DesignProblem, seed_groups: SeedGroups, solver: SplitSolver
-) -> tuple[SplitSolution, bool]:
-    """Return a solution without noise above the limit, and whether that needed a ridge on A."""
-    limits = problem.variance_ratio_limits / problem.precision_caps
-    ridge = problem.ridge
-    # With an A that is singular on a group, noise grows without bound and no bound is proved.
-    if _is_singular_on_a_group(problem.scaled_objective, seed_groups):
-        ridge = max(ridge, _SMALLEST_RIDGE)
-    while True:
-        solution = solver.solve_split(replace(problem, ridge=ridge), seed_groups)
-        is_within = (solution.decomposition.covariance.diagonal() <= limits * (1 + 1e-9)).all()
-        if is_within:
-            return solution, ridge > 0
-        # Noise variance falls about as the root of the ridge, and each solve is expensive.
-        ridge = max(10 * ridge, _SMALLEST_RIDGE)
-
-
-def _is_singular_on_a_group(A: FloatArray, seed_groups: SeedGroups) -> bool:
-    by_size: dict[int, list[tuple[int, ...]]] = {}
-    for group in seed_groups:
-        by_size.setdefault(len(group), []).append(group)
-    for groups in by_size.values():
-        members = np.array(groups)
-        values = np.linalg.eigvalsh(A[members[:, :, None], members[:, None, :]])
-        if (values[:, 0] <= _SINGULAR * values[:, -1]).any():
-            return True
-    return False
-
 
 # From best to worst: a design is as good as its worst block.
 _STATUS_ORDER: tuple[Status, ...] = (
@@ -146,7 +61,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "iteration limit",
 )
 _MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
-_LEAST_FOR_UPDATES = 24  # agents: below it FirstOrder is fast, and its bound tighter
 
 
 class Mechanism(Protocol):
@@ -173,97 +87,184 @@ class Mechanism(Protocol):
 
 @final
 @dataclass(frozen=True)
-class Auto:
-    """The default solver.
+class Corn:
+    """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
 
-    `Dual` where the problem separates into blocks, `LowRank` for seeds of pairs from 24 agents on,
-    and `FirstOrder` elsewhere.
+    The exact dual solves the problem where seed groups are disjoint and nobody colludes
+    (`corn.covariance.dual`), a first-order method where pairs share seeds
+    (`corn.covariance.pairs`).
 
-    ``tolerance`` is the relative gap to stop at; None is the default of the solver chosen.
+    Attributes:
+        max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
+            ``math.inf`` is no limit. The gap includes the cost of the limit.
+        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and for pairs 1e-3, or
+            1e-2 from 24 agents on.
+        max_evaluations: after so many, the design is private all the same, and its status says so;
+            None is the default of the method.
     """
 
+    max_noise_std: float | None = None
     tolerance: float | None = None
+    max_evaluations: int | None = None
+    name: ClassVar[MechanismName] = "corn"
+    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:
             require_positive("tolerance", self.tolerance)
-
-    def choose(
-        self, seed_groups: SeedGroups, threat: ThreatModel, num_agents: int
-    ) -> Dual | FirstOrder | LowRank:
-        """Return the solver for these seeds and this threat."""
-        # FirstOrder takes any seeds and any threat; the other two are faster where they apply.
-        solver: type[Dual] | type[FirstOrder] | type[LowRank] = FirstOrder
-        if _separates(seed_groups, threat, num_agents):
-            solver = Dual
-        elif num_agents >= _LEAST_FOR_UPDATES and fits_pairs(seed_groups, threat):
-            solver = LowRank
-        return solver() if self.tolerance is None else solver(self.tolerance)
-
-
-Solver: TypeAlias = Auto | Dual | FirstOrder | LowRank
-
-
-@final
-@dataclass(frozen=True)
-class Corn:
-    """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
-
-    Attributes:
-        solver: `Dual` where seed groups are disjoint and nobody colludes, `FirstOrder` anywhere,
-            `LowRank` for seeds of pairs.
-        max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
-            ``math.inf`` is no limit. The gap includes the cost of the limit.
-    """
-
-    solver: Solver = Auto()
-    max_noise_std: float | None = None
-    name: ClassVar[MechanismName] = "corn"
-    default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
+        if self.max_evaluations is not None:
+            require_count("max_evaluations", self.max_evaluations)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
         problem = replace(problem, max_noise_std=self.max_noise_std)
-        threat, solver = problem.threat, self.solver
-        groups = threat.seed_groups(problem.graph)
-        separates = _separates(groups, threat, problem.num_agents)
-        if isinstance(solver, Auto):
-            solver = solver.choose(groups, threat, problem.num_agents)
-        # The caller may insist on a general solver, to compare it with the exact one.
-        if separates and isinstance(solver, Dual):
-            return self._solve_blocks(problem, groups, solver)
-        if isinstance(solver, Dual):
+        groups = problem.threat.seed_groups(problem.graph)
+        if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
+            return _design_independent(problem)
+        if are_disjoint(groups):
+            return self._solve_blocks(problem, groups)
+        if any(len(group) != 2 for group in groups):
             raise InvalidArgumentError(
-                f"solver {type(solver).__name__} ({solver.name}) is for disjoint seed groups "
-                f"against an eavesdropper, found seeds={threat.seeds!r:.60} and "
-                f"max_colluders={threat.max_colluders}: use FirstOrder or Auto "
-                "(--solver auto), or a threat without insiders (--colluders 0)"
+                "seeds must be of pairs where groups overlap, found "
+                f"{problem.threat.seeds!r:.60}: use pairs, edges, sparse:K or partners:K"
             )
-        return design_against_insiders(problem, groups, solver=solver)
+        return solve_pairs(
+            problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
+        )
 
-    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups, solver: Dual) -> Design:
+    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups) -> Design:
         """Return one block per group, and one for each agent that shares no seed."""
+        solve = partial(
+            design_whole,
+            tolerance=self.tolerance or TOLERANCE,
+            max_iterations=self.max_evaluations or MAX_ITERATIONS,
+        )
         n = problem.num_agents
         if groups == (tuple(range(n)),) or n == 1:
-            return solver.solve(problem)
+            return solve(problem)
         # An agent in no group is a block of its own, with LDP noise.
         grouped = {agent for group in groups for agent in group}
         alone = tuple((agent,) for agent in range(n) if agent not in grouped)
-        return design_blocks(problem, groups + alone, solver.solve)
+        return design_blocks(problem, groups + alone, solve)
+
+
+def are_disjoint(groups: SeedGroups) -> bool:
+    """Return whether no agent is in two groups: the problem then separates into their blocks."""
+    members = [agent for group in groups for agent in group]
+    return len(members) == len(set(members))
+
+
+def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: int) -> bool:
+    """Return whether insiders leave no better noise than LDP, on these seeds and for any objective.
+
+    Where groups are disjoint, an insider knows all shared noise of the others in its group, who
+    need private noise of variance 1/b_i each; shared noise can then only add to Tr(A R). The same
+    holds where a coalition leaves one honest agent.
+    """
+    return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
+
+
+def _design_independent(problem: DesignProblem) -> Design:
+    found = conclude(
+        problem,
+        np.diag(1 / problem.precision_caps),
+        mechanism="corn",
+        solver="formula",
+        lower_bound=float(np.trace(problem.scaled_objective)) / problem.strictest_cap,
+        iterations=0,
+        status="optimal",
+    )
+    return replace(found, shares=Decomposition(found.covariance.diagonal()))
 
 
 _BY_NAME: dict[MechanismName, Mechanism] = {
     mechanism.name: mechanism
-    for mechanism in (Corn(), Decor(), Ldp(), ZeroSum(), Central(), NoNoise())
+    for mechanism in (
+        *(Corn(), Decor(), Ldp(), ZeroSum()),
+        *(Central(), NoNoise(), NoNoise("unclipped")),
+    )
 }
 MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
+
+MechanismLike: TypeAlias = str | Mechanism | CovarianceRule
+"""A name, ``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``, a record such as `Corn` or `Decor`, or a
+function that returns a covariance, shape (n, n), for a `DesignProblem`."""
+
+
+def read_mechanism(given: MechanismLike) -> Mechanism:
+    """Return the record of a mechanism.
+
+    >>> read_mechanism("ldp")
+    Ldp()
+    """
+    if not isinstance(given, str):
+        # A record is understood by its method, so that users' classes need no common base.
+        if hasattr(given, "solve"):
+            return cast("Mechanism", given)
+        is_rule = callable(given)
+        rule = f"one of {', '.join(MECHANISMS)}, a record, or a function of a design problem"
+        require(is_rule, "mechanism", rule, repr(given))
+        return OwnMechanism(given, getattr(given, "__name__", "own"))
+    label, equals, source = given.partition("=")
+    if not equals:
+        advice = "or NAME=R.npy, NAME=FILE.py:FUNCTION for one of your own"
+        return _BY_NAME[
+            require_choice("mechanism", cast("MechanismName", given), MECHANISMS, advice=advice)
+        ]
+    # With a comma in it, a list of names would pass for the name of one mechanism.
+    if not label or not source or "," in label:
+        raise FileFormatError(
+            f"mechanism must be NAME=R.npy or NAME=FILE.py:FUNCTION, found {given!r}"
+        )
+    if ".py:" in source:
+        return OwnMechanism(load_function(source), label)
+    return OwnMechanism(read_matrix(Path(source), name="a covariance"), label)
+
+
+def read_mechanisms(
+    given: str | Sequence[Any] | Mapping[str, Any], *, ready: tuple[type, ...] = ()
+) -> dict[str, Any]:
+    """Return several mechanisms by the names that tables show, each different.
+
+    Names in one text are separated by commas. A mapping has names of the caller's choice. Objects
+    of the types ``ready`` stay as they are; all others become records.
+
+    >>> list(read_mechanisms("corn, ldp")), list(read_mechanisms({"LDP": Ldp()}))
+    (['corn', 'ldp'], ['LDP'])
+    """
+    if isinstance(given, str):
+        given = [part.strip() for part in given.split(",")]
+    require(len(given) > 0, "mechanism", "at least one", "none")
+    read = [
+        each if isinstance(each, ready) else read_mechanism(each)
+        for each in (given.values() if isinstance(given, Mapping) else given)
+    ]
+    labels = list(given) if isinstance(given, Mapping) else [label_of(each) for each in read]
+    for label, mechanism in zip(labels, read, strict=True):
+        is_new = not isinstance(mechanism, OwnMechanism) or label not in MECHANISMS
+        require(is_new, "mechanism", "a new name for one of your own", repr(label))
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    require(
+        not repeated,
+        "mechanism",
+        "different names",
+        f"{', '.join(repeated)} twice",
+        advice="give a mapping from names to mechanisms",
+    )
+    return dict(zip(labels, read, strict=True))
+
+
+def label_of(mechanism: Any) -> str:
+    """Return the name of a mechanism, or of a design, in tables."""
+    labels = (getattr(mechanism, name, None) for name in ("label", "name", "mechanism"))
+    return next((label for label in labels if isinstance(label, str)), "own")
 
 
 def design(
     network: Network | str | Path | nx.Graph | ArrayLike,
     budget: PrivacyBudget | ArrayLike,
     *,
-    mechanism: Mechanism | MechanismName = "corn",
+    mechanism: MechanismLike = "corn",
     objective: ObjectiveLike | None = None,
     threat: ThreatModel | None = None,
 ) -> Design:
@@ -279,8 +280,9 @@ def design(
             exactly (``mixing="sum"``), CorN's noise is optimal in closed form.
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
-        mechanism: `Corn`, `Decor`, `Ldp`, `ZeroSum`, `Central` or `NoNoise` with its options, or
-            its name for the default options; or `OwnMechanism` with a covariance of your own.
+        mechanism: the name of a mechanism; a record of one with its options, such as `Corn`; or a
+            function of your own, which returns a covariance R for a `DesignProblem`. R is scaled
+            until it meets the caps exactly.
         objective: what to minimise: `Horizon`, `FiniteRun`, a positive semidefinite matrix A of
             shape (n, n), or a function that returns A for the mixing matrix of a step. The default
             is `default_objective` of the budget's steps; a precision cap has no number of steps, so
@@ -296,9 +298,12 @@ def design(
     >>> strict = design("complete:4", [0.5, 2, 2, 2], mechanism="ldp", objective=ONE_STEP)
     >>> strict.noise_std.round(3)
     array([1.414, 0.707, 0.707, 0.707])
+    >>> def neighbours(problem):
+    ...     return np.eye(4) + 10 * nx.laplacian_matrix(problem.graph).toarray()
+    >>> design("ring:4", 2.0, mechanism=neighbours, objective=ONE_STEP).status
+    'given'
     """
-    if isinstance(mechanism, str):
-        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
+    mechanism = read_mechanism(mechanism)
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
     num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
@@ -407,13 +412,6 @@ def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
         )
 
 
-def default_threat(mechanism: Mechanism | MechanismName) -> ThreatModel:
-    """Return the strongest usual adversary that a mechanism holds against."""
-    if isinstance(mechanism, str):
-        mechanism = _BY_NAME[require_choice("mechanism", mechanism, MECHANISMS)]
-    return mechanism.default_threat
-
-
 def design_blocks(
     problem: DesignProblem, groups: SeedGroups, solve: Callable[[DesignProblem], Design]
 ) -> Design:
@@ -459,17 +457,6 @@ def design_blocks(
         iterations=max(block.iterations for block in designs),
         shares=split_blocks(covariance, groups, precision_caps=caps),
     )
-
-
-def _separates(groups: SeedGroups, threat: ThreatModel, num_agents: int) -> bool:
-    """Return whether the problem separates into one block per seed group.
-
-    It does not where groups overlap or insiders collude, nor where one private variance for all
-    ties several blocks together.
-    """
-    members = [agent for group in groups for agent in group]
-    is_tied = threat.private_noise == "common" and groups != (tuple(range(num_agents)),)
-    return threat.max_colluders == 0 and len(members) == len(set(members)) and not is_tied
 
 
 def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:

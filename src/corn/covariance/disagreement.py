@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.lattice import LatticeNoise, gossip_spectrum
-from corn.covariance.objective import disagreement_matrix, mode_energies
-from corn.errors import InvalidArgumentError
+from corn.covariance.objective import disagreement_matrix
 from corn.topology import Network
-from corn.topology.spectrum import MOST_DENSE, find_lattice, find_mixing_time
+from corn.topology.spectrum import MOST_DENSE, find_mixing_time
 
 LARGE_DISAGREEMENT = 0.35
 """κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""
@@ -22,7 +16,7 @@ LARGE_DISAGREEMENT = 0.35
 
 def disagreement_ratio(
     network: Network,
-    noise: Decomposition | LatticeNoise | FloatArray,
+    noise: Decomposition | FloatArray,
     *,
     precision_cap: float,
     momentum: float,
@@ -35,8 +29,8 @@ def disagreement_ratio(
     size, which cancels: κ² = n b Tr(D R)/T with D of `disagreement_matrix` (docs/theory.md,
     “Disagreement”).
 
-    None for more than 2000 agents, where D is too large, unless a Fourier transform diagonalises
-    the noise. The server's ``precision_cap`` b is the strictest.
+    None for more than 2000 agents, where D is too large. The server's ``precision_cap`` b is the
+    strictest.
 
     >>> from corn.topology import load_network
     >>> ring = load_network("ring:4", mixing="gossip")
@@ -49,34 +43,12 @@ def disagreement_ratio(
     n = network.num_agents
     if network.mixing == "sum":
         return 0.0
-    if isinstance(noise, LatticeNoise):
-        energy = _lattice_energy(network, noise, momentum)
-    elif n > MOST_DENSE:
+    if n > MOST_DENSE:
         return None
-    elif math.isinf(find_mixing_time(network.step_matrix)):
+    if math.isinf(find_mixing_time(network.step_matrix)):
         energy = math.inf
     else:
         R = noise.covariance if isinstance(noise, Decomposition) else noise
         energy = float((disagreement_matrix(network.step_matrix, momentum) * R).sum())
     # Rounding may leave a little below zero of noise that all agents share.
     return math.sqrt(max(energy, 0.0) * n * precision_cap / num_steps)
-
-
-def _lattice_energy(network: Network, noise: LatticeNoise, momentum: float) -> float:
-    """Return Tr(D R) on a ring or torus, where both are diagonal in the Fourier basis."""
-    row = find_lattice(network.sparse_matrix)
-    if row is None or row.shape != noise.eigenvalues.shape:
-        raise InvalidArgumentError(
-            f"noise must be that of the network's own lattice, found {noise.eigenvalues.shape}"
-        )
-    # Without the first mode, the average.
-    w = gossip_spectrum(row, network.gossip).ravel()[1:]
-    if _never_decays(w):
-        return math.inf
-    return float((mode_energies(w, 1.0, momentum) * noise.eigenvalues.ravel()[1:]).sum())
-
-
-def _never_decays(modes: NDArray[Any]) -> bool:
-    """Return whether a mode of disagreement keeps its size up to rounding: of periodic weights."""
-    limit = 1 - 8 * (1 + modes.size) * np.finfo(float).eps
-    return bool(np.abs(modes).max(initial=0.0) >= limit)

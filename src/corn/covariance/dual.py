@@ -23,14 +23,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
-from corn.checks import FloatArray, require_count, require_positive
+from corn.checks import FloatArray
 from corn.covariance.feasibility import invert_definite, limit_noise
-from corn.covariance.problem import Design, DesignProblem, SolverName, Status, conclude
+from corn.covariance.problem import Design, DesignProblem, Status, conclude
+
+TOLERANCE = 1e-6
+"""The relative gap to stop at, unless another one is given."""
+MAX_ITERATIONS = 100
 
 _SHRINK, _GROW = 0.02, 20.0  # limits on the change of a multiplier in one step
 _NEGLIGIBLE_SHARE = 0.1  # of the tolerance: the price of keeping every multiplier positive
@@ -51,79 +54,68 @@ _SMALLEST_ROOT = 1e-9  # a share of the largest; roots below it cannot steer any
 _NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
 
 
-@final
-@dataclass(frozen=True)
-class Dual:
-    """The solver against an eavesdropper where agents share one seed at most: Newton on the dual.
+def design_whole(
+    problem: DesignProblem, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
+) -> Design:
+    """Return the certified optimum of Problem (13), within the problem's noise limit.
 
     ``tolerance`` is the relative gap to stop at. Out of ``max_iterations``, the design is private
     all the same, and its status says so.
     """
+    solution = solve_dual(
+        problem.scaled_objective, tolerance=tolerance, max_iterations=max_iterations
+    )
+    R, limited = _recover_covariance(problem, solution, max_iterations)
+    status: Status = "noise limited" if limited else "accuracy limit"
+    return conclude(
+        problem,
+        problem.restore(R),
+        mechanism="corn",
+        solver="dual",
+        lower_bound=solution.lower_bound / problem.strictest_cap,
+        iterations=solution.iterations,
+        status=status if solution.converged else "iteration limit",
+        tolerance=tolerance,
+    )
 
-    tolerance: float = 1e-6
-    max_iterations: int = 100
-    name: ClassVar[SolverName] = "dual"
 
-    def __post_init__(self) -> None:
-        require_positive("tolerance", self.tolerance)
-        require_count("max_iterations", self.max_iterations)
+def _recover_covariance(
+    problem: DesignProblem, solution: DualSolution, max_iterations: int
+) -> tuple[FloatArray, bool]:
+    """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
-    def solve(self, problem: DesignProblem) -> Design:
-        """Return the certified optimum of Problem (13), within the problem's noise limit."""
-        tolerance = self.tolerance
+    Where A is singular, or nearly so, the optimum lets noise grow without bound along
+    directions that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`)
+    is a remedy at no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better
+    value where the limit is tight, so it is tried when blending alone loses more than
+    `_WORTH_A_RIDGE`.
+    """
+    A, limits = problem.scaled_objective, problem.variance_ratio_limits
+
+    def value(R: FloatArray) -> float:
+        return float(np.sum(A * R))
+
+    best, limited = limit_noise(solution.point.precision(), limits)
+    if not limited or value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
+        return best, limited
+    # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
+    # blended the rest of the way, so every candidate is within the limit and the best counts.
+    low, high = _LOG10_RIDGES
+    for _ in range(_RIDGE_BISECTIONS):
+        middle = (low + high) / 2
+        ridged = A.copy()
+        ridged[np.diag_indices_from(ridged)] += 10**middle * np.trace(A) / len(A)
         solution = solve_dual(
-            problem.scaled_objective, tolerance=tolerance, max_iterations=self.max_iterations
+            ridged,
+            tolerance=_RIDGE_TOLERANCE,
+            max_iterations=max_iterations,
+            # The last solution is close, so a warm start saves iterations.
+            start=solution.point.multipliers,
         )
-        R, limited = self._recover_covariance(problem, solution)
-        status: Status = "noise limited" if limited else "accuracy limit"
-        return conclude(
-            problem,
-            problem.restore(R),
-            mechanism="corn",
-            solver=self.name,
-            lower_bound=solution.lower_bound / problem.strictest_cap,
-            iterations=solution.iterations,
-            status=status if solution.converged else "iteration limit",
-            tolerance=tolerance,
-        )
-
-    def _recover_covariance(
-        self, problem: DesignProblem, solution: DualSolution
-    ) -> tuple[FloatArray, bool]:
-        """Return the scaled covariance of a solution within the noise limits, and if they matter.
-
-        Where A is singular, or nearly so, the optimum lets noise grow without bound along
-        directions that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`)
-        is a remedy at no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better
-        value where the limit is tight, so it is tried when blending alone loses more than
-        `_WORTH_A_RIDGE`.
-        """
-        A, limits = problem.scaled_objective, problem.variance_ratio_limits
-
-        def value(R: FloatArray) -> float:
-            return float(np.sum(A * R))
-
-        best, limited = limit_noise(solution.point.precision(), limits)
-        if not limited or value(best) <= (1 + _WORTH_A_RIDGE) * solution.lower_bound:
-            return best, limited
-        # Bisect for the ridge at which the noise just meets the limit. A ridge that is too small is
-        # blended the rest of the way, so every candidate is within the limit and the best counts.
-        low, high = _LOG10_RIDGES
-        for _ in range(_RIDGE_BISECTIONS):
-            middle = (low + high) / 2
-            ridged = A.copy()
-            ridged[np.diag_indices_from(ridged)] += 10**middle * np.trace(A) / len(A)
-            solution = solve_dual(
-                ridged,
-                tolerance=_RIDGE_TOLERANCE,
-                max_iterations=self.max_iterations,
-                # The last solution is close, so a warm start saves iterations.
-                start=solution.point.multipliers,
-            )
-            candidate, limited = limit_noise(solution.point.precision(), limits)
-            low, high = (middle, high) if limited else (low, middle)
-            best = min(best, candidate, key=value)
-        return best, True
+        candidate, limited = limit_noise(solution.point.precision(), limits)
+        low, high = (middle, high) if limited else (low, middle)
+        best = min(best, candidate, key=value)
+    return best, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +166,8 @@ class DualSolution:
 def solve_dual(
     objective_matrix: FloatArray,
     *,
-    tolerance: float,
-    max_iterations: int,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
     start: FloatArray | None = None,
 ) -> DualSolution:
     """Maximise the lower bound over λ by Newton's method; each iteration is one ``eigh``.

@@ -17,8 +17,10 @@ from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
 
-MechanismName: TypeAlias = Literal["corn", "decor", "ldp", "zero-sum", "central", "none", "own"]
-SolverName: TypeAlias = Literal["dual", "first-order", "low-rank", "search", "formula"]
+MechanismName: TypeAlias = Literal[
+    "corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped", "own"
+]
+SolverName: TypeAlias = Literal["dual", "pairs", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -58,8 +60,6 @@ class DesignProblem:
         threat: the adversary, and the seeds that agents share: Problem (16) if there are insiders.
         max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
             (3000/√b_i).
-        ridge: γ adds γ·(Tr A/n)·I to the scaled matrix that splits minimise where A is singular,
-            never to the matrix that value and bound are stated for.
         mixing_matrix: W of a step, for mechanisms that look at more than A.
     """
 
@@ -68,7 +68,6 @@ class DesignProblem:
     graph: Graph = field(default_factory=nx.Graph)
     threat: ThreatModel = EAVESDROPPER
     max_noise_std: float | None = None
-    ridge: float = 0.0
     mixing_matrix: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -161,9 +160,8 @@ class Design:
         iterations: eigendecompositions or evaluations that the solver took.
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
-        num_coalitions: number of sets of constraints for insiders, after pruning.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
-            `corn.covariance.certificate.certify`. None where the dual proves it from scratch.
+            `corn.covariance.pairs.certify`. None where the dual proves it from scratch.
         disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
             place of a network, and for more than 2000 agents.
@@ -190,7 +188,6 @@ class Design:
     iterations: int
     threat: ThreatModel = EAVESDROPPER
     shares: Decomposition | None = None
-    num_coalitions: int | None = None
     multipliers: FloatArray | None = None
     disagreement_ratio: float | None = None
 
@@ -207,7 +204,7 @@ class Design:
         if self.shares is not None:
             return self.shares
         # These mechanisms fix who draws what; other covariances are split with one seed for all.
-        if self.mechanism in ("ldp", "none"):
+        if self.mechanism in ("ldp", "none", "unclipped"):
             return Decomposition(self.covariance.diagonal())
         if self.mechanism == "decor":
             return split_pairs(self.covariance)

@@ -6,18 +6,17 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
 
-from corn.checks import require, require_choice, require_count
+from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
 from corn.topology.graphs import Graph
 from corn.topology.network import Mixing
 
-PrivateNoise: TypeAlias = Literal["per-agent", "common"]
 SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 """Sets of agents that share a seed, each in increasing order."""
 
@@ -58,16 +57,12 @@ class ThreatModel:
         max_colluders: q, the size of the largest coalition.
         seeds: the sets of agents that share a seed: ``global`` (all, one seed), ``edges`` (each
             link), ``pairs`` (every two agents), ``sparse:K`` (each link, and up to K more partners
-            per agent), ``partners:K`` (up to K random partners per agent), ``balls:r`` (each agent
-            and those within r hops), ``groups:m`` (m disjoint groups, as equal as can be),
-            ``leave-one-out`` (all but one, for each), or the groups themselves. ``auto`` is
-            ``global`` against an eavesdropper. Where insiders
-            may collude, who could subtract all noise of a global seed, it is ``pairs`` in a small
-            network, and ``sparse:8`` in a large one or ``sparse:16`` if it has hubs. For exact
-            sums it is ``edges`` against an eavesdropper, ``partners:K`` with K = 2q + 4 in a small
-            network and ``partners:16`` in a large one: see ``resolve``.
-        private_noise: ``per-agent`` lets each agent have its own variance θ_i of noise that nobody
-            else knows; ``common`` is the paper's form, one θ for all.
+            per agent), ``partners:K`` (up to K random partners per agent), ``groups:m`` (m disjoint
+            groups, as equal as can be), or the groups themselves. ``auto`` is ``global`` against an
+            eavesdropper. Where insiders may collude, who could subtract all noise of a global seed,
+            it is ``pairs`` in a small network, and ``sparse:8`` in a large one or ``sparse:16`` if
+            it has hubs. For exact sums it is ``edges`` against an eavesdropper, ``partners:K`` with
+            K = 2q + 4 in a small network and ``partners:16`` in a large one: see ``resolve``.
 
     >>> ThreatModel(1, "groups:2").seed_groups(nx.path_graph(5))
     ((0, 1, 2), (3, 4))
@@ -75,12 +70,10 @@ class ThreatModel:
 
     max_colluders: int = 0
     seeds: str | SeedGroups = "auto"
-    private_noise: PrivateNoise = "per-agent"
 
     def __post_init__(self) -> None:
         count = require_count("max_colluders", self.max_colluders, least=0)
         object.__setattr__(self, "max_colluders", count)
-        require_choice("private_noise", self.private_noise, get_args(PrivateNoise))
         if not isinstance(self.seeds, str):
             object.__setattr__(self, "seeds", _check_groups(self.seeds))
         elif self.seeds == "auto" and self.max_colluders == 0:
@@ -120,7 +113,7 @@ class ThreatModel:
     def seed_groups(self, graph: Graph) -> SeedGroups:
         """Return the groups that share a seed on this graph; links count in either direction.
 
-        A group of one is private noise, so it is listed only where that is common to all.
+        A group of one is private noise, so it is not listed.
         """
         self.check(len(graph))
         if isinstance(self.seeds, str):
@@ -130,8 +123,7 @@ class ThreatModel:
             groups = _sort_groups(rule(links, number))
         else:
             groups = self.seeds
-        least = 1 if self.private_noise == "common" else 2
-        return tuple(group for group in groups if len(group) >= least)
+        return tuple(group for group in groups if len(group) > 1)
 
     def check(self, num_agents: int) -> None:
         """Raise if there are more insiders, or seeds of other agents, than a network has agents."""
@@ -247,10 +239,6 @@ def _digest(*numbers: int) -> bytes:
     return hashlib.sha256(f"corn partners {numbers}".encode()).digest()
 
 
-def _balls(graph: Graph, radius: int) -> Iterable[Iterable[int]]:
-    return [nx.single_source_shortest_path_length(graph, i, cutoff=radius) for i in graph]
-
-
 _SeedRule: TypeAlias = Callable[[Graph, int], Iterable[Iterable[int]]]
 _SEEDS: dict[str, _SeedRule] = {
     "global": lambda graph, _: [graph.nodes],
@@ -260,11 +248,9 @@ _SEEDS: dict[str, _SeedRule] = {
     "partners": lambda graph, number: sorted(
         choose_random_pairs(len(graph), number, in_one_cycle=len(graph) <= MOST_FOR_PAIRS)
     ),
-    "leave-one-out": lambda graph, _: [set(graph) - {agent} for agent in graph],
-    "balls": _balls,
     "groups": lambda graph, number: split_agents(len(graph), number),
 }
-_WITH_NUMBER = ("sparse", "partners", "balls", "groups")
+_WITH_NUMBER = ("sparse", "partners", "groups")
 
 
 def _parse_seeds(text: str) -> tuple[_SeedRule, int]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
-    from corn.learn.file_data import Bounds as Bounds
     from corn.learn.file_data import FileWorkload as FileWorkload
+    from corn.learn.file_data import parse_bounds as parse_bounds
     from corn.learn.mechanism import Mechanism as Mechanism
     from corn.learn.mechanism import Trial as Trial
     from corn.learn.mechanism import make_mechanisms as make_mechanisms
@@ -55,7 +55,7 @@ _NAMES = {
     "batches": "AgentData",
     "mechanism": "Trial Mechanism make_mechanisms",
     "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table",
-    "file_data": "Bounds FileWorkload",
+    "file_data": "FileWorkload parse_bounds",
     "partition": "partition_iid",
     "problem": "SweepSettings TrainingProblem",
     "schedule": "Constant Cosine InverseSqrt make_schedule",

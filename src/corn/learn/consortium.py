@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from corn.checks import require, require_choice, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
-from corn.learn.columns import DataSchema, read_schema
+from corn.learn.schema import Schema, read_record, read_schema
 from corn.parsing import quote
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget, Unit
@@ -108,7 +108,7 @@ class Consortium:
     """
 
     path: Path
-    data: DataSchema
+    data: Schema
     promise: Promise
     training: Training
     sites: tuple[Site, ...]
@@ -220,22 +220,15 @@ class Consortium:
         ``{agent}`` in the path stands for the number of a site and ``{site}`` for its name; a path
         without them is the file of the one site that reads it.
         """
-        from corn.learn.file_data import Bounds, FileWorkload
+        from corn.learn.file_data import FileWorkload
 
-        schema, training = self.data, self.training
-        bounds = {} if schema.target_bounds is None else {schema.target: schema.target_bounds}
-        test_data = training.test_data
+        test_data = self.training.test_data
         return FileWorkload(
             data=data,
-            target=schema.target,
-            classes=schema.classes or None,
-            is_regression=not schema.classes,
-            bounds=Bounds(bounds),
-            columns=schema.columns,
-            id_column=schema.id,
-            model=training.model,
+            schema=self.data,
+            model=self.training.model,
             test_data=None if test_data is None else self.path.parent / test_data,
-            held_out=training.held_out,
+            held_out=self.training.held_out,
             sites=tuple(site.name for site in self.sites),
         )
 
@@ -264,14 +257,13 @@ def load_consortium(path: Path) -> Consortium:
     for name in document:
         if name not in known:
             problems.append(f"unknown entry {quote(name)}: entries are {', '.join(known)}")
-    given = document.get("data")
-    schema, found = read_schema(given if isinstance(given, dict) else {})
+    schema, found = read_schema(_as_table(document.get("data")))
     problems += found
-    promise = _build(Promise, document.get("promise"), "[promise]", problems)
-    training = _build(Training, document.get("training"), "[training]", problems)
+    promise = read_record(Promise, _as_table(document.get("promise")), "[promise]", problems)
+    training = read_record(Training, _as_table(document.get("training")), "[training]", problems)
     listed = document.get("sites")
     sites = [
-        _build(Site, own, f"[[sites]] {number + 1}", problems)
+        read_record(Site, _as_table(own), f"[[sites]] {number + 1}", problems)
         for number, own in enumerate(listed if isinstance(listed, list) else [])
     ]
     names = [site.name for site in sites if site is not None]
@@ -282,14 +274,14 @@ def load_consortium(path: Path) -> Consortium:
     graph = document.get("graph")
     if not isinstance(graph, str):
         problems.append(f"graph must be a spec such as complete:{len(sites)}, or a file")
-    if problems or schema is None or promise is None or training is None:
+    if problems or schema is None:
         raise FileFormatError(f"{path}: {'; '.join(problems)}")
     consortium = Consortium(
         path=path,
         data=schema,
         promise=promise,
         training=training,
-        sites=tuple(site for site in sites if site is not None),
+        sites=tuple(sites),
         graph=str(graph),
         store=document.get("store"),
     )
@@ -316,29 +308,5 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path}: not TOML: {error}") from error
 
 
-def _build(record: type[Any], given: object, place: str, problems: list[str]) -> Any:
-    """Return the record of a table, or None and add its problems."""
-    table = given if isinstance(given, Mapping) else {}
-    known = {field.name.replace("_", "-"): field for field in fields(record)}
-    own = [f"{place} unknown entry {quote(name)}" for name in table if name not in known]
-    values: dict[str, Any] = {}
-    for name, field in known.items():
-        value = table.get(name)
-        is_required = field.default is field.default_factory
-        if value is None:
-            own += [f"{place} {name} is missing"] if is_required else []
-            continue
-        # Annotations are text here: "int", "float", "str | None".
-        kinds: tuple[type, ...] = (str,)
-        for text, allowed in (("int", (int,)), ("float", (int, float)), ("bool", (bool,))):
-            kinds = allowed if str(field.type).startswith(text) else kinds
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            own.append(f"{place} {name} must be a {kinds[-1].__name__}, found {quote(value)}")
-        values[field.name] = value
-    if not own:
-        try:
-            return record(**values)
-        except InvalidArgumentError as error:
-            own.append(f"{place} {error}")
-    problems += own
-    return None
+def _as_table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

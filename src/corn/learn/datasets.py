@@ -114,51 +114,28 @@ def is_cached(dataset: DownloadableDataset, *, directory: Path | str | None = No
     return all((place / file).is_file() for file in dataset.files)
 
 
-def import_dataset(name: str, path: Path | str, *, directory: Path | str | None = None) -> Path:
-    """Check a data set's files in a local directory, copy them to the cache, return their place.
-
-    A file may be compressed or not, whatever its name in the catalogue. No file is copied unless
-    all files are present and correct.
-    """
-    dataset = _find_downloadable(name)
-    sources = {file: _find_file(Path(path), file) for file in dataset.files}
-    for file, source in sources.items():
-        _check_content(source, dataset.files[file])
-    place = cache_directory(directory) / name
-    place.mkdir(parents=True, exist_ok=True)
-    for file, source in sources.items():
-        # Copied beside the target and renamed: an interrupted copy must not pass for a cached file.
-        partial = place / f"{file}.part"
-        shutil.copyfile(source, partial)
-        partial.replace(place / file)
-    return place
-
-
 def fetch_dataset(
-    name: str, *, directory: Path | str | None = None, base_urls: Sequence[str] | None = None
+    name: str, *, source: Path | str | None = None, directory: Path | str | None = None
 ) -> Path:
-    """Download the files of a data set that are not in the cache yet; return their directory.
+    """Get the files of a data set that are not in the cache yet; return their directory.
 
     Each file is checked against the SHA-256 of its decompressed content before it gets its name, so
-    every file in the cache is correct. A bar on stderr shows the progress on a terminal.
+    every file in the cache is correct. A bar on stderr shows the progress of a download.
 
     Args:
         name: ``a9a`` or ``mnist``.
+        source: a folder with the files, compressed or not, or the address of a server, instead of
+            the servers of the catalogue.
         directory: the cache; see :func:`corn.learn.datasets.cache_directory`.
-        base_urls: servers to try instead of those of the catalogue.
     """
-    dataset = _find_downloadable(name)
+    advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
+    dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
     place = cache_directory(directory) / name
     place.mkdir(parents=True, exist_ok=True)
     for file, sha256 in dataset.files.items():
         if not (place / file).is_file():
-            _fetch_file(place / file, sha256, base_urls or dataset.base_urls)
+            _fetch_file(place / file, sha256, [source] if source else dataset.base_urls)
     return place
-
-
-def _find_downloadable(name: str) -> DownloadableDataset:
-    advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
-    return DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
 
 
 def _find_file(path: Path, file: str) -> Path:
@@ -194,26 +171,29 @@ class DownloadError(CornError):
     """A download that failed."""
 
 
-def _fetch_file(target: Path, sha256: str, base_urls: Sequence[str]) -> None:
+def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> None:
     # Beside the target, so that the rename is atomic.
     partial = target.with_name(target.name + ".part")
     failures: list[str] = []
-    for base_url in base_urls:
-        url = f"{base_url.rstrip('/')}/{target.name}"
+    for source in sources:
         try:
-            _transfer(url, partial)
+            if "://" in str(source):
+                _transfer(f"{str(source).rstrip('/')}/{target.name}", partial)
+            else:
+                shutil.copyfile(_find_file(Path(source), target.name), partial)
             # A server may break off, or send something else, such as a login page.
             _check_content(partial, sha256)
             partial.replace(target)
         # urllib raises ``ValueError`` for an address that is none.
         except (OSError, ValueError, http.client.HTTPException, FileFormatError) as error:
-            failures.append(f"{url}: {error}")
+            failures.append(f"{source}: {error}")
         else:
             return
         finally:
             partial.unlink(missing_ok=True)
     raise DownloadError(
-        f"{'; '.join(failures)}. Copy the files from elsewhere with: corn data import"
+        f"{'; '.join(failures)}. Get {target.name} from elsewhere, and give its folder: corn data "
+        f"get {target.parent.name} FOLDER"
     )
 
 

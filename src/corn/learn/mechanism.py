@@ -1,43 +1,36 @@
 """Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives.
 
-``make_mechanisms`` designs them by the names of mechanisms.
+``make_mechanisms`` designs them from names, records and users' own functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
-from typing import TypeAlias, cast
+from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
-from corn.checks import FloatArray, require, require_choice
+from corn import covariance
+from corn.checks import FloatArray
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
     Design,
-    Horizon,
-    MechanismName,
+    MechanismLike,
     Objective,
     ThreatModel,
     design,
-    read_mechanism,
+    read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
 from corn.covariance.design import require_feasible_size
-from corn.covariance.disagreement import disagreement_ratio
-from corn.covariance.lattice import (
-    LatticeNoise,
-    design_lattice,
-    design_lattice_pairs,
-)
 from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
 from corn.errors import InvalidArgumentError
-from corn.learn.names import MECHANISM_NAMES
 from corn.learn.schedule import Schedule
 from corn.noise.grid import bound_loss, choose_grid, require_provable
 from corn.plan.plan import Plan, meet_caps, require_sound
@@ -47,7 +40,6 @@ from corn.privacy.budget import describe_queries
 from corn.privacy.floats import account_floats, set_aside
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology import Network
-from corn.topology.spectrum import find_lattice
 
 # Simulations allow for rounding of [R⁻¹]_ii. Where noise protects somebody, nothing is allowed.
 _TOLERANCE = 1e-9
@@ -55,9 +47,6 @@ _TOLERANCE = 1e-9
 _AT_CAP = 1e-3
 # A design that exceeds its cap by rounding, by at most this much, is scaled to meet the cap.
 _DESIGN_TOLERANCE = 1e-6
-
-
-MechanismNoise: TypeAlias = Decomposition | LatticeNoise
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +72,7 @@ class Mechanism:
     """
 
     name: str
-    noise: MechanismNoise | None = field(default=None, repr=False)
+    noise: Decomposition | None = field(default=None, repr=False)
     queries: tuple[ClippedQuery, ...] = ()
     budget: PrivacyBudget | None = None
     threat: ThreatModel = EAVESDROPPER
@@ -110,11 +99,6 @@ class Mechanism:
             )
         if self.counts_floats:
             require_sound(self.budget)
-            if isinstance(self.noise, LatticeNoise):
-                raise InvalidArgumentError(
-                    f"the noise of {self.name!r} must be split into agents' shares to be released, "
-                    "found that of a simulation: make a plan"
-                )
         # The check reads the noise that will be drawn, not the report of the design.
         precision, caps = self.precision, self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
@@ -132,7 +116,7 @@ class Mechanism:
     def private(
         cls,
         name: str,
-        noise: Design | MechanismNoise,
+        noise: Design | Decomposition,
         budget: PrivacyBudget,
         *,
         threat: ThreatModel | None = None,
@@ -144,7 +128,7 @@ class Mechanism:
         protects somebody, make a plan.
         """
         ratio = None
-        shares: MechanismNoise
+        shares: Decomposition
         if isinstance(noise, Design):
             if noise.status == "reference":
                 raise InvalidArgumentError(
@@ -261,13 +245,11 @@ class Mechanism:
             # under n times that noise, whose variance is the sum of all entries.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        if isinstance(self.noise, LatticeNoise):
-            return self.noise.precision_diagonal
         return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
-        if self.budget is not None and isinstance(self.noise, Decomposition):
+        if self.budget is not None and self.noise is not None:
             loss = bound_loss(
                 self.noise, self.grid, precision_caps=self.precision_caps, budget=self.budget
             )
@@ -329,80 +311,67 @@ _MOST_DENSE_DESIGN = 2000
 """Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
 
 
+TrainedWith: TypeAlias = MechanismLike | Mechanism | Design | Decomposition
+"""A mechanism by name, record or function, or one whose noise is designed already."""
+
+
 def make_mechanisms(
-    names: Sequence[str],
+    given: str | Sequence[TrainedWith] | Mapping[str, TrainedWith],
     network: Network,
     budget: PrivacyBudget,
     *,
     objective: Objective,
     threat: ThreatModel | None = None,
 ) -> list[Mechanism]:
-    """Make mechanisms for the mechanisms named, each designed for the budget under one objective.
+    """Make mechanisms of training, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
     ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
     too; None is the default of ``corn.design``, one insider. ``decor``, ``zero-sum`` and a
-    covariance of one's own (``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``) hold against an eavesdropper
-    only, whatever the threat.
+    covariance of one's own hold against an eavesdropper only, whatever the threat. A mapping names
+    mechanisms in tables.
     """
     # All names are checked before the first design, which can take minutes.
-    own = {name: read_mechanism(name) for name in names}
-    for name, given in own.items():
-        if given is None:
-            require_choice("mechanism", name, MECHANISM_NAMES, advice="or NAME=R.npy of your own")
-    # Rows are told apart by these labels, without the file of an own mechanism.
-    labels = [name.partition("=")[0] for name in names]
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    require(not repeated, "mechanism", "different names", f"{', '.join(repeated)} twice")
-    mechanisms = []
-    for name, given in own.items():
-        if given is None:
-            mechanisms.append(_make_mechanism(name, network, budget, objective, threat))
-            continue
-        label = given.label
-        require(label not in MECHANISM_NAMES, "mechanism", "a new name", repr(label))
-        designed = design(network, budget, mechanism=given, objective=objective)
-        mechanisms.append(Mechanism.private(label, designed, budget))
-    return mechanisms
+    read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))
+    return [_make(name, each, network, budget, objective, threat) for name, each in read.items()]
 
 
-def _make_mechanism(
+def _make(
     name: str,
+    given: covariance.Mechanism | Mechanism | Design | Decomposition,
     network: Network,
     budget: PrivacyBudget,
     objective: Objective,
     threat: ThreatModel | None,
 ) -> Mechanism:
-    if name == "unclipped":
+    if isinstance(given, Mechanism):
+        return replace(given, name=name)
+    if isinstance(given, Design | Decomposition):
+        return Mechanism.private(name, given, budget, threat=threat)
+    if given.name == "unclipped":
         return Mechanism.non_private(name=name)
-    if name == "none":
+    if given.name == "none":
         # Clipped like the private mechanisms: the difference to them is then the noise alone.
-        return Mechanism.non_private(*budget.queries)
-    if name == "central":
-        return Mechanism.central(budget, network.num_agents)
-    made = _design_at_scale(name, network, budget, objective, threat)
-    if made is not None:
-        return made
-    designed = design(
-        network,
-        budget,
-        mechanism=cast("MechanismName", name),
-        objective=objective,
+        return Mechanism.non_private(*budget.queries, name=name)
+    if given.name == "central":
+        return Mechanism.central(budget, network.num_agents, name=name)
+    made = _design_at_scale(given, network, budget, threat)
+    if made is None:
         # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
-        threat=threat if name in ("corn", "ldp") else EAVESDROPPER,
-    )
-    return Mechanism.private(name, designed, budget)
+        held = threat if given.name in ("corn", "ldp") else EAVESDROPPER
+        noise = design(network, budget, mechanism=given, objective=objective, threat=held)
+        made = Mechanism.private(name, noise, budget)
+    return replace(made, name=name)
 
 
 def _design_at_scale(
-    name: str,
+    mechanism: covariance.Mechanism,
     network: Network,
     budget: PrivacyBudget,
-    objective: Objective,
     threat: ThreatModel | None,
 ) -> Mechanism | None:
     """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""
-    n = network.num_agents
+    n, name = network.num_agents, mechanism.name
     if n <= _MOST_DENSE_DESIGN:
         return None
     caps = budget.precision_caps(n)
@@ -418,27 +387,6 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
-    solve: Callable[..., LatticeNoise] | None = None
-    if name == "decor":
-        solve = partial(design_lattice_pairs, mixing=network.mixing)
-    elif name == "corn" and threat == EAVESDROPPER:
-        solve = design_lattice
-    row = find_lattice(network.sparse_matrix)
-    # Fourier transforms diagonalise R only if the network looks the same from every agent: a
-    # lattice, and one cap for all.
-    is_even = row is not None and isinstance(objective, Horizon) and not np.ptp(caps)
-    if solve is not None and is_even:
-        cap = float(caps[0])
-        noise = solve(row, cap, objective=objective, gossip=network.gossip)
-        ratio = disagreement_ratio(
-            network,
-            noise,
-            precision_cap=cap,
-            momentum=objective.momentum,
-            num_steps=budget.num_steps,
-        )
-        made = Mechanism.private(name, noise, budget)
-        return replace(made, disagreement_ratio=ratio)
     if name == "corn":
         require_feasible_size(n, threat or DEFAULT_THREAT)
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
-from corn.covariance import MechanismName
 from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal[
@@ -13,10 +12,6 @@ WorkloadName: TypeAlias = Literal[
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-MECHANISM_NAMES: tuple[str, ...] = (
-    *(name for name in get_args(MechanismName) if name != "own"),
-    "unclipped",
-)
 MODELS: tuple[str, ...] = get_args(ModelName)
 
 PAPER_PARTITION = "dirichlet:10"

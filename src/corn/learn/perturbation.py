@@ -14,7 +14,6 @@ import secrets
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -26,7 +25,6 @@ from torch import Tensor
 from corn.checks import FloatArray
 from corn.covariance.coalitions import scale_streams
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.lattice import LatticeNoise
 from corn.noise import (
     Owner,
     Secret,
@@ -59,19 +57,13 @@ class NoiseRoot(NamedTuple):
     apply: Callable[[Tensor], Tensor]
 
 
-def make_root(
-    noise: Decomposition | LatticeNoise, *, dtype: torch.dtype, device: torch.device | str
-) -> NoiseRoot:
+def make_root(noise: Decomposition, *, dtype: torch.dtype, device: torch.device | str) -> NoiseRoot:
     """Return the root of a mechanism's noise with which a step takes least time.
 
-    Private noise takes one product per value, noise of few streams a sparse product, noise of rings
-    and tori a Fourier transform, and other noise a dense root.
+    Private noise takes one product per value, noise of few streams a sparse product, and other
+    noise a dense root.
     """
     place: dict[str, Any] = {"device": device, "dtype": dtype}
-    if isinstance(noise, LatticeNoise):
-        # A symmetric circulant R is diagonal in the Fourier basis, and so is its root.
-        roots = torch.from_numpy(np.sqrt(noise.eigenvalues)).to(**place)
-        return NoiseRoot(roots.numel(), partial(_multiply_modes, roots))
     if not noise.seed_groups:
         deviations = torch.from_numpy(np.sqrt(noise.private_variance)).to(**place)[:, None]
         return NoiseRoot(len(deviations), lambda normals: normals * deviations)
@@ -85,23 +77,8 @@ def make_root(
     )
 
 
-def _multiply_modes(roots: Tensor, normals: Tensor) -> Tensor:
-    """Multiply by a matrix whose eigenvalues, in the shape of the ring or torus, are ``roots``."""
-    sides = roots.shape
-    dims = tuple(range(1, 1 + len(sides)))
-    # Agents are numbered row by row, so that reshaping gives each its place on the lattice. The
-    # transform runs over agents, for every coordinate by itself.
-    modes = torch.fft.rfftn(normals.reshape(-1, *sides, normals.shape[-1]), dim=dims)
-    # The transform of real numbers is kept for half of the last side alone.
-    modes *= roots[..., : modes.shape[dims[-1]], None]
-    noise: Tensor = torch.fft.irfftn(modes, s=sides, dim=dims)
-    return noise.reshape(normals.shape)
-
-
-def _prefers_shares(noise: Decomposition | LatticeNoise) -> bool:
+def _prefers_shares(noise: Decomposition) -> bool:
     """Return whether a simulation draws noise faster from its shares than by a dense root."""
-    if isinstance(noise, LatticeNoise):
-        return True
     n = noise.num_agents
     # Shares need one more normal per stream; a dense root costs n² products per coordinate.
     num_streams = sum(factor.shape[1] for factor in noise.factors)
@@ -171,7 +148,7 @@ class JointNoise:
 
     def __init__(
         self,
-        noises: Sequence[Decomposition | LatticeNoise],
+        noises: Sequence[Decomposition],
         *,
         seeds: Sequence[int],
         num_parameters: int,

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from corn.checks import FloatArray
 from corn.errors import FileFormatError
-from corn.learn.file_data import Schema, read_columns, read_table
-from corn.learn.metrics import Quality
+from corn.learn.file_data import read_file
+from corn.learn.metrics import Quality, measure_quality
+from corn.learn.schema import read_schema
 from corn.learn.trained import TrainedModel
 
 
@@ -47,43 +49,29 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
             f"{path}: the model must have been trained on files of your own (--data), found one "
             f"without preprocessing, {model.description}: export it, and encode the inputs yourself"
         )
-    schema = Schema.from_json(model.preprocessing)
-    if not schema.features:
+    schema, _ = read_schema(model.preprocessing)
+    if schema is None:
         raise FileFormatError(
             f"{path}: predictions need a model of tables with named columns, found "
             f"{model.description}: export it, and encode the inputs yourself"
         )
-    if not path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".parquet")):
+    if path.is_dir():
         raise FileFormatError(f"{path}: data must be a .csv, .tsv or .parquet file")
-    if not path.exists():
-        raise FileFormatError(f"{path}: no such file")
-    columns = read_columns(path)
-    missing = [name for name in schema.file_columns if name not in columns]
-    extra = tuple(name for name in columns if name not in {*schema.file_columns, schema.target})
-    if missing:
-        unused = f"; columns that the model does not use: {', '.join(extra)}" if extra else ""
-        raise FileFormatError(
-            f"{path}: must have the columns of the model, and lacks {', '.join(missing)}{unused}"
-        )
-    table = read_table(
-        path, schema.target, schema.features, columns=schema.columns, needs_targets=False
-    )
-    if schema.target not in columns:
-        values = _decode(schema, model.predict(schema.encode_inputs(table)))
-        return Predictions(values, model.classes, extra)
-    inputs, targets = schema.encode(table)
-    values = _decode(schema, model.predict(inputs))
+    cells = read_file(path).cells
+    used = {*(column.name for column in schema.columns), schema.target}
+    ignored = tuple(name for name in cells if name not in used)
+    rows = schema.read(path, cells, needs_targets=False)
+    values = model.predict(torch.from_numpy(schema.scale_inputs(rows)).float())
+    if not schema.classes:
+        values = schema.decode_targets(values.reshape(-1))
+    # Outputs of a loss of the user's own are no probabilities.
+    if rows.targets is None or model.output == "own":
+        return Predictions(values, model.classes, ignored)
     if model.classes is None:
-        error = float(np.square(values - schema.read_targets(table)).mean())
-        return Predictions(values, None, extra, scores={"mean squared error": error})
-    quality = model.measure(inputs, targets)
-    if quality is None:
-        return Predictions(values, model.classes, extra)
-    picked = values[np.arange(len(values)), targets.numpy()]
+        error = float(np.square(values - rows.targets).mean())
+        return Predictions(values, None, ignored, scores={"mean squared error": error})
+    targets = rows.targets.astype(np.int64)
+    quality = measure_quality(values, targets)
+    picked = values[np.arange(len(values)), targets]
     loss = -float(np.log(np.maximum(picked, np.finfo(np.float64).tiny)).mean())
-    return Predictions(values, model.classes, extra, quality, {"loss": loss, **asdict(quality)})
-
-
-def _decode(schema: Schema, values: FloatArray) -> FloatArray:
-    """Return probabilities as they are, and numbers in the unit of the target."""
-    return values if schema.classes is not None else schema.decode_targets(values.reshape(-1))
+    return Predictions(values, model.classes, ignored, quality, {"loss": loss, **asdict(quality)})

@@ -22,7 +22,6 @@ from rich.progress import Progress
 from torch import Tensor
 
 from corn.checks import require_count
-from corn.covariance.lattice import LatticeNoise
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.learn.mechanism import Trial
@@ -244,9 +243,7 @@ class SweepLoop:
         arrays = [W.indptr, W.indices, W.data, np.array(self._network.schedule)]
         for trial in self._trials:
             noise = trial.mechanism.noise
-            if isinstance(noise, LatticeNoise):
-                arrays.append(noise.eigenvalues)
-            elif noise is not None:
+            if noise is not None:
                 # Members too: the same factors on other agents are other noise.
                 members = [np.array(group) for group in noise.seed_groups]
                 arrays += [noise.private_variance, *members, *noise.factors]

@@ -190,7 +190,7 @@ class TrainedModel:
             return None
         module: nn.Module = problem.task.to_module(parameters.detach().cpu())
         given = problem.preprocessing
-        classes = None if given is None or given["classes"] is None else tuple(given["classes"])
+        classes = (given or {}).get("classes")
         sample = tuple(problem.data.inputs.shape[1:])
         return cls.from_module(
             module,

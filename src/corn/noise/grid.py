@@ -14,7 +14,6 @@ import numpy as np
 
 from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.lattice import LatticeNoise
 from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST, OFFSET_BITS
 from corn.privacy import PrivacyBudget
@@ -36,7 +35,7 @@ _LEAST_STD = 6.5
 _ALIASING = 1e-140
 
 
-def choose_grid(noise: Decomposition | LatticeNoise, precision_caps: FloatArray) -> float:
+def choose_grid(noise: Decomposition, precision_caps: FloatArray) -> float:
     """Return γ: the largest power of two that costs next to no accuracy.
 
     The error of rounding is uniform, because the noise is far wider than γ, and independent between

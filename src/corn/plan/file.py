@@ -32,7 +32,7 @@ from corn.topology import Gossip, Mixing, Network, name_of
 from corn.topology.mixing import SparseMatrix, default_rule, sparse_mixing_matrix
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
-SCHEMA = 6
+SCHEMA = 7
 Json: TypeAlias = dict[str, Any]
 _MAX_REASON = 300
 # Somebody else may have made a plan. These bound what reading it costs; plans for that many agents

@@ -6,6 +6,7 @@ of every coalition passes, and certifies its value with a lower bound that anybo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,20 +20,26 @@ from corn.covariance import (
     EAVESDROPPER,
     Corn,
     Decomposition,
-    Mechanism,
+    MechanismLike,
     MechanismName,
     Objective,
     ObjectiveLike,
     ThreatModel,
 )
 from corn.covariance import design as design_noise
-from corn.covariance.certificate import certify
-from corn.covariance.coalitions import Assembly, list_coalitions, worst_precisions
-from corn.covariance.design import default_threat, read_objective, require_no_options
+from corn.covariance.coalitions import worst_precisions
+from corn.covariance.design import (
+    are_disjoint,
+    needs_independent_noise,
+    read_mechanism,
+    read_objective,
+    require_no_options,
+)
 from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import energy_of_average
+from corn.covariance.pairs import certify
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -272,7 +279,7 @@ def make_plan(
     *,
     threat: ThreatModel | None = None,
     objective: ObjectiveLike | None = None,
-    mechanism: Mechanism | MechanismName = "corn",
+    mechanism: MechanismLike = "corn",
     cooldown_steps: int | None = None,
     dtype: FloatType = "float32",
 ) -> Plan:
@@ -291,20 +298,20 @@ def make_plan(
     >>> plan.mechanism, plan.threat.describe()
     ('corn', 'an eavesdropper who sees every message but knows no seed')
     """
-    name = mechanism if isinstance(mechanism, str) else mechanism.name
+    mechanism = read_mechanism(mechanism)
+    name = mechanism.name
     _require_private(name)
     require_sound(budget)
     if not isinstance(network, Network):
         network = load_network(network)
     if threat is None:
-        threat = default_threat(mechanism) if network.num_agents > 1 else EAVESDROPPER
+        threat = mechanism.default_threat if network.num_agents > 1 else EAVESDROPPER
     target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    is_masked = network.mixing == "sum" and name == "corn"
+    is_masked = network.mixing == "sum" and isinstance(mechanism, Corn)
     threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
-    if is_masked:
-        if isinstance(mechanism, Corn):
-            require_no_options(mechanism)
+    if is_masked and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
         groups = threat.seed_groups(network.graph)
         shares = design_masks(caps, groups, threat.max_colluders)
@@ -417,20 +424,21 @@ def prove_lower_bound(
     # A coalition observes at least as much as an eavesdropper, so this bound always holds.
     bounds = [_prove_eavesdropper_bound(A)]
     members = [agent for group in seed_groups for agent in group]
-    if threat.max_colluders == 0 and len(members) == len(set(members)):
+    if threat.max_colluders == 0 and are_disjoint(seed_groups):
         # With disjoint groups the problem separates; an agent in no group draws alone.
         blocks = sum(_prove_eavesdropper_bound(A[np.ix_(group, group)]) for group in seed_groups)
         bounds.append(blocks + float(np.delete(np.diag(A), members).sum()))
-    coalitions = list_coalitions(seed_groups, num_agents=n, max_colluders=threat.max_colluders)
-    if not coalitions.unknown.any():
-        # Every coalition has every seed: then no noise is better than independent noise.
+    if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
-    elif multipliers is not None and multipliers.shape == coalitions.protected.shape:
-        # Weak duality holds for non-negative multipliers of protected agents only.
-        proof = np.where(coalitions.protected, np.maximum(multipliers, 0), 0)
-        assembly = Assembly(seed_groups, coalitions, n)
-        common = threat.private_noise == "common"
-        bounds.append(certify(A, assembly, decomposition, proof, common=common))
+        return max(bounds)
+    is_of_pairs = all(len(group) == 2 for group in seed_groups)
+    # Any multipliers prove a bound, so only their number must be right.
+    shape = (math.comb(n, threat.max_colluders), n)
+    if is_of_pairs and multipliers is not None and multipliers.shape == shape:
+        proof = certify(
+            A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
+        )
+        bounds.append(proof)
     return max(bounds)
 
 
@@ -445,7 +453,7 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
 
 
 def _require_private(mechanism: MechanismName) -> None:
-    if mechanism in ("central", "none"):
+    if mechanism in ("central", "none", "unclipped"):
         raise InvalidArgumentError(
             f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
             "plan needs corn, decor, zero-sum or ldp"

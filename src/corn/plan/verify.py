@@ -24,7 +24,6 @@ _EPSILON_TOLERANCE = 1e-9
 _MOST_BY_FLOWS = 300  # agents, of whom maximum flows take seconds
 # Times the cap: beyond, no ε is computed under Poisson sampling.
 _FAR = 100.0
-_COMMON_TOLERANCE = 0.02  # caps of Poisson sampling are found by a search
 
 
 @dataclass(frozen=True)
@@ -193,13 +192,6 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     uses_flows = not is_listed and noise.num_agents <= _MOST_BY_FLOWS
     if uses_flows and not check_connectivity(noise, colluders):
         problems.append(f"its seeds do not stay connected without any {colluders} agents")
-    # Where promises differ, common noise is the same in units of each agent's own 1/b_i.
-    theta = plan.decomposition.private_variance * (caps / caps.min())
-    tolerance = 0.0 if caps.min() == caps.max() else _COMMON_TOLERANCE
-    if plan.threat.private_noise == "common" and theta.max() > theta.min() * (1 + tolerance):
-        problems.append(
-            "private noise differs between agents, although the threat requires it to be common"
-        )
     return problems
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from corn.errors import MissingExtraError
+from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
 from corn.noise import HistoryLoss
 from corn.noise.ledger import describe_total
@@ -26,7 +26,8 @@ from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.version import __version__
 
 _FALSE_ALARMS = 0.01
-_MOST_AGENTS = 6  # more would need a second page
+_NEARLY_CERTAIN = 0.99
+_MOST_ROWS = 6  # more would need a second page
 _POWER = re.compile(r"\b(\d+(?:\.\d+)?)e-0*(\d+)")
 _EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -160,6 +161,11 @@ def _percent(fraction: float) -> str:
     return f"{math.ceil(fraction * 1000 - 1e-9) / 10:.1f} %"
 
 
+def _warn_of_weak_promise(epsilon: float, delta: float) -> str:
+    is_weak = bound_guess(epsilon, delta) >= _NEARLY_CERTAIN
+    return " So large an ε hardly limits an attacker: choose a smaller one." if is_weak else ""
+
+
 def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
     if promise.epsilon is None:
         return []
@@ -168,14 +174,14 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     found = _percent(bound_detection(epsilon, delta, _FALSE_ALARMS))
     is_sample = promise.unit == "sample"
     what = "a certain row" if is_sample else "the data of a certain site"
-    would = "" if promise.holds else "With secret keys, the following would hold. "
+    would = "" if promise.holds else "In a real run, the following would hold. "
     meaning = Section(
         "What ε and δ mean",
         (
             f"{would}An attacker wants to know whether {what} was used for training, or other "
             f"data in its place. Without the model both are equally likely (50 %). After the "
             f"attacker has seen everything that was published, its best guess is right in at most "
-            f"{guess} of all cases.",
+            f"{guess} of all cases.{_warn_of_weak_promise(epsilon, delta)}",
             f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of "
             "those that were used. Without the model it finds 1.0 %.",
             f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
@@ -248,17 +254,16 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
             ),
         )
     worst = max(histories, key=lambda own: own.total.epsilon)
-    rows = [
-        (
-            str(own.history.agent),
-            str(len(own.history.records)),
-            str(sum(expense.num_releases for expense in own.history.expenses)),
-            ("at least " if own.is_lower_bound else "")
-            + ("none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)),
-        )
-        for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent))
-    ]
-    more = len(rows) - _MOST_AGENTS
+    # Sites with the same numbers share a row, so that the page stays one page.
+    sites: dict[tuple[str, ...], list[int]] = {}
+    for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent)):
+        bound = "at least " if own.is_lower_bound else ""
+        total = "none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)
+        releases = sum(expense.num_releases for expense in own.history.expenses)
+        numbers = (str(len(own.history.records)), str(releases), f"{bound}{total}")
+        sites.setdefault(numbers, []).append(own.history.agent)
+    rows = [(list_some(agents), *numbers) for numbers, agents in sites.items()]
+    more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
     lost = [problem for own in histories for problem in own.history.problems]
     about = "at least " if lost else ""
     notes = [f"The largest total is {about}{describe_total(worst.total)}."]
@@ -269,7 +274,7 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
             "An attacker who has seen what all these plans published guesses right in at most "
             f"{guess} of all cases."
         )
-    notes += [f"The {more} sites that are not listed have no larger total."] if more > 0 else []
+    notes += [f"The {more} sites that are not listed have no larger total."] if more else []
     if lost:
         notes.append(f"A ledger is lost or damaged, so that the total is unknown: {lost[0]}.")
     notes.append("Releases under keys in other folders are not counted.")
@@ -282,7 +287,7 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
             "releases",
             f"total ε at δ = {write_exactly(worst.total.delta)}",
         ),
-        rows=tuple(rows[:_MOST_AGENTS]),
+        rows=tuple(rows[:_MOST_ROWS]),
     )
 
 
@@ -381,7 +386,7 @@ def _write_lines(pdf: Any, page: PrivacyPage) -> None:
     pdf.ln(2)
     pdf.set_text_color(*_INK)
     pdf.set_fill_color(*(_GREEN if page.holds else _RED))
-    write(page.verdict, 10, 6, style="B", fill=True, padding=2.5)
+    write(page.verdict, 10, 6, style="B", fill=True, padding=2.5, align="L")
     for section in page.sections:
         pdf.ln(2.4)
         write(section.heading, 10, 5.4, style="B")

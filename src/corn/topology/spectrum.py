@@ -1,7 +1,6 @@
 """The speed of a mixing matrix: singular values, eigenvalues and mixing time.
 
-Of large networks it is found from products with their links alone, and of rings and tori from a
-Fourier transform.
+Of large networks it is found from products with their links alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.fft
 import scipy.sparse
 import scipy.sparse.linalg
 
@@ -25,7 +23,6 @@ MOST_DENSE = 2000
 
 _MOST_RESTARTS = 50
 _BESIDE = 1e-7  # from ±1, where W shifted by so much is regular
-_TRANSLATION_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -114,49 +111,6 @@ def _clean(value: float, n: int) -> float:
     return nearest if abs(value - nearest) <= tolerance else value
 
 
-def find_lattice(matrix: SparseMatrix) -> FloatArray | None:
-    """Return the first row of W in the shape of the ring or torus that it mixes on, if it does.
-
-    W_ij = row[(j − i) mod n] on a ring, and on a torus of r × c agents with row and column of each
-    agent in the place of its number. The weights themselves are compared, not the graph's name.
-
-    >>> ring = SparseMatrix(np.array([[0.5, 0.2, 0.3], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]]))
-    >>> find_lattice(ring)
-    array([0.5, 0.2, 0.3])
-    """
-    n = int(matrix.shape[0])
-    first = matrix[[0]].toarray()[0]
-    hops = np.flatnonzero(first)
-    # A torus links agent 0 with that of the next row, whose number is the length of a row.
-    sides = [(n,), *((n // int(c), int(c)) for c in hops if 1 < c < n and n % c == 0)]
-    for side in sides:
-        if _is_translated(matrix, first, hops, side):
-            return np.asarray(first.reshape(side))
-    return None
-
-
-def _is_translated(
-    matrix: SparseMatrix, first: FloatArray, hops: np.ndarray, sides: tuple[int, ...]
-) -> bool:
-    if matrix.nnz != len(hops) * matrix.shape[0]:
-        return False
-    agents = np.unravel_index(np.arange(matrix.shape[0]), sides)
-    for hop in hops:
-        moves = np.unravel_index(hop, sides)
-        places = [(at + move) % side for at, move, side in zip(agents, moves, sides, strict=True)]
-        targets = np.ravel_multi_index(tuple(places), sides)
-        found = np.asarray(matrix[np.arange(len(targets)), targets])
-        if not (np.abs(found - first[hop]) <= _TRANSLATION_TOLERANCE).all():
-            return False
-    return True
-
-
-def lattice_eigenvalues(first_row: FloatArray) -> np.ndarray:
-    """Return the eigenvalues of W, complex and in the shape of its first row."""
-    # The transform of a real row is conjugate to that of W's eigenvalues: as a set, the same.
-    return np.asarray(scipy.fft.fftn(first_row))
-
-
 def find_extremes(matrix: SparseMatrix) -> FloatArray:
     """Return the least and the largest eigenvalue of a symmetric W, without the average's 1.
 
@@ -169,10 +123,6 @@ def find_extremes(matrix: SparseMatrix) -> FloatArray:
             f"mixing weights of more than {MOST_DENSE} agents must be symmetric for their speed to "
             "be measured, found others: try metropolis weights and plain rounds"
         )
-    row = find_lattice(matrix)
-    if row is not None:
-        eigenvalues = lattice_eigenvalues(row).real.ravel()[1:]
-        return np.array([eigenvalues.min(), eigenvalues.max()])
     n = int(matrix.shape[0])
     # The average's eigenvalue 1 becomes −1, the least that W can have, where it hides no other.
     apart = scipy.sparse.linalg.LinearOperator(

@@ -10,7 +10,7 @@ corn.exports = (() => {
       `--graph ${quote(graph)}`,
       "--mixing sum",
       `--epsilon ${promise.epsilon}`,
-      `--delta ${promise.delta}`,
+      `--delta ${promise.delta.toExponential()}`,
       `--steps ${promise.steps}`,
       `--clip ${promise.clip}`,
     ];
@@ -31,7 +31,7 @@ corn.exports = (() => {
     const lines = [""];
     for (const part of parts) {
       const last = lines[lines.length - 1];
-      if (last && last.length + part.length > 56) lines.push(`  ${part}`);
+      if (last && last.length + part.length > 44) lines.push(`  ${part}`);
       else lines[lines.length - 1] = last ? `${last} ${part}` : part;
     }
     return lines.join(" \\\n");
@@ -41,7 +41,7 @@ corn.exports = (() => {
   function pythonLines({ graph, promise, colluders, insiders }) {
     const fields = [
       `epsilon=${promise.epsilon}`,
-      `delta=${promise.delta}`,
+      `delta=${promise.delta.toExponential()}`,
       `num_steps=${promise.steps}`,
       `clip=${promise.clip}`,
     ];
@@ -60,7 +60,7 @@ corn.exports = (() => {
       "print(noise.central_ratio)  # noise variance of the average, over a trusted server's",
       `insiders = range(${insiders})`,
       `exposure = corn.expose(noise.decomposition, insiders, budget.query, num_steps=${promise.steps})`,
-      `print(exposure.epsilon(${promise.delta}))  # of each agent, against these insiders`,
+      `print(exposure.epsilon(${promise.delta.toExponential()}))  # of each agent, against these insiders`,
       "",
     ].join("\n");
   }

@@ -1,4 +1,4 @@
-// The page: settings in, pictures out. Poisson sampling takes a second and runs in a worker.
+// The page: settings in, pictures out.
 corn.page = (() => {
   "use strict";
   const { drawing, exports, promises, sums } = corn;
@@ -7,7 +7,7 @@ corn.page = (() => {
   const given = JSON.parse(byId("given").textContent);
   const MOST_AGENTS = 1000;
   const FILES = { commandLine: "plan.sh", pythonLines: "design.py" };
-  const state = { round: 0, view: null, worker: null };
+  const state = { view: null };
 
   function read() {
     const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
@@ -40,40 +40,16 @@ corn.page = (() => {
     return promises.problemOf(promise);
   }
 
-  /** Compute what the page shows; results of older settings are dropped. */
-  async function update() {
-    const round = ++state.round;
+  /** Compute what the page shows. */
+  function update() {
     const settings = read();
     byId("agents").disabled = byId("graph").value === "given";
     if (byId("agents").disabled) byId("agents").value = given.agents;
     byId("sampling-fields").hidden = settings.promise.unit !== "sample";
     byId("samples").disabled = settings.promise.sampling === "every-step";
     const problem = problemOf(settings);
-    state.view = { settings, problem, found: null };
-    if (problem) return render();
-    if (promises.isSampled(settings.promise)) {
-      show("computing …", false);
-      const found = await runInWorker(settings, round);
-      if (round !== state.round) return;
-      state.view.found = found;
-    } else {
-      state.view.found = sums.account(settings);
-    }
+    state.view = { settings, problem, found: problem ? null : sums.account(settings) };
     render();
-  }
-
-  /** Return the result of a worker made from the page's own scripts; an older one is ended. */
-  function runInWorker(settings, id) {
-    state.worker?.terminate();
-    const script = `globalThis.corn = {};\n${byId("core").textContent}\ncorn.sums.answerMessages();`;
-    const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-    const worker = (state.worker = new Worker(address));
-    URL.revokeObjectURL(address);
-    return new Promise((resolve) => {
-      worker.onerror = (event) => show(`This could not be computed: ${event.message}`, true);
-      worker.onmessage = ({ data }) => resolve(data.result);
-      worker.postMessage({ id, settings });
-    });
   }
 
   // Output
@@ -113,7 +89,7 @@ corn.page = (() => {
     const unit = promise.unit === "agent" ? "an agent’s whole data set" : "one sample";
     const sigma = (variance) => `σ = ${Math.sqrt(variance).toPrecision(4)}`;
     const facts = [
-      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta} for ${unit}, clipped to ${promise.clip}`],
+      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta.toExponential()} for ${unit}, clipped to ${promise.clip}`],
       ["private noise of an agent", sigma(1 / ((agents - colluders) * cap))],
       ["independent noise instead", sigma(1 / cap)],
       ["in the average", sigma(sums.centralRatio(agents, colluders) / cap / agents ** 2)],
@@ -135,7 +111,8 @@ corn.page = (() => {
   function renderCosts({ agents, colluders }) {
     const rows = [{ label: "trusted server", remark: "sees all gradients", kind: "server", value: 1 }];
     for (const size of new Set([0, 1, colluders])) {
-      const remark = size ? `and ${size === 1 ? "1 insider" : `${size} insiders`}` : "against an eavesdropper";
+      const insiders = size ? ` and ${size === 1 ? "1 insider" : `${size} insiders`}` : "";
+      const remark = `against an eavesdropper${insiders}`;
       rows.push({ label: "CorN", remark, kind: "corn", value: sums.centralRatio(agents, size) });
     }
     rows.push({ label: "LDP", remark: "against any insiders", kind: "ldp", value: agents });
@@ -170,16 +147,10 @@ corn.page = (() => {
     const [field, slider] = [byId(id), byId(`${id}-slider`)];
     slider.addEventListener("input", () => {
       field.value = fromSlider(Number(slider.value));
-      later();
+      update();
     });
     field.addEventListener("input", () => (slider.value = toSlider(Number(field.value))));
     slider.value = toSlider(Number(field.value));
-  }
-
-  let timer = 0;
-  function later() {
-    clearTimeout(timer);
-    timer = setTimeout(update, 60);
   }
 
   async function copy() {
@@ -192,7 +163,7 @@ corn.page = (() => {
   }
 
   function start() {
-    const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: 1e-5, steps: 1000 };
+    const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: "1e-5", steps: 1000 };
     Object.assign(usual, { clip: 0.1, batch: 64, samples: 2000, alarms: "0.01" });
     for (const [id, value] of Object.entries(usual)) byId(id).value = value;
     if (given) {
@@ -200,10 +171,10 @@ corn.page = (() => {
       byId("graph").value = "given";
     }
     connect("epsilon", Math.log, (x) => Number(Math.exp(x).toPrecision(2)));
-    connect("delta", Math.log10, (x) => 10 ** x);
+    connect("delta", Math.log10, (x) => `1e${x}`);
     connect("steps", Math.log10, (x) => Number((10 ** x).toPrecision(2)));
-    byId("settings").addEventListener("input", later);
-    byId("insiders").addEventListener("input", later);
+    byId("settings").addEventListener("input", update);
+    byId("insiders").addEventListener("input", update);
     byId("alarms").addEventListener("change", update);
     byId("copy").addEventListener("click", copy);
     for (const input of document.querySelectorAll("input[name=form]")) {

@@ -4,19 +4,11 @@
 // sets differ in one replaced unit.
 corn.promises = (() => {
   "use strict";
-  const { gaussian, sampling } = corn;
+  const { gaussian } = corn;
 
   /** Return the largest norm of the unit's part of one release. */
   function contribution({ unit, clip, batch }) {
     return unit === "agent" ? clip : clip / batch;
-  }
-
-  function rate({ batch, samples }) {
-    return Math.min(1, batch / samples);
-  }
-
-  function isSampled(promise) {
-    return promise.unit === "sample" && promise.sampling === "poisson" && rate(promise) < 1;
   }
 
   /** Return the most steps that use the unit's data. */
@@ -27,37 +19,22 @@ corn.promises = (() => {
 
   /** Return the largest [R^-1]_ii that keeps the promise. */
   function precisionCap(promise) {
-    const { epsilon, delta, steps } = promise;
-    const part = contribution(promise);
-    if (isSampled(promise)) {
-      return (sampling.shiftFrom(epsilon, delta, rate(promise), steps) / part) ** 2;
-    }
-    const mu = gaussian.muFrom(epsilon, delta);
-    return (mu / (2 * part)) ** 2 / participations(promise);
+    const mu = gaussian.muFrom(promise.epsilon, promise.delta);
+    return (mu / (2 * contribution(promise))) ** 2 / participations(promise);
   }
 
   function muOf(precision, promise) {
     return 2 * contribution(promise) * Math.sqrt(precision * participations(promise));
   }
 
-  function shiftOf(precision, promise) {
-    return contribution(promise) * Math.sqrt(precision);
-  }
-
   /** Return the epsilon of an agent at [R^-1]_ii = precision. */
   function epsilonOf(precision, promise) {
-    if (!isSampled(promise)) {
-      return gaussian.epsilonFrom(muOf(precision, promise), promise.delta);
-    }
-    const { steps, delta } = promise;
-    return sampling.epsilonFrom(shiftOf(precision, promise), rate(promise), steps, delta);
+    return gaussian.epsilonFrom(muOf(precision, promise), promise.delta);
   }
 
   /** Return the share of cases that the best attack catches at this rate of false alarms. */
   function powerOf(precision, promise, falseAlarms) {
-    if (!isSampled(promise)) return gaussian.power(muOf(precision, promise), falseAlarms);
-    const shift = shiftOf(precision, promise);
-    return sampling.power(shift, rate(promise), promise.steps, falseAlarms);
+    return gaussian.power(muOf(precision, promise), falseAlarms);
   }
 
   /** Return why a promise has no meaning, or null. */
@@ -72,13 +49,8 @@ corn.promises = (() => {
     if (unit === "agent") return null;
     if (!(Number.isInteger(batch) && batch >= 1)) return "The batch must be a whole number.";
     if (!(Number.isInteger(samples) && samples >= 1)) return "Samples must be a whole number.";
-    if (isSampled(promise)) {
-      const drawn = -Math.expm1(steps * Math.log1p(-rate(promise)));
-      if (delta >= drawn) return "δ is so large that no noise is needed: choose a smaller one.";
-      if (rate(promise) < 1e-4) return "Sampling rates below 1e-4 are for corn account.";
-    }
     return null;
   }
 
-  return { epsilonOf, isSampled, participations, powerOf, precisionCap, problemOf };
+  return { epsilonOf, participations, powerOf, precisionCap, problemOf };
 })();

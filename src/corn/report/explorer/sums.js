@@ -37,10 +37,5 @@ corn.sums = (() => {
     return { cap, epsilon, rows, power };
   }
 
-  /** Answer the page's messages in a worker. */
-  function answerMessages() {
-    self.onmessage = ({ data: { id, settings } }) => self.postMessage({ id, result: account(settings) });
-  }
-
-  return { account, answerMessages, centralRatio, precision };
+  return { account, centralRatio, precision };
 })();

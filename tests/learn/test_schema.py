@@ -1,4 +1,4 @@
-"""Columns of a public schema: encoding, imputation, and problems that are reported together."""
+"""The public schema: encoding, imputation, and problems that are reported together."""
 
 import json
 from pathlib import Path
@@ -9,18 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.learn.columns import Column, DataSchema, read_schema
-from corn.learn.file_data import FileWorkload, Schema, read_table
+from corn.learn.file_data import FileWorkload, read_file
+from corn.learn.schema import Column, Rows, Schema, read_schema
 
 AGE = Column("age", bounds=(0, 100), missing=50)
 WARD = Column("ward", "category", categories=("a", "b"))
 DATE = Column("admitted", "date", bounds=("2020-01-01", "2020-01-11"))
 SMOKER = Column("smoker", "boolean", missing=False)
+SCHEMA = Schema("ill", (AGE, WARD, DATE, SMOKER), ("0", "1"), id="person")
 
 
 def write(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def read(path: Path) -> Rows:
+    return SCHEMA.read(path, read_file(path).cells, checks_people=True)
 
 
 def test_cells_become_numbers_by_public_constants(tmp_path: Path) -> None:
@@ -30,27 +35,13 @@ def test_cells_become_numbers_by_public_constants(tmp_path: Path) -> None:
         "1,150,b,2020-01-06,yes,0",
         "2,NA,c,2020-01-11T12:00,?,1",
     )
-    workload = FileWorkload(
-        data=path,
-        target="ill",
-        classes=("0", "1"),
-        columns=(AGE, WARD, DATE, SMOKER),
-        id_column="person",
-        sites=("only",),
-        held_out=0,
-    )
-    table = read_table(path, "ill", columns=workload.columns, id_column="person")
-    schema = Schema(
-        table.features, "ill", ("0", "1"), workload._bounds, is_flat=True, columns=workload.columns
-    )
-    expected = [[1, 0, 1, 0, 1], [0, 0, 0, 1, -1]]
-    assert schema.encode(table)[0].tolist() == expected
-    assert table.features == ("age", "ward=a", "ward=b", "admitted", "smoker")
-    # Unknown categories and filled cells are counted for the owner.
-    assert len(table.notes) == 3
-    restored = Schema.from_json(json.loads(json.dumps(schema.to_json())))
-    assert restored == schema
-    assert restored.encode(table)[0].tolist() == expected
+    rows = read(path)
+    assert SCHEMA.scale_inputs(rows).tolist() == [[1, 0, 1, 0, 1], [0, 0, 0, 1, -1]]
+    assert SCHEMA.scale_targets(rows).tolist() == [0, 1]
+    assert SCHEMA.features == ("age", "ward=a", "ward=b", "admitted", "smoker")
+    # Unknown categories, filled cells, constant columns and values outside are for the owner.
+    found = [note for note in rows.notes if "categories" in note or "count as" in note]
+    assert len(found) == 4
 
 
 def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
@@ -61,7 +52,7 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         "1,3,b,,no,1",
     )
     with pytest.raises(FileFormatError) as caught:
-        read_table(path, "ill", columns=(AGE, WARD, DATE, SMOKER), id_column="person")
+        read(path)
     for name in ("person", "age", "admitted", "smoker"):
         assert f"column '{name}'" in str(caught.value)
 
@@ -71,9 +62,7 @@ def test_files_of_several_sites_are_reported_together(tmp_path: Path) -> None:
         write(tmp_path / f"{site}.csv", "age,ill", "young,0")
     workload = FileWorkload(
         data=tmp_path / "{site}.csv",
-        target="ill",
-        classes=("0", "1"),
-        columns=(AGE,),
+        schema=Schema("ill", (AGE,), ("0", "1")),
         sites=("north", "south"),
     )
     with pytest.raises(FileFormatError) as caught:
@@ -118,9 +107,9 @@ def test_impossible_columns_are_refused(fields: dict[str, object]) -> None:
 
 
 def test_a_schema_is_plain_data() -> None:
-    schema = DataSchema("ill", (AGE, WARD, DATE, SMOKER), ("0", "1"), id="person")
-    restored, problems = read_schema(json.loads(json.dumps(schema.to_json())))
-    assert (restored, problems) == (schema, [])
+    for schema in (SCHEMA, Schema("dose", (AGE,), target_bounds=(0.0, 9.0))):
+        restored, problems = read_schema(json.loads(json.dumps(schema.to_json())))
+        assert (restored, problems) == (schema, [])
 
 
 def test_all_problems_of_a_schema_are_reported_together() -> None:

@@ -1,0 +1,868 @@
+"""Noise of pairs that colluding insiders cannot undo: Problem (16) on seeds of pairs.
+
+With one stream per pair, R = diag(θ) + Σ_e f_e f_eᵀ, where f_e has two entries. A coalition I knows
+the streams of its members' pairs; R^(I) is the covariance of all others. More streams per pair gain
+nothing: any diagonal part of a pair's covariance is worth more as private noise, which fewer
+coalitions know.
+
+**The search.** The problem is scale-free: any candidate becomes exactly private when it is
+multiplied by max x / b, where x are all the [(R^(I))⁻¹]_ii at stake. So the search minimises
+
+    log Tr(A R) + (1/p) log Σ_{I,i} π_Ii x_Ii^p
+
+over log θ and the factors f_e, by L-BFGS, and rescales. The weights π are updated to the softmax
+weights w after each round (the exponential method of multipliers), which removes the smoothing
+error at a moderate p; raising p instead would ruin the conditioning.
+
+**The certificate** needs no search: for any matrices Y_I with Σ_{I: k unknown} [Y_I Y_Iᵀ]_{H_k} ⪯
+A_{H_k} for every pair and every agent's private noise,
+
+    Tr(A R) ≥ Σ_I Tr(Y_Iᵀ R^(I) Y_I) ≥ Σ_{I,i} (Y_I)_ii² / [(R^(I))⁻¹]_ii ≥ Σ_{I,i} (Y_I)_ii² / b,
+
+the second step by Cauchy and Schwarz. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2}, Λ = w/x, makes it
+tight.
+
+**All coalitions** are evaluated by one inverse each in small networks (`PairInverses`), and in
+large ones by low-rank updates of one inverse (`PairUpdates`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse
+from numpy.typing import NDArray
+
+from corn.checks import FloatArray, IntArray
+from corn.covariance.coalitions import require_few_coalitions, worst_precisions
+from corn.covariance.decomposition import Decomposition
+from corn.covariance.dual import solve_dual
+from corn.covariance.feasibility import invert_covariance, invert_definite, scale_to_cap
+from corn.covariance.problem import Design, DesignProblem, Status
+from corn.covariance.threat import SeedGroups
+from corn.errors import InvalidArgumentError
+from corn.threads import one_thread
+
+_LEAST_FOR_UPDATES = 24  # agents: below it inverses are faster, and the tolerance is tighter
+_TOLERANCE, _TOLERANCE_WITH_UPDATES = 1e-3, 1e-2
+_SMOOTHEST, _SHARPNESS = 10.0, (30.0, 60.0)  # p: smooth and easy, then sharp enough for weights
+_ITERATIONS_PER_ROUND = 50
+_PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
+_FAR = 1e10  # the value of a point at which R is not definite
+_FARTHEST_LOG = 60.0  # of log θ
+_REVIVAL_SIZE = 1e-3  # variance of revived noise, relative to the mean private variance
+_SMALLEST_RELATIVE_EIGENVALUE = 1e-8  # of A in the metric; a singular A has no root to invert
+_STALL = 5e-4  # relative: less progress in a round than this, twice, ends a search with updates
+_LEAST_COEFFICIENT = 1e-30  # its square does not underflow
+_SILENT_SHARE = 0.01  # of the tolerance: streams with so much of all power are not worth drawing
+
+_EVALUATIONS_OF_INVERSES = 20_000
+_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
+_FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
+_FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
+_FULL_SEARCH_OF_TWO, _LEAST_FROM_A_START = 200, 20  # agents, evaluations
+_FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
+
+_SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
+_SMALLEST_RIDGE = 1e-6
+_BOUND_ITERATIONS = 30  # any point of the dual is a bound, so it need not converge
+_MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
+_CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
+_CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
+
+
+def solve_pairs(
+    problem: DesignProblem,
+    seed_groups: SeedGroups,
+    *,
+    tolerance: float | None = None,
+    max_evaluations: int | None = None,
+) -> Design:
+    """Minimise Tr(A R) over private noise and the noise of pairs, so that all coalitions meet caps.
+
+    Args:
+        problem: The design problem.
+        seed_groups: The pairs that share a seed.
+        tolerance: The relative gap to stop at; by default 1e-3, and 1e-2 from 24 agents on.
+        max_evaluations: After so many, or without progress, the noise is private all the same, and
+            its status says so. The default is what takes minutes: above 1000 agents, where an
+            evaluation takes seconds to minutes, noise is then typically a tenth above that of a
+            full search. Two insiders and more start from the noise against one less, with a sixth
+            of the evaluations.
+    """
+    n, q = problem.num_agents, problem.threat.max_colluders
+    # Before a search of hours whose result could not be checked.
+    require_few_coalitions(n, q)
+    is_large = n >= _LEAST_FOR_UPDATES
+    if tolerance is None:
+        tolerance = _TOLERANCE_WITH_UPDATES if is_large else _TOLERANCE
+    pairs = np.array(seed_groups, dtype=int)
+    limits = problem.variance_ratio_limits / problem.precision_caps
+    # With an A that is singular on a pair, noise grows without bound and no bound is proved.
+    ridge = _SMALLEST_RIDGE if _is_singular_on_a_pair(problem.scaled_objective, pairs) else 0.0
+    while True:
+        with one_thread():
+            found = _search(problem, pairs, q, ridge, tolerance, max_evaluations)
+            shares = _scale(problem, seed_groups, found, 0.0 if is_large else tolerance)
+        if (shares.covariance.diagonal() <= limits * (1 + 1e-9)).all():
+            break
+        # Noise variance falls about as the root of the ridge, and each search is expensive.
+        ridge = max(10 * ridge, _SMALLEST_RIDGE)
+    value = problem.value(shares.covariance)
+    # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
+    # the better one where A is singular on a pair: the bound for insiders is then 0.
+    dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
+    bound = max(found.lower_bound, dual.lower_bound) / problem.strictest_cap
+    status: Status = "noise limited" if ridge else "iteration limit"
+    if value <= (1 + tolerance) * bound:
+        status = "optimal"
+    elif found.lower_bound < dual.lower_bound:
+        status = "loose bound"
+    precision, factor = invert_covariance(shares.covariance)
+    proof = found.proof
+    return Design(
+        mechanism="corn",
+        solver="pairs",
+        status=status,
+        covariance=shares.covariance,
+        precision=precision,
+        factor=factor,
+        precision_caps=problem.precision_caps,
+        value=value,
+        # Rounding can leave the bound above the value, and the smaller of the two is still a bound.
+        lower_bound=min(bound, value),
+        iterations=found.evaluations,
+        threat=problem.threat,
+        shares=shares,
+        multipliers=proof if proof is not None and proof.size <= _MOST_MULTIPLIERS else None,
+    )
+
+
+def _is_singular_on_a_pair(A: FloatArray, pairs: IntArray) -> bool:
+    values = np.linalg.eigvalsh(_take(A, pairs))
+    return bool((values[:, 0] <= _SINGULAR * values[:, -1]).any())
+
+
+def _search(
+    problem: DesignProblem,
+    pairs: IntArray,
+    max_colluders: int,
+    ridge: float,
+    tolerance: float,
+    max_evaluations: int | None,
+) -> PairSearch:
+    """Search for the best candidate against so many insiders."""
+    n = problem.num_agents
+    kind = PairUpdates if n >= _LEAST_FOR_UPDATES else PairInverses
+    evaluation = kind(pairs, num_agents=n, max_colluders=max_colluders)
+    search = PairSearch(problem, evaluation, ridge=ridge)
+    if kind is PairInverses:
+        # Independent noise plus weakly anti-correlated pairs.
+        start = Candidate(np.ones(n), np.tile([0.5, -0.5], (len(pairs), 1)) / np.sqrt(n))
+        limit = max_evaluations or _EVALUATIONS_OF_INVERSES
+        search.run(start, tolerance, limit, sharpness=(_SMOOTHEST, *_SHARPNESS))
+        return search
+    sharpness: Sequence[float] = _SHARPNESS
+    spent = 0
+    if max_colluders > 1:
+        # Noise against one insider less is a good start, and far cheaper to find. A smooth
+        # objective would lead away from it.
+        before = _search(problem, pairs, max_colluders - 1, ridge, tolerance, max_evaluations)
+        start = before.best
+        sharpness = _SHARPNESS[-1:]
+        spent = before.evaluations
+    else:
+        start = _find_uniform_noise(search)
+    limit = affordable_evaluations(n, max_colluders)
+    if max_evaluations is not None:
+        limit = max(1, max_evaluations // (_FEWER_FROM_A_START if max_colluders > 1 else 1))
+    search.run(start, tolerance, limit, sharpness=sharpness, stall=_STALL)
+    search.evaluations += spent
+    return search
+
+
+def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
+    """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
+    if max_colluders <= 1:
+        most, least, full, power = _MOST_EVALUATIONS, _LEAST_EVALUATIONS, _FULL_SEARCH, 3
+    else:
+        most = _MOST_EVALUATIONS // _FEWER_FROM_A_START
+        least, full, power = _LEAST_FROM_A_START, _FULL_SEARCH_OF_TWO, 4
+    return min(most, max(least, int(most * (full / num_agents) ** power)))
+
+
+def _find_uniform_noise(search: PairSearch) -> Candidate:
+    """Return the best noise with one private variance and one variance of all pairs.
+
+    One number is found in a few evaluations, after which each evaluation of the search is worth
+    several of a search from an arbitrary point.
+    """
+    n, num_pairs = len(search.diagonal), len(search.pairs)
+
+    def measure(shared: float) -> Candidate:
+        # ``shared`` is the variance of an agent's shared noise over that of its private noise.
+        size = np.sqrt(shared * n / (2 * num_pairs))
+        factors = np.tile([size, -size], (num_pairs, 1))
+        return search.evaluate(Candidate(np.ones(n), factors), _SHARPNESS[0])[0]
+
+    best = measure(_FIRST_SHARED)
+    for factor in (_SHARED_FACTOR, 1 / _SHARED_FACTOR):
+        shared = _FIRST_SHARED
+        while (candidate := measure(shared := shared * factor)).value < best.value:
+            best = candidate
+    return best
+
+
+def _scale(
+    problem: DesignProblem, seed_groups: SeedGroups, search: PairSearch, tolerance: float
+) -> Decomposition:
+    """Return the best candidate as a split, scaled until every coalition meets the caps.
+
+    The check of every coalition shares no code with the search. With a tolerance, streams that died
+    out are left out if that costs less. Independent noise replaces a split that is worse.
+    """
+    q, caps = problem.threat.max_colluders, problem.precision_caps
+
+    def scale(factors: FloatArray) -> Decomposition:
+        noise = Decomposition(search.best.theta, seed_groups, tuple(factors[:, :, None]))
+        # Back from units of the strictest cap: R = T R' T (docs/theory.md, "A promise for each
+        # agent").
+        restored = noise.rescale(problem.scales)
+
+        def scaled(scale: float) -> Decomposition:
+            return restored.rescale(np.full(problem.num_agents, np.sqrt(scale)))
+
+        # One factor on all noise keeps the ratios that the search chose, and the worst coalition
+        # decides it.
+        return scaled(
+            scale_to_cap(lambda scale: float((worst_precisions(scaled(scale), q) / caps).max()))
+        )
+
+    shares = scale(search.best.factors)
+    value = problem.value(shares.covariance)
+    if tolerance:
+        weak = _silence_weakest(search.best, share=_SILENT_SHARE * tolerance)
+        lean = scale(weak)
+        bound = search.lower_bound / problem.strictest_cap
+        if problem.value(lean.covariance) <= max(value, (1 + tolerance) * bound):
+            shares, value = lean, problem.value(lean.covariance)
+    # LDP shares no seed, so it holds against every coalition.
+    independent = float((problem.objective_matrix.diagonal() / caps).sum())
+    return Decomposition(1 / caps) if value >= independent else shares
+
+
+def _silence_weakest(candidate: Candidate, *, share: float) -> FloatArray:
+    """Return factors without the weakest streams, which have ``share`` of all power at most."""
+    power = np.square(candidate.factors).sum(axis=1, keepdims=True)
+    in_order = np.sort(power.ravel())
+    sums = np.cumsum(in_order)
+    num_weak = np.searchsorted(sums, share * (sums[-1] + candidate.theta.sum()), side="right")
+    least = in_order[num_weak] if num_weak < len(in_order) else np.inf
+    return np.where(power >= least, candidate.factors, 0.0)
+
+
+def certify(
+    A: FloatArray,
+    seed_groups: SeedGroups,
+    decomposition: Decomposition,
+    multipliers: FloatArray,
+    *,
+    max_colluders: int,
+) -> float:
+    """Return the lower bound for b = 1 that a split of pairs and multipliers λ ≥ 0 prove.
+
+    ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order. The bound is that
+    of ``_relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the pairs
+    ``seed_groups``, of which the given one may leave out some. Any λ is valid, so a certificate can
+    be checked without trusting its maker; overflow, or a singular split, proves nothing: the bound
+    is then 0.
+    """
+    n = len(A)
+    outside = list_outside(n, max_colluders)
+    # Weak duality holds for non-negative multipliers of agents at stake only.
+    weights = np.where(outside, np.maximum(multipliers, 0), 0)
+    largest = float(weights.max(initial=0.0))
+    if not 0 < largest < np.inf:
+        return 0.0
+    # The bound does not depend on the scale of λ; squares of it must not overflow.
+    weights /= largest
+    # A pair left out of the split has no noise. Of a pair with several streams, which no search
+    # makes, one is enough: any matrices prove a bound.
+    given = {
+        pair: factor[:, 0]
+        for pair, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True)
+        if factor.shape[1]
+    }
+    factors = np.array([given.get(pair, np.zeros(2)) for pair in seed_groups])
+    pairs = np.array(seed_groups, dtype=int)
+    private = np.zeros(n)
+    blocks = np.zeros((len(pairs), 2, 2))
+    squares = 0.0
+    for chunk in _chunks(outside):
+        try:
+            M = np.linalg.inv(hide(decomposition.private_variance, factors, pairs, outside[chunk]))
+        except np.linalg.LinAlgError:
+            return 0.0
+        # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
+        G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
+        # A member adds nothing: its row of M is diagonal, and its own privacy has no weight.
+        private += np.einsum("cii->i", G)
+        blocks += pull_back(G, pairs, outside[chunk])
+        squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
+    t = _relative_pressure(A.diagonal(), _take(A, pairs), private=private, blocks=blocks)
+    return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
+
+
+def _relative_pressure(
+    diagonal: FloatArray, blocks_of_A: FloatArray, *, private: FloatArray, blocks: FloatArray
+) -> float:
+    """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every pair and all private noise.
+
+    ``private`` and ``blocks`` are those of the sum, each over the coalitions that do not know the
+    noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound. Infinite where A is singular on a
+    pair.
+    """
+    with np.errstate(divide="ignore"):
+        largest = float((private / diagonal).max())
+    try:
+        inverse = np.linalg.inv(np.linalg.cholesky(blocks_of_A))
+    except np.linalg.LinAlgError:
+        return np.inf
+    relative = np.linalg.eigvalsh(inverse @ blocks @ inverse.transpose(0, 2, 1))
+    return max(largest, float(relative.max()))
+
+
+def list_outside(num_agents: int, max_colluders: int) -> NDArray[np.bool_]:
+    """Return who is outside each coalition of q agents, in lexicographic order: (coalitions, n).
+
+    A smaller coalition knows less, so it asks for nothing more.
+    """
+    members = np.array(list(combinations(range(num_agents), max_colluders)), dtype=int)
+    outside = np.ones((math.comb(num_agents, max_colluders), num_agents), dtype=bool)
+    np.put_along_axis(outside, members.reshape(len(outside), max_colluders), False, axis=1)
+    return outside
+
+
+def hide(
+    theta: FloatArray, factors: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]
+) -> FloatArray:
+    """Return R^(I) for each coalition, shape (c, n, n); members keep their private noise alone."""
+    n, (i, j) = len(theta), pairs.T
+    R = np.zeros((n, n))
+    R[i, j] = R[j, i] = factors[:, 0] * factors[:, 1]
+    # Agent i has this variance of noise in common with agent j.
+    power = np.zeros((n, n))
+    power[i, j] = factors[:, 0] ** 2
+    power[j, i] = factors[:, 1] ** 2
+    # A pair is unknown if both of its agents are outside.
+    hidden = R * (outside[:, :, None] & outside[:, None, :])
+    agents = np.arange(n)
+    hidden[:, agents, agents] = theta + outside * (outside @ power.T)
+    return hidden
+
+
+def pull_back(matrices: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]) -> FloatArray:
+    """Return the sum of matrices on each pair, over coalitions that do not know it: (k, 2, 2).
+
+    This is the adjoint of ``hide``: it takes gradients from coalitions back to pairs.
+    """
+    i, j = pairs.T
+    unknown = outside[:, i] & outside[:, j]
+    diagonal = np.diagonal(matrices, axis1=1, axis2=2)
+    blocks = np.empty((len(pairs), 2, 2))
+    blocks[:, 0, 0] = (diagonal[:, i] * unknown).sum(axis=0)
+    blocks[:, 1, 1] = (diagonal[:, j] * unknown).sum(axis=0)
+    blocks[:, 0, 1] = blocks[:, 1, 0] = (matrices[:, i, j] * unknown).sum(axis=0)
+    return blocks
+
+
+def _chunks(outside: NDArray[np.bool_]) -> list[slice]:
+    """Return parts of all coalitions, whose matrices fit into memory together."""
+    size = max(1, _CHUNK_ENTRIES // outside.shape[1] ** 2)
+    return [slice(start, start + size) for start in range(0, len(outside), size)]
+
+
+def _take(matrix: FloatArray, pairs: IntArray) -> FloatArray:
+    """Return the diagonal blocks of an (n, n) matrix on pairs, shape (k, 2, 2)."""
+    blocks: FloatArray = matrix[pairs[:, :, None], pairs[:, None, :]]
+    return blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Noise in the scaled problem: θ, shape (n,), and the factors of pairs, shape (k, 2)."""
+
+    theta: FloatArray
+    factors: FloatArray
+    value: float = np.inf
+    """Tr(A R) for b = 1 after the scaling that makes this candidate feasible."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pressure:
+    """Demands of the coalitions at a candidate, summed with the weights w of a softmax.
+
+    Attributes:
+        largest: The largest [(R^(I))⁻¹]_ii of an agent outside I.
+        smooth: (1/p) log Σ π x^p.
+        mean: Σ w x.
+        log_weights: log w, shape (coalitions, n).
+        multipliers: w/x, shape (coalitions, n).
+        private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
+        blocks: The same sum on each pair, over the coalitions that do not know its seed. At the
+            optimum it equals A/Tr(AR) wherever there is noise.
+    """
+
+    largest: float
+    smooth: float
+    mean: float
+    log_weights: FloatArray
+    multipliers: FloatArray
+    private: FloatArray
+    blocks: FloatArray
+
+
+class PairEvaluation(Protocol):
+    """A way to evaluate the coalitions of q insiders among n agents, of whom pairs share seeds."""
+
+    pairs: IntArray
+    outside: NDArray[np.bool_]
+
+    def press(
+        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
+    ) -> Pressure | None:
+        """Return the pressure of all coalitions on a candidate, or None if it is singular.
+
+        ``log_prior`` has shape (coalitions, n): −∞ for members, whose privacy is not at stake.
+        """
+
+
+class PairSearch:
+    """L-BFGS in rounds on log θ and the coordinates C⁻¹f of each factor in a metric C.
+
+    The ridge is on the A that is minimised, not on the A of the bound that is kept.
+    """
+
+    def __init__(
+        self, problem: DesignProblem, evaluation: PairEvaluation, *, ridge: float = 0.0
+    ) -> None:
+        A = problem.scaled_objective
+        added = ridge * float(np.trace(A)) / len(A)
+        self.pairs = evaluation.pairs
+        self._evaluation = evaluation
+        self._true_diagonal = A.diagonal()
+        self._true_blocks = _take(A, self.pairs)
+        self.diagonal = self._true_diagonal + added
+        self._blocks = self._true_blocks + added * np.eye(2)
+        self._metric = _scale_blocks(self._blocks)
+        # −∞ removes a member's own privacy from every sum: it is not at stake against itself.
+        self._log_prior = np.where(evaluation.outside, 0.0, -np.inf)
+        self.evaluations = 0
+        self.lower_bound = 0.0
+        self.proof: FloatArray | None = None
+        self.best = Candidate(np.empty(0), np.empty(0))
+
+    def run(
+        self,
+        start: Candidate,
+        tolerance: float,
+        max_evaluations: int,
+        *,
+        sharpness: Sequence[float],
+        stall: float = 0.0,
+    ) -> None:
+        """Run rounds of L-BFGS until a candidate's own bound is close, or evaluations run out.
+
+        A candidate that converged and its bound belong together, so that its multipliers prove the
+        bound. Two rounds at the largest of ``sharpness`` that improve the value by less than
+        ``stall``, relative, end the search too.
+        """
+        z, stalled, before, number = self._pack(start), 0, np.inf, 0
+        while True:
+            p = sharpness[min(number, len(sharpness) - 1)]
+            number += 1
+            z = self._minimise(z, p, max(1, max_evaluations - self.evaluations))
+            candidate, pressure = self.evaluate(self._unpack(z), p)
+            if pressure is None:
+                raise InvalidArgumentError("the objective is too ill-conditioned for this solver")
+            bound = self._bound(pressure, self._true_diagonal, self._true_blocks)
+            # By the ridged A, which is what is minimised.
+            own_bound = self._bound(pressure, self.diagonal, self._blocks)
+            converged = candidate.value <= (1 + tolerance) * own_bound
+            if converged:
+                self.best = candidate
+            if converged or self.proof is None or bound > self.lower_bound:
+                self.lower_bound = bound
+                self.proof = pressure.multipliers
+            is_sharp = number >= len(sharpness)
+            is_slow = is_sharp and self.best.value > (1 - stall) * before
+            stalled = stalled + 1 if is_slow else 0
+            before = self.best.value
+            if converged or stalled == 2 or self.evaluations >= max_evaluations:
+                return
+            # The weights of a smooth maximum are too even to serve as multipliers.
+            if is_sharp:
+                log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
+                self._log_prior = np.where(self._evaluation.outside, log_weights, -np.inf)
+            z = self._revive(candidate, pressure)
+
+    def evaluate(self, candidate: Candidate, sharpness: float) -> tuple[Candidate, Pressure | None]:
+        """Return a candidate with its value, and the pressure on it, and keep the best."""
+        self.evaluations += 1
+        pressure = self._evaluation.press(
+            candidate.theta, candidate.factors, self._log_prior, sharpness
+        )
+        if pressure is not None:
+            candidate = replace(candidate, value=self._trace(candidate) * pressure.largest)
+            if candidate.value < self.best.value:
+                self.best = candidate
+        return candidate, pressure
+
+    def _minimise(self, z: FloatArray, sharpness: float, max_evaluations: int) -> FloatArray:
+        def fun(z: FloatArray) -> tuple[float, FloatArray]:
+            candidate, pressure = self.evaluate(self._unpack(z), sharpness)
+            if pressure is None:
+                # Large but finite, as the line search interpolates between values.
+                return _FAR, np.zeros_like(z)
+            trace = self._trace(candidate)
+            # d/d log θ = θ d/dθ: variances stay positive without constraints.
+            private = (self.diagonal / trace - pressure.private) * candidate.theta
+            slack = self._blocks / trace - pressure.blocks
+            factors = 2 * np.einsum("kba,kbc,kc->ka", self._metric, slack, candidate.factors)
+            gradient = np.concatenate([private, factors.ravel()])
+            return float(np.log(trace)) + pressure.smooth, gradient
+
+        result = scipy.optimize.minimize(
+            fun,
+            z,
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                # A minimum need not be exact: the weights π move it after every round.
+                "maxiter": _ITERATIONS_PER_ROUND,
+                "maxfun": max_evaluations,
+                "maxcor": _ITERATIONS_PER_ROUND,
+                # The search ends by its own certificate, not by a small change of the smoothed
+                # objective.
+                "ftol": 0.0,
+                "gtol": 1e-12,
+            },
+        )
+        solution: FloatArray = result.x
+        return solution
+
+    def _trace(self, candidate: Candidate) -> float:
+        F = candidate.factors
+        shared = float(np.einsum("km,kmn,kn->", F, self._blocks, F))
+        return float(candidate.theta @ self.diagonal) + shared
+
+    def _bound(self, pressure: Pressure, diagonal: FloatArray, blocks: FloatArray) -> float:
+        """Return a lower bound on Tr(A R) for b = 1 over all splits: see ``_relative_pressure``."""
+        t = _relative_pressure(diagonal, blocks, private=pressure.private, blocks=pressure.blocks)
+        return pressure.mean / t if 0 < t < np.inf else 0.0
+
+    def _revive(self, candidate: Candidate, pressure: Pressure) -> FloatArray:
+        """Return the point with a little noise in directions that would help but have died out.
+
+        A factor's gradient vanishes with the factor, and that of log θ with θ, so noise near zero
+        cannot grow again by itself even where more of it would lower the value.
+        """
+        size, trace = _REVIVAL_SIZE * float(candidate.theta.mean()), self._trace(candidate)
+        helps = pressure.private > self.diagonal / trace
+        theta = np.where(helps, np.maximum(candidate.theta, size), candidate.theta)
+        # Negative directions of the slack would lower the value.
+        values, vectors = np.linalg.eigh(self._blocks / trace - pressure.blocks)
+        wanted = (values[:, 0] < 0) & (np.square(candidate.factors).sum(axis=1) < size)
+        factors = np.where(wanted[:, None], np.sqrt(size) * vectors[:, :, 0], candidate.factors)
+        return self._pack(Candidate(theta, factors))
+
+    def _pack(self, candidate: Candidate) -> FloatArray:
+        coordinates = np.linalg.solve(self._metric, candidate.factors[:, :, None])
+        return np.concatenate([np.log(candidate.theta), coordinates.ravel()])
+
+    def _unpack(self, z: FloatArray) -> Candidate:
+        n = len(self.diagonal)
+        # A step too long of the line search must not overflow.
+        theta = np.exp(np.clip(z[:n], -_FARTHEST_LOG, _FARTHEST_LOG))
+        return Candidate(theta, np.einsum("kab,kb->ka", self._metric, z[n:].reshape(-1, 2)))
+
+
+def _scale_blocks(blocks: FloatArray) -> FloatArray:
+    """Return A^(−1/4), scaled to be at least 1, for each block A of a stack.
+
+    With one seed for all the optimum is R ∝ A^(−1/2), whose factor is A^(−1/4): in the coordinates
+    G of F = A^(−1/4) G the solution is well-conditioned, however ill-conditioned A is. Otherwise
+    directions of small eigenvalues of A, on which the lower bound depends most, converge last.
+    """
+    values, vectors = np.linalg.eigh(blocks)
+    # A block of zeros, whose noise nobody receives, has the metric of any other constant.
+    largest = np.where(values[:, -1:] > 0, values[:, -1:], 1.0)
+    relative = np.maximum(values / largest, _SMALLEST_RELATIVE_EIGENVALUE)
+    metric: FloatArray = (vectors * relative[:, None, :] ** -0.25) @ vectors.transpose(0, 2, 1)
+    return metric
+
+
+class _Sums:
+    """Sums over coalitions with softmax weights, relative to the largest exponent so far."""
+
+    def __init__(self, num_agents: int, num_pairs: int, sharpness: float) -> None:
+        self.sharpness = sharpness
+        self.top = -np.inf
+        self.mass = self.mean = 0.0
+        self.private = np.zeros(num_agents)
+        self.blocks = np.zeros((num_pairs, 2, 2))
+        self.arrays = [self.private, self.blocks]
+
+    def weigh(self, x: FloatArray, log_prior: FloatArray) -> FloatArray:
+        """Return Λ of some coalitions, shape (m, n), in units of the largest weight so far."""
+        exponents = self.sharpness * np.log(x) + log_prior
+        top = max(self.top, float(exponents.max()))
+        # As in a streamed softmax, earlier sums are scaled down to the new unit.
+        if (shrink := math.exp(self.top - top)) < 1:
+            self.mass = shrink * self.mass
+            self.mean = shrink * self.mean
+            for earlier in self.arrays:
+                earlier *= shrink
+        self.top = top
+        weights = np.exp(exponents - top)
+        self.mass += float(weights.sum())
+        self.mean += float((weights * x).sum())
+        Lambda: FloatArray = weights / x
+        return Lambda
+
+    def finish(self, x: FloatArray, log_prior: FloatArray) -> Pressure:
+        log_mass = self.top + math.log(self.mass)
+        log_weights = self.sharpness * np.log(x) + log_prior - log_mass
+        return Pressure(
+            largest=float(x[log_prior > -np.inf].max()),
+            smooth=log_mass / self.sharpness,
+            mean=self.mean / self.mass,
+            log_weights=log_weights,
+            multipliers=np.exp(log_weights) / x,
+            private=self.private / self.mass,
+            blocks=self.blocks / self.mass,
+        )
+
+
+class PairInverses:
+    """The coalitions of q insiders among n agents, by one inverse for each."""
+
+    def __init__(self, pairs: IntArray, *, num_agents: int, max_colluders: int) -> None:
+        self.pairs = pairs
+        self.outside = list_outside(num_agents, max_colluders)
+        self._chunks = _chunks(self.outside)
+
+    def press(
+        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
+    ) -> Pressure | None:
+        """See ``PairEvaluation``."""
+        sums = _Sums(len(theta), len(self.pairs), sharpness)
+        x = np.empty_like(log_prior)
+        for chunk in self._chunks:
+            outside = self.outside[chunk]
+            try:
+                M = np.linalg.inv(hide(theta, factors, self.pairs, outside))
+            except np.linalg.LinAlgError:
+                return None
+            x[chunk] = np.diagonal(M, axis1=1, axis2=2)
+            Lambda = sums.weigh(x[chunk], log_prior[chunk])
+            G = (M * Lambda[:, None, :]) @ M
+            sums.private += np.einsum("cii->i", G)
+            sums.blocks += pull_back(G, self.pairs, outside)
+        return sums.finish(x, log_prior)
+
+
+class PairUpdates:
+    """The coalitions of q insiders among n agents, by low-rank updates of one inverse.
+
+    An insider c knows the streams of its own pairs. With these as the columns of B_c, and Y = R⁻¹,
+
+        M_c = (R − B_c B_cᵀ)⁻¹ = Y + Y B_c K⁻¹ B_cᵀ Y,   K = I − B_cᵀ Y B_c,
+
+    so that diag(M_c) costs n k² for an insider with k pairs, and all n insiders cost n² k² after
+    one inverse. Derivatives cost as much: with Z = K⁻¹ B_cᵀ Y, the sum of M_c Λ_c M_c over all c is
+
+        Y (Σ_c (I + B_c Z) Λ_c (I + B_c Z)ᵀ) Y,
+
+    and Z = B_cᵀ M_c has the rows of M_c that belong to the pairs of c. Larger coalitions are the
+    same computation once for each set of all members but the last, whose streams are left out of R.
+    """
+
+    def __init__(self, pairs: IntArray, *, num_agents: int, max_colluders: int) -> None:
+        self.pairs = pairs
+        self.outside = list_outside(num_agents, max_colluders)
+        self._num_agents = num_agents
+        self._max_colluders = max_colluders
+        ends = np.concatenate([pairs[:, 0], pairs[:, 1]])
+        # Pairs by agent, in compressed rows: those of agent c are at starts[c] … starts[c + 1].
+        order = np.argsort(ends, kind="stable")
+        self._starts = np.searchsorted(ends[order], np.arange(num_agents + 1))
+        self._numbers = np.tile(np.arange(len(pairs)), 2)[order]
+        self._sides = np.repeat([0, 1], len(pairs))[order]
+
+    def press(
+        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
+    ) -> Pressure | None:
+        """See ``PairEvaluation``."""
+        n, pairs = self._num_agents, self.pairs
+        # The pressure on a pair is divided by these numbers.
+        factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
+        sums = _Sums(n, len(pairs), sharpness)
+        inner = np.zeros((n, n))
+        diagonal = np.zeros(n)
+        # By pair and end: the pressure of the insider at the other end. The last row is a dummy.
+        known = np.zeros((len(pairs) + 1, 2))
+        sums.arrays += [inner, diagonal, known]
+        x = np.empty_like(log_prior)
+        for first, outer, last in self._split():
+            # The outer members' streams are left out; those of each last member are updates.
+            is_known: NDArray[np.bool_] = np.isin(pairs, outer).max(axis=1)
+            unknown = np.where(is_known[:, None], 0.0, factors)
+            R = hide(theta, unknown, pairs, np.ones((1, n), dtype=bool))[0]
+            Y = invert_definite(R)
+            if Y is None:
+                return None
+            if not last:
+                x[first] = Y.diagonal()
+                diagonal += sums.weigh(x[[first]], log_prior[[first]])[0]
+            for insiders in self._stack(last):
+                rows = first + insiders.members - last.start
+                # K is k × k and definite as long as the noise that the insider does not know is.
+                try:
+                    P, Z = insiders.update(Y, unknown)
+                except np.linalg.LinAlgError:
+                    return None
+                own = Y.diagonal() + np.einsum("mkn,mkn->mn", P, Z)
+                # Where a step of the search went too far, K is not definite and x is no precision.
+                x[rows] = np.where(own > 0, own, np.finfo(np.float64).max ** 0.25)
+                Lambda = sums.weigh(x[rows], log_prior[rows])
+                diagonal += Lambda.sum(axis=0)
+                insiders.add(Z, Lambda, unknown, inner=inner, known=known)
+            # B V and its transpose, as each insider added only the first.
+            G = inner + inner.T
+            G[np.diag_indices_from(G)] += diagonal
+            T = Y @ G @ Y
+            sums.private += T.diagonal()
+            sums.blocks[~is_known] += _take(T, pairs[~is_known])
+            # Y of the next base is another one; what was summed under this Y is done.
+            inner[:] = 0
+            diagonal[:] = 0
+        # Without the pressure of insiders on their own pairs: row a of B_cᵀ M_c is f times the
+        # partner's row of M_c.
+        for end in (0, 1):
+            sums.blocks[:, end, end] -= known[:-1, end] / np.square(factors[:, end])
+        return sums.finish(x, log_prior)
+
+    def _split(self) -> Iterator[tuple[int, tuple[int, ...], range]]:
+        """Yield the number of a first coalition, all its members but the last, and the last ones.
+
+        Coalitions are numbered in lexicographic order.
+        """
+        n, q = self._num_agents, self._max_colluders
+        if q == 0:
+            yield 0, (), range(0)
+            return
+        first = 0
+        for outer in combinations(range(n), q - 1):
+            inner = range(outer[-1] + 1 if outer else 0, n)
+            if inner:
+                yield first, outer, inner
+            first += len(inner)
+
+    def _stack(self, last: range) -> Iterator[_Insiders]:
+        """Yield insiders in order of their number of pairs, so that few places are filled up."""
+        agents = np.array(last, dtype=int)
+        counts = np.diff(self._starts)[agents]
+        order = np.argsort(counts, kind="stable")
+        agents, counts = agents[order], counts[order]
+        start = 0
+        while start < len(agents):
+            size = 1
+            while start + size < len(agents) and (
+                (size + 1) * int(counts[start + size]) <= _CHUNK_ROWS
+            ):
+                size += 1
+            yield self._stack_some(agents[start : start + size])
+            start += size
+
+    def _stack_some(self, members: IntArray) -> _Insiders:
+        begin, end = self._starts[members], self._starts[members + 1]
+        width = int((end - begin).max())
+        places = begin[:, None] + np.arange(width)
+        filled = places < end[:, None]
+        places = np.where(filled, places, 0)
+        # The number one past the last pair has a factor of zero, so it adds nothing anywhere.
+        pairs = np.where(filled, self._numbers[places], len(self.pairs))
+        sides = np.where(filled, self._sides[places], 0)
+        partners = self.pairs[np.where(filled, pairs, 0), 1 - sides]
+        return _Insiders(members, pairs, sides, np.where(filled, partners, members[:, None]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Insiders:
+    """Insiders with about the same number of pairs, stacked.
+
+    Attributes:
+        members: the insiders, shape (m,).
+        pairs: the numbers of their pairs, shape (m, k); a pair without noise fills up the rows.
+        sides: which end of a pair the insider is, 0 or 1, shape (m, k).
+        partners: the other end, shape (m, k); the insider itself in the places filled up.
+    """
+
+    members: IntArray
+    pairs: IntArray
+    sides: IntArray
+    partners: IntArray
+
+    def update(self, Y: FloatArray, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return P = BᵀY and Z = K⁻¹P of each insider, shape (m, k, n)."""
+        d, J = self.members, self.partners
+        m, k = J.shape
+        own, other = self._weights(factors)
+        P = other[:, :, None] * Y[J]
+        P += own[:, :, None] * Y[d][:, None, :]
+        at_partners = np.take_along_axis(P, np.broadcast_to(J[:, None, :], (m, k, k)), axis=2)
+        at_own = np.take_along_axis(P, d[:, None, None], axis=2)
+        K = np.eye(k) - at_partners * other[:, None, :] - at_own * own[:, None, :]
+        return P, np.linalg.inv(K) @ P
+
+    def add(
+        self,
+        Z: FloatArray,
+        Lambda: FloatArray,
+        factors: FloatArray,
+        *,
+        inner: FloatArray,
+        known: FloatArray,
+    ) -> None:
+        """Add B V of these insiders to ``inner``, and their pressure on own pairs to ``known``.
+
+        (I + BZ) Λ (I + BZ)ᵀ = Λ + B V + (B V)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
+        """
+        d, J = self.members, self.partners
+        m, k = J.shape
+        own, other = self._weights(factors)
+        V = Z * Lambda[:, None, :]
+        H = V @ Z.transpose(0, 2, 1)
+        known[self.pairs, 1 - self.sides] += np.einsum("mkk->mk", H)
+        rows = np.arange(m)[:, None, None], np.arange(k)[None, :, None]
+        V[(*rows, J[:, None, :])] += H * other[:, None, :] / 2
+        V[(*rows, d[:, None, None])] += (H @ own[:, :, None]) / 2
+        scatter = scipy.sparse.csr_array(
+            (
+                np.concatenate([own.ravel(), other.ravel()]),
+                (np.concatenate([np.repeat(d, k), J.ravel()]), np.tile(np.arange(m * k), 2)),
+            ),
+            shape=(len(inner), m * k),
+        )
+        inner += scatter @ V.reshape(m * k, -1)
+
+    def _weights(self, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
+        padded = np.vstack([factors, np.zeros(2)])
+        return padded[self.pairs, self.sides], padded[self.pairs, 1 - self.sides]
