@@ -194,7 +194,7 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
             "keystream alone": encrypt_least,
             "normals of words in a cache": transform_least,
         },
-        num_turns=25,
+        num_turns=150,
     )
     milliseconds = {name: 1000 * value for name, value in seconds.items()}
     without = milliseconds["step without noise"]
