@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce test engines docs docs-check release coverage lint format types pytest clean
+.PHONY: help demo reproduce test engines frameworks docs docs-check release coverage lint format types pytest clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -18,7 +18,7 @@ reproduce: $(VENV)/installed  ## reproduce every figure of the paper at reduced 
 
 test: lint  ## install the development extras, lint, type-check and run every test
 	@$(MAKE) --no-print-directory --jobs 2 types pytest
-	@echo 'left out: tests with Flower and NVFlare, which make engines runs'
+	@echo 'left out: tests with Flower and NVFlare, which make engines runs, and with Fabric, Accelerate and Trainer, which make frameworks runs'
 
 # Each engine has an environment of its own, because their dependencies exclude each other.
 engines: $(VENV)-flower/installed $(VENV)-nvflare/installed  ## run agents on Flower and NVFlare, with real servers and sites
@@ -27,6 +27,10 @@ engines: $(VENV)-flower/installed $(VENV)-nvflare/installed  ## run agents on Fl
 	$(VENV)-nvflare/bin/pytest -n 0 -q -rs -k nvflare tests/contracts tests/test_nvflare.py && nvflare=passed; \
 	echo "engines: Flower $$flower, NVFlare $$nvflare"; \
 	test $$flower$$nvflare = passedpassed
+
+frameworks: $(VENV)-frameworks/installed  ## run loops under Fabric, Accelerate and Trainer, and fine-tune with PEFT
+	$(VENV)-frameworks/bin/pytest -n 2 -q -rs tests/learn/test_frameworks.py
+	$(VENV)-frameworks/bin/python examples/fine_tuning.py
 
 docs: $(VENV)/installed-docs  ## build the documentation into docs/_build/html, and run its tutorials
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -60,7 +64,7 @@ coverage: $(VENV)/installed-dev  ## run every test and measure coverage, which t
 	$(BIN)/pytest --cov --cov-report=term
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) $(VENV)-flower $(VENV)-nvflare out build dist docs/_build docs/generated docs/out docs/tutorials/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-flower $(VENV)-nvflare $(VENV)-frameworks out build dist docs/_build docs/generated docs/out docs/tutorials/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # A stamp that is newer than pyproject.toml shows that the environment matches it. A second run then
 # installs nothing.
@@ -69,9 +73,10 @@ $(VENV)/created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
+$(VENV)-flower/installed: SIMULATION = flwr[simulation]
 $(VENV)-%/installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)-$*
-	$(VENV)-$*/bin/pip install --quiet --editable '.[$*]' pytest pytest-xdist hypothesis
+	$(VENV)-$*/bin/pip install --quiet --editable '.[$*]' pytest pytest-xdist hypothesis $(SIMULATION)
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/created

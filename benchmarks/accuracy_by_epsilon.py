@@ -70,7 +70,7 @@ def draw(rows: list[dict[str, str]]) -> Figure:
         low = [a - b for a, b in zip(y, width, strict=True)]
         high = [a + b for a, b in zip(y, width, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        ends.append(LineEnd(label, y[-1], colour, is_strong=strong))
+        ends.append(LineEnd(label, y[-1], colour))
     axes.set_xscale("log")
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.minorticks_off()

@@ -271,7 +271,7 @@ def draw(scores: dict[Setting, tuple[float, float]], epsilons: Sequence[float]) 
         colour = "#CC79A7" if is_insider else MECHANISM_COLOURS[method]
         axes.plot(epsilons, mean, color=colour, linestyle="--" if is_insider else "-")
         axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
-        ends.append(LineEnd(label, float(mean[-1]), colour, is_strong=method == "corn"))
+        ends.append(LineEnd(label, float(mean[-1]), colour, dashes="--" if is_insider else "-"))
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()

@@ -2,8 +2,8 @@
 
 Three ways to the same sum of clipped gradients:
 
-- ``loop``: the user's own loop with ``corn.make_private``: one backward pass with hooks, clipped
-  and summed in float64, as a release needs;
+- ``loop``: the user's own loop with ``corn.make_private``, where ``torch.func`` runs each sample
+  alone, clipped and summed in float64, as a release needs;
 - ``task``: ``ModuleTask``, which ``corn.train`` and agents use: ``torch.func``, in float64 too;
 - ``opacus``: ``GradSampleModule`` and the clipping of ``DPOptimizer``, in float32.
 
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.learn.batches import Batch
+from corn.learn.own_loop import ClippedSums
 from corn.learn.tasks import ModuleTask, small_cnn
 from corn.learn.user_model import UserModel
 from corn.threads import limit_threads
@@ -40,21 +41,21 @@ from corn.threads import limit_threads
 _CLIP, _LIMIT = 1.0, 1.5
 
 
-def compute_in_loop(
-    model: nn.Module, images: Tensor, labels: Tensor, *, real: torch.dtype
-) -> Callable[[], Tensor]:
+def compute_in_loop(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     """Return the work of one step in the user's loop, without noise and optimizer."""
     own = UserModel(copy.deepcopy(model), clips_samples=True)
-    count, clip = len(images), torch.tensor([_CLIP], dtype=real)
+    own.write(own.read())
+    count = len(images)
     weights = torch.full((1, count), 1 / count, dtype=torch.float64)
     batch = Batch(torch.arange(count)[None], torch.arange(count)[None], weights, True, count)
 
     def run() -> Tensor:
-        losses = functional.cross_entropy(own.module(images), labels, reduction="none")
-        own.backward(losses, num_samples=count)
-        found = own.gradient(own.read(), batch, sample_clip=clip).values.view(-1)
-        own.forget_gradient()
-        return found
+        sums = ClippedSums([batch], clip=_CLIP, num_parameters=own.num_parameters, num_pieces=1)
+        sums.show()
+        outputs = own.module(own.begin(images, count))
+        losses = functional.cross_entropy(outputs, labels, reduction="none")
+        own.mean(losses, sums.add).backward()  # type: ignore[no-untyped-call]
+        return sums.of_agent(0).values.view(-1)
 
     return run
 
@@ -104,7 +105,7 @@ def main() -> None:
     images = torch.randn(arguments.batch, 1, arguments.side, arguments.side)
     labels = torch.randint(0, 10, (arguments.batch,))
     ways = {
-        "loop": compute_in_loop(model, images, labels, real=torch.float64),
+        "loop": compute_in_loop(model, images, labels),
         "task": compute_by_task(model, images, labels),
     }
     try:

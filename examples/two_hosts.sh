@@ -34,14 +34,14 @@ mkdir public && cp keys-a/*.pub keys-b/*.pub public
 "$CORN" keys roster public --out roster.json 2> /dev/null
 cp roster.json keys-a; cp roster.json keys-b
 
-run_agent() {  # host's letter, agent's number
+run_agent() {  # host's letter, agent's number, address at which neighbours connect
   ip netns exec "corn-$1" "$CORN" agent plan.corn --task breast-cancer --keys "keys-$1" \
-    --agent "$2" --store $STORE:29500 \
+    --agent "$2" --store $STORE:29500 --listen "$3" \
     --step-size 0.2 --batch-size 32 --timeout 30 --out "out-$1" > "agent-$2.txt" 2>&1
 }
-run_agent a 0 & AGENTS=$!
-run_agent a 1 & AGENTS="$AGENTS $!"
-run_agent b 2 & AGENTS="$AGENTS $!"
-run_agent b 3 & AGENTS="$AGENTS $!"
+run_agent a 0 10.77.0.1:29600 & AGENTS=$!
+run_agent a 1 10.77.0.1:29601 & AGENTS="$AGENTS $!"
+run_agent b 2 10.77.0.2:29600 & AGENTS="$AGENTS $!"
+run_agent b 3 10.77.0.2:29601 & AGENTS="$AGENTS $!"
 for agent in $AGENTS; do wait "$agent" || { cat agent-*.txt; exit 1; }; done
 tail -n 3 agent-*.txt

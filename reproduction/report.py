@@ -206,7 +206,7 @@ class LineStyle:
     marker: str = ""
 
 
-# Markers tell mechanisms apart and colours tell variants of CorN apart. Sky blue, purple and indigo
+# Markers tell mechanisms apart and colours tell variants of CorN apart. Sky blue, purple and wine
 # differ from each other and from the mechanisms' colours under protanopia, deuteranopia and
 # tritanopia. Dashes remain in black and white.
 _STYLES = {
@@ -221,7 +221,7 @@ _STYLES = {
     "corn": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
     "corn-one-step": LineStyle("#56B4E9", "-", "P"),
     "corn-1-insider": LineStyle("#CC79A7", (0, (6, 1.5)), "^"),
-    "corn-2-insiders": LineStyle("#332288", (0, (6, 1.5, 1.5, 1.5)), "v"),
+    "corn-2-insiders": LineStyle("#661100", (0, (6, 1.5, 1.5, 1.5)), "v"),
     "corn-defaults": LineStyle("#000000", "-", "h"),
     "corn-defaults-1-insider": LineStyle("#000000", (0, (6, 1.5)), "h"),
     "corn-pairs": LineStyle(MECHANISM_COLOURS["corn"], "-", "D"),
@@ -278,7 +278,15 @@ def plot_panel(
         last = line[-1]
         _draw_line(axes, mechanism, line, crossed=crossed)
         name = mechanism.label + (" (below the axis)" if last.mean < low else "")
-        end = LineEnd(name, max(last.mean, low), style_of(mechanism).colour)
+        style = style_of(mechanism)
+        end = LineEnd(
+            name,
+            max(last.mean, low),
+            style.colour,
+            style.marker,
+            style.dashes,
+            is_open=mechanism.is_in_paper,
+        )
         if last.x == last_place:
             ends.append(end)
         else:

@@ -62,9 +62,9 @@ def find_complaint(function: Callable[..., object], *arguments: object) -> CornE
     return None
 
 
-def is_clear(error: BaseException) -> bool:
-    """Return whether a message is one printable line of at most 500 characters."""
-    return str(error).isprintable() and 0 < len(str(error)) < 500
+def is_clear(error: BaseException, *, limit: int = 500) -> bool:
+    """Return whether a message is one printable line of fewer characters than the limit."""
+    return str(error).isprintable() and 0 < len(str(error)) < limit
 
 
 def _flip_bit(content: bytes, random: Random) -> bytes:

@@ -1,5 +1,6 @@
 """Every example runs without warnings and prints its result."""
 
+import ast
 import runpy
 import subprocess
 import sys
@@ -10,16 +11,39 @@ from pathlib import Path
 import pytest
 import torch
 
+import corn
+
 from .cli.commands import Runner
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 # The default is the figure of docs/audit.md, which takes minutes.
 OPTIONS = {"reconstruct_images.py": ["--graph", "ring:6", "--steps", "20", "--images", "3"]}
 CORN = [sys.executable, "-m", "corn"]
+# Libraries that are in environments of their own.
+NEEDED = {
+    "flower_app.py": ["flwr", "ray"],
+    "flower_hospitals.py": ["flwr", "ray"],
+    "fine_tuning.py": ["transformers", "peft"],
+}
 
 
 def test_there_are_examples() -> None:
     assert EXAMPLES
+
+
+def test_the_script_of_an_opacus_user_is_short_and_uses_public_names() -> None:
+    path = next(path for path in EXAMPLES if path.name == "opacus_user.py")
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    tree = ast.parse(text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [own for own in imports if getattr(own, "module", "").startswith("corn")]
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "corn"
+    }
+    assert used == {"make_private"} <= set(corn.__all__)
 
 
 @pytest.mark.slow
@@ -31,7 +55,7 @@ def test_example_runs_and_is_short(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # An attack is longer than what users start from.
-    limit = 480 if path.name == "reconstruct_images.py" else 120
+    limit = {"reconstruct_images.py": 480, "researcher.py": 60}.get(path.name, 120)
     assert len(path.read_text(encoding="utf-8").splitlines()) < limit
     if path.name == "demo.py":
         # As make demo runs it, with the six processes.
@@ -41,10 +65,10 @@ def test_example_runs_and_is_short(
         assert "Six processes without a server" in process.stdout
         assert (tmp_path / "run-1" / "accuracy.png").exists()
         return
-    if path.name == "flower_app.py":
-        if find_spec("flwr") is None or find_spec("ray") is None:
-            pytest.skip("needs the extra flower and its simulation engine: flwr[simulation]")
-        # In a process of its own, since Ray warns of its own future, and starts processes.
+    if path.name in NEEDED:
+        if any(find_spec(name) is None for name in NEEDED[path.name]):
+            pytest.skip(f"needs {', '.join(NEEDED[path.name])}")
+        # In a process of its own, since these libraries warn of their own future.
         process = subprocess.run(
             [sys.executable, str(path)], check=False, capture_output=True, text=True
         )
@@ -52,6 +76,8 @@ def test_example_runs_and_is_short(
         assert process.stdout.strip()
         return
     corn = Runner(monkeypatch, capsys)
+    # Where a script writes its figure.
+    monkeypatch.chdir(tmp_path)
 
     def run_here(command: Sequence[str], *, cwd: Path, **options: bool) -> None:
         """Run a command of an example in this process, which has imported everything already."""

@@ -1,5 +1,9 @@
 """The public names of ``corn``."""
 
+import inspect
+import re
+from pathlib import Path
+
 import corn
 from corn.covariance import DEFAULT_THREAT
 
@@ -8,6 +12,7 @@ PUBLIC = [
     "CornWarning",
     "Decomposition",
     "Design",
+    "DesignProblem",
     "FiniteRun",
     "Horizon",
     "Network",
@@ -44,6 +49,16 @@ def test_public_names_have_an_example() -> None:
     """The reference of the documentation shows these examples, and the tests run them."""
     names = [name for name in corn.__all__ if name != "__version__"]
     assert [name for name in names if ">>>" not in (getattr(corn, name).__doc__ or "")] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"auto\w+:: (\w+)", page))
+    assert [name for name in corn.__all__ if name not in listed | {"__version__"}] == []
+
+
+def test_train_has_few_arguments() -> None:
+    assert len(inspect.signature(corn.train).parameters) <= 12
 
 
 def test_the_readme_example_works() -> None:

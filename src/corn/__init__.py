@@ -18,17 +18,18 @@ from corn.version import __version__
 if TYPE_CHECKING:
     from corn.covariance import Decomposition as Decomposition
     from corn.covariance import Design as Design
+    from corn.covariance import DesignProblem as DesignProblem
     from corn.covariance import FiniteRun as FiniteRun
     from corn.covariance import Horizon as Horizon
     from corn.covariance import ThreatModel as ThreatModel
     from corn.covariance import design as design
     from corn.covariance import expose as expose
-    from corn.distributed.own_loop import make_private as make_private
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
     from corn.learn import compare as compare
     from corn.learn import load_results as load_results
     from corn.learn import train as train
+    from corn.learn.own_loop import make_private as make_private
     from corn.plan import Plan as Plan
     from corn.plan import load_plan as load_plan
     from corn.plan import make_plan as make_plan
@@ -45,6 +46,7 @@ _MODULES = {
     "CornWarning": "corn.errors",
     "Decomposition": "corn.covariance",
     "Design": "corn.covariance",
+    "DesignProblem": "corn.covariance",
     "FiniteRun": "corn.covariance",
     "Horizon": "corn.covariance",
     "Network": "corn.topology",
@@ -59,7 +61,7 @@ _MODULES = {
     "load_plan": "corn.plan",
     "load_results": "corn.learn",
     "make_plan": "corn.plan",
-    "make_private": "corn.distributed.own_loop",
+    "make_private": "corn.learn.own_loop",
     "save_plan": "corn.plan",
     "spectrum": "corn.topology",
     "train": "corn.learn",

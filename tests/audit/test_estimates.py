@@ -64,8 +64,8 @@ def test_certified_bounds_approach_the_truth_with_many_trials() -> None:
 
 def test_both_directions_of_the_definition_count() -> None:
     """Few false negatives certify as much as few false positives."""
-    one = ErrorRates(*(np.array([x]) for x in (0.0, 0.001, 0.5, 0.6)))
-    other = ErrorRates(*(np.array([x]) for x in (0.5, 0.6, 0.0, 0.001)))
+    one = ErrorRates(*(np.array([x]) for x in (0.001, 0.6)))
+    other = ErrorRates(*(np.array([x]) for x in (0.6, 0.001)))
     assert one.bound_epsilon(0.01) == other.bound_epsilon(0.01)
     assert math.isclose(one.bound_epsilon(0.01), math.log(0.39 / 0.001))
 

@@ -21,11 +21,10 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
-from corn.distributed.own_loop import make_private
 from corn.errors import CornError
 from corn.learn import TrainingProblem, train
 from corn.learn.batches import AgentData, Batch, BatchSampler, Choices, SeededChoices
-from corn.learn.own_loop import LoaderPart, PrivateOptimizer, PrivateTraining
+from corn.learn.own_loop import LoopData, PrivateOptimizer, PrivateTraining, simulate
 from corn.learn.step import ClippedGradients, compute_gradients, gradient_norms
 from corn.learn.tasks import LinearClassifier
 from corn.learn.user_model import SampleGradients, UserModel
@@ -309,9 +308,10 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     module = torch.nn.Linear(3, 2)
     loader = [DataLoader(part, batch_size=8) for part in parts]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for secure in (False, True):
-        make_private(plan, module=module, optimizer=optimizer, data_loader=loader, secure=secure)
-    assert made == queries * 9
+    summed = sample_plan(mixing="sum")
+    for seed in (0, None):
+        simulate(summed, module=module, optimizer=optimizer, data_loader=loader, seed=seed)
+    assert made == queries * 13
 
 
 @pytest.mark.usefixtures("without_bits")
@@ -390,14 +390,15 @@ Fault: TypeAlias = Callable[[PrivateTraining, Tensor, Tensor], None]
 
 
 def take_step(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
-    private.optimizer.backward(cross_entropy(private.module(inputs), targets, reduction="none"))
+    losses = cross_entropy(private.module(inputs), targets, reduction="none")
+    private.optimizer.mean(losses).backward()  # type: ignore[no-untyped-call]
     private.optimizer.step()
 
 
 def weigh_classes_in_a_mean(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
     weight = torch.tensor([0.01, 1.0, 100.0])
     mean = cross_entropy(private.module(inputs), targets, weight=weight)
-    private.optimizer.backward(mean.expand(len(inputs)))
+    private.optimizer.mean(mean.expand(len(inputs))).backward()  # type: ignore[no-untyped-call]
     private.optimizer.step()
 
 
@@ -407,7 +408,8 @@ def initialise_by_data(private: PrivateTraining, inputs: Tensor, _: Tensor) -> N
 
 
 def write_parameters(private: PrivateTraining, inputs: Tensor, targets: Tensor) -> None:
-    private.optimizer.backward(cross_entropy(private.module(inputs), targets, reduction="none"))
+    losses = cross_entropy(private.module(inputs), targets, reduction="none")
+    private.optimizer.mean(losses).backward()  # type: ignore[no-untyped-call]
     initialise_by_data(private, inputs, targets)
     private.optimizer.step()
 
@@ -431,8 +433,8 @@ def normalise_batch(items: Sequence[Any]) -> Any:
 def send_step(
     private_step: Fault, sample: Tensor, label: int, collate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Tensor, corn.Plan]:
-    """Return what agent 0 sends in the first step if it has this sample among eight."""
-    plan, sent = sample_plan("every-step", "replace", num_steps=4), []
+    """Return the model after the first step if each agent has this sample among eight."""
+    plan, sent = sample_plan("every-step", "replace", num_steps=4, mixing="sum"), []
     usual = PrivateOptimizer.take_step
 
     def record(self: PrivateOptimizer, released: Tensor) -> Tensor:
@@ -448,11 +450,13 @@ def send_step(
     nn.init.zeros_(model.bias)
     with monkeypatch.context() as patch:
         patch.setattr(PrivateOptimizer, "take_step", record)
-        private = corn.make_private(
+        private = simulate(
             plan,
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+            # All agents have the sample, so that their average moves as one agent's gradient.
             data_loader=[DataLoader(data, batch_size=8, collate_fn=collate)] * 4,
+            seed=0,
         )
         private_step(private, *next(iter(private.data_loader)))
     return sent[0], plan
@@ -472,7 +476,7 @@ LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
     (write_parameters, None, UserModel, "require_unchanged"),
     (write_momentum, None, PrivateOptimizer, "_require_same_state"),
     (set_rate_by_data, None, PrivateOptimizer, "_require_same_groups"),
-    (take_step, normalise_batch, LoaderPart, "_check_independence"),
+    (take_step, normalise_batch, LoopData, "_check_independence"),
 ]
 
 

@@ -4,6 +4,7 @@ All train one model whose gradient at an agent is that agent's row, so that the 
 were applied can be read off the model.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -271,12 +272,10 @@ def run_flower(
 
     from corn.flower import CornMod, CornStrategy
 
-    save_plan(PLAN, folder / "plan.corn")
-
     def make(context: Any) -> Any:
         return make_problem(int(context.node_config["partition-id"]))
 
-    grid = Grid(CornMod(folder / "plan.corn", folder, problem=make), grow)
+    grid = Grid(CornMod(_make_folders(folder) / "site-{site}", problem=make), grow)
     is_gone = False
 
     def change(agent: int, message: Any) -> Any:
@@ -311,14 +310,8 @@ def run_nvflare(
 
     roster = load_roster(folder / "roster.json")
     sums = CornSums([key.hex() for key in roster.public_keys], wait=_WAIT)
-    for agent in range(N):
-        own = folder / f"site-{agent}"
-        if not own.exists():
-            own.mkdir(mode=0o700)
-            save_plan(PLAN, own / "plan.json")
-            for name in (f"agent-{agent}.key", "roster.json"):
-                (own / name).write_bytes((folder / name).read_bytes())
-                (own / name).chmod(0o600)
+    sums._start("", Context("server", sums))
+    _make_folders(folder)
 
     def run(agent: int) -> FloatArray | BaseException:
         context, sent = Context(f"site-{agent}", sums), count()
@@ -345,6 +338,18 @@ def run_nvflare(
 
     with public_noise() if public else ExitStack(), ThreadPoolExecutor(N) as pool:
         return _select_models(dict(enumerate(pool.map(run, range(N)))))
+
+
+def _make_folders(folder: Path) -> Path:
+    """Make the folder of each site from one with all keys, if it is not there yet."""
+    for agent in range(N):
+        own = folder / f"site-{agent}"
+        if not own.exists():
+            own.mkdir(mode=0o700)
+            save_plan(PLAN, own / "plan.corn")
+            for name in (f"agent-{agent}.key", "roster.json"):
+                shutil.copy2(folder / name, own)
+    return folder
 
 
 def make_site_problem(site: str) -> Any:

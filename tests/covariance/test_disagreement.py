@@ -8,7 +8,7 @@ import pytest
 
 from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, Corn, Horizon, default_objective, design
-from corn.covariance.disagreement import disagreement_ratio
+from corn.covariance.objective import disagreement_ratio
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Network, load_network

@@ -4,10 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from corn.distributed.state import TRAINING, AgentState, PrivateState
-
-PRIVATE_NUMBERS = ("12.5", "0.8765", "1.2345", "0.4321")
-LOCAL = PrivateState(12.5, train_loss=0.8765, gradient_norm=1.2345, fraction_clipped=0.4321)
+from corn.distributed.status import TRAINING, AgentState
 
 
 def make_state(**changes: Any) -> AgentState:
@@ -27,6 +24,7 @@ def make_state(**changes: Any) -> AgentState:
         releases_left=280,
         neighbours=(0, 4),
         lost={"1": 97},
+        unreached=(),
         bytes_sent=1_500_000,
         steps_per_minute=640.0,
         test_loss=0.25,

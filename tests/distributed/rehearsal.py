@@ -14,7 +14,7 @@ from unittest import mock
 
 from corn.covariance import Decomposition
 from corn.distributed import agent as agent_module
-from corn.distributed import handshake
+from corn.distributed import rendezvous as rendezvous_module
 from corn.distributed.keyring import make_keys
 from corn.distributed.rendezvous import Rendezvous
 from corn.learn.batches import BatchSampler, SeededChoices
@@ -76,7 +76,9 @@ def rehearsing(seed: int) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch.object(owner, name, function))
         nonce = simulation_nonce(seed)
-        stack.enter_context(mock.patch.object(handshake, "agree_on_nonce", return_value=nonce))
+        stack.enter_context(
+            mock.patch.object(rendezvous_module, "agree_on_nonce", return_value=nonce)
+        )
         given = Rendezvous.key_folder.fget  # type: ignore[attr-defined]
         stack.enter_context(
             mock.patch.object(

@@ -34,7 +34,7 @@ from corn.distributed.rendezvous import (
     RefusalError,
     StoppedBeforeStartError,
 )
-from corn.distributed.state import AgentState, PrivateState
+from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders, list_checkpoints, read_model, read_rows
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
@@ -43,7 +43,7 @@ from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier, MeanLoss
 from corn.plan import Plan, make_plan, verify_plan
 from corn.topology import load_network
-from corn.transport import Link, LinkOpener, open_links
+from corn.transport import Link, LinkError, LinkOpener, open_links
 
 from .harness import require_private, small_plan
 from .threads import run_in_threads
@@ -271,8 +271,8 @@ def test_an_agent_that_dies_before_links_are_open_is_named_by_all(
     monkeypatch.setattr("corn.distributed.agent.open_links", die)
     _, *others = train_all(tmp_path, plan=plan, timeout=7, seconds=7)
     for result in others:
-        assert isinstance(result, AbsentError | RefusalError), result
-        assert "from agent 0 within 7 s" in str(result)
+        assert isinstance(result, AbsentError | LinkError | RefusalError), result
+        assert "agent 0" in str(result)
 
 
 def test_an_agent_can_be_interrupted_while_another_never_opens_its_links(
@@ -455,7 +455,7 @@ def lose_one(
     """Return how the other three end when agent 2 of a ring crashes after its first step."""
     make_keys(tmp_path / "keys", 4)
 
-    def crash(state: AgentState, _: PrivateState) -> None:
+    def crash(state: AgentState) -> None:
         if state.step == 1:
             raise CornError("crash")
 

@@ -9,13 +9,14 @@ from random import Random
 
 import pytest
 
-from corn.distributed.handshake import Hello, shake_hands
 from corn.distributed.rendezvous import (
     ForgedEntryError,
     HandshakeError,
+    Hello,
     RefusalError,
     Rendezvous,
     _bind_refusal,
+    shake_hands,
     signed_text,
 )
 from corn.noise import (
@@ -36,6 +37,8 @@ from .threads import make_rendezvous
 
 HELLO = Hello("ab" * 32, {"steps": "10"}, "cd" * 32, 10, (0, 5))
 REFUSAL = "refusal/1"
+# Both sides of a difference are shown in full, up to 2000 characters each.
+LONGEST_DIFFERENCE = 4200
 WORD = json.dumps(asdict(HELLO)).encode()
 
 
@@ -106,7 +109,7 @@ def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
     ):
         with pytest.raises(HandshakeError, match=r"\\x1b\[2J") as caught:
             shake_hands(meet({"hello/1": word}), HELLO)
-        assert is_clear(caught.value)
+        assert is_clear(caught.value, limit=LONGEST_DIFFERENCE)
     with pytest.raises(RefusalError, match=r"agent 1 refused: \\x1b\[2J \\u202exx") as refused:
         meet({REFUSAL: json.dumps([nasty, ""]).encode()}).raise_refusal()
     assert is_clear(refused.value)
@@ -136,7 +139,8 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
         rendezvous = meet({topic: mutate(said[topic], Random(seed))})
         error = find_complaint(listen[topic], rendezvous)
         assert error is None or (
-            is_clear(error) and isinstance(error, HandshakeError | RefusalError | ForgedEntryError)
+            is_clear(error, limit=LONGEST_DIFFERENCE)
+            and isinstance(error, HandshakeError | RefusalError | ForgedEntryError)
         ), (seed, error)
 
 

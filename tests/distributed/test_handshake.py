@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 
 from corn.covariance import Decomposition
-from corn.distributed.handshake import (
+from corn.distributed.rendezvous import (
+    AbsentError,
     Agreement,
+    HandshakeError,
     Hello,
     NoReleasesLeftError,
+    RefusalError,
+    Rendezvous,
+    StoppedBeforeStartError,
     announcing_failure,
     check_guarantee,
     compare_hellos,
     shake_hands,
-)
-from corn.distributed.rendezvous import (
-    AbsentError,
-    HandshakeError,
-    RefusalError,
-    Rendezvous,
-    StoppedBeforeStartError,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
 from corn.learn.sweep import Interruption
@@ -152,6 +150,11 @@ def test_a_new_nonce_of_any_one_agent_makes_the_runs_nonce_new() -> None:
         (replace(HELLO, terms=TERMS | {"steps": "9"}), "steps: agent 2 has 9; the rest 10"),
         (replace(HELLO, terms={"the model": "linear"}), "steps: agent 2 has nothing; the rest 10"),
         (replace(HELLO, terms=TERMS | {"odd": "1"}), "odd: agent 2 has 1; the rest nothing"),
+        # In full: the classes of a file may differ in their order only.
+        (
+            replace(HELLO, terms=TERMS | {"classes": "a " * 400 + "b"}),
+            f"classes: agent 2 has {'a ' * 400}b; the rest nothing",
+        ),
     ],
 )
 def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> None:

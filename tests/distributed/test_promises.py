@@ -13,7 +13,7 @@ from corn.distributed.recovery import replan
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import read_rows
 from corn.learn.schedule import Constant
-from corn.plan import fingerprint, make_plan, verify_plan
+from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import ClippedQuery, PrivacyBudget, gaussian
 from corn.privacy.floats import set_aside
 from corn.topology import load_network
@@ -59,8 +59,8 @@ def test_agents_agree_on_promises_that_they_plan_together() -> None:
     results = run_in_threads(
         4, lambda rendezvous: plan_together(rendezvous, request, graph.neighbors(rendezvous.agent))
     )
-    assert all(isinstance(result, tuple) for result in results), results
-    plans = [result[0] for result in results]  # type: ignore[index]
+    plans = [result for result in results if isinstance(result, Plan)]
+    assert len(plans) == 4, results
     assert len({fingerprint(own) for own in plans}) == 1
     assert plans[0].budget == BUDGET
     assert verify_plan(plans[0]).passed

@@ -238,7 +238,7 @@ def test_a_cut_link_costs_one_step_and_no_agent(
     def cut(self: Exchange, peer: int, check: Any, **options: Any) -> Any:
         AGENT.num_calls = getattr(AGENT, "num_calls", 0) + 1
         if AGENT.number == child and peer == ROOT and AGENT.num_calls == 8:
-            self.link(ROOT).close()
+            self._links[ROOT].close()
         return receive(self, peer, check, **options)
 
     monkeypatch.setattr(Exchange, "receive", cut)

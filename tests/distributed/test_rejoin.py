@@ -156,5 +156,6 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
     assert failures(results) == {2: FailureKind.ERROR}
     failure = results[2].failure
     assert failure is not None
-    assert "the terms of agent 2 differ from those of the run in step sizes" in failure.message
+    assert "agents differ in step sizes: agent 2 has Constant(" in failure.message
+    assert "0.3" in failure.message
     assert all(own.lost.keys() == {2} for own in finished(results).values())

@@ -3,18 +3,21 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corn.distributed.handshake import announcing_failure
+from corn.distributed import rendezvous
 from corn.distributed.keyring import load_credentials
 from corn.distributed.rendezvous import (
+    AbsentError,
     ForgedEntryError,
     RefusalError,
     Rendezvous,
     StoppedBeforeStartError,
+    announcing_failure,
     host_store,
     join,
     join_store,
@@ -48,10 +51,11 @@ def test_a_rendezvous_serves_one_run() -> None:
 
 
 def test_the_host_of_the_store_leaves_last() -> None:
-    store = MemoryStore()
+    host = host_store(("127.0.0.1", 0), make_credentials(0, 3))
 
     def run(rendezvous: Rendezvous) -> None:
-        own = make_rendezvous(rendezvous.agent, 3, store, timeout=60, is_host=rendezvous.agent == 0)
+        hosted = host if rendezvous.agent == 0 else None
+        own = make_rendezvous(rendezvous.agent, 3, host.entries, timeout=60, host=hosted)
         own.listener.close()
         time.sleep(0.2 * rendezvous.agent)
         with announcing_failure(own):
@@ -60,6 +64,7 @@ def test_the_host_of_the_store_leaves_last() -> None:
     began = time.monotonic()
     assert [str(result) for result in run_in_threads(3, run)] == ["no"] * 3
     assert 0.4 <= time.monotonic() - began < 30
+    host.close()
 
 
 def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
@@ -330,9 +335,60 @@ def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
     assert behind_nat.address == ("clinic.example", 29600)
     everywhere = join(own, store=where, timeout=60, opens_store=False, listen=("0.0.0.0", 0))
     assert everywhere.address[0] == "127.0.0.1"
-    for rendezvous in (found, behind_nat, everywhere):
-        rendezvous.close()
+    for joined in (found, behind_nat, everywhere):
+        joined.close()
     store.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_agents_meet_at_one_port_of_ipv4_or_ipv6(host: str) -> None:
+    """The host of the store listens at the store's port, and others on this machine at any."""
+    with socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0]) as taken:
+        port = taken.getsockname()[1]
+    first = join(make_credentials(0, 2), store=(host, port), timeout=20)
+    second = join(make_credentials(1, 2), store=(host, port), timeout=20)
+    assert first.address == (host, port)
+    assert second.address[0] == host
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda own: own.agree("colour", "blue"), (first, second)))
+    second.close()
+    first.close()
+    socket.create_server((host, port), family=socket.getaddrinfo(host, 0)[0][0]).close()
+
+
+def test_an_agent_that_cannot_listen_leaves_no_store_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            where = free.getsockname()
+        with pytest.raises(CornError, match=r"cannot listen there.*--listen ADDRESS:PORT"):
+            join(make_credentials(0, 2), store=where, timeout=1, listen=taken)
+    socket.create_server(where).close()
+
+
+def test_away_from_loopback_the_port_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Firewalls must be opened for it, so it cannot be any free one."""
+    monkeypatch.setattr(rendezvous, "_find_route", lambda *_: "192.0.2.7")
+    assert rendezvous._choose_place(("10.0.0.1", 1), None, is_host=False) == ("192.0.2.7", 29500)
+    stated = ("clinic.example", 41431)
+    assert rendezvous._choose_place(("a", 1), stated, is_host=True) == ("192.0.2.7", 41431)
+
+
+def test_the_start_has_a_time_of_its_own_and_names_those_that_are_missing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_SECONDS_OF_SILENCE", 0.0)
+    caplog.set_level("INFO", "corn")
+    store = MemoryStore()
+    first = make_rendezvous(0, 2, store, timeout=0.1, wait=20)
+    second = make_rendezvous(1, 2, store, timeout=0.1, wait=20)
+    threading.Timer(0.6, lambda: second.meeting).start()
+    assert first.meeting.addresses.keys() == {0, 1}
+    assert "waits for agent 1" in caplog.text
+    with pytest.raises(AbsentError, match=r"hello.*agent 1 within 0\.1 s"):
+        first.exchange("hello", b"")
+    for own in (first, second):
+        own.close()
 
 
 def test_a_cut_connection_to_the_store_is_opened_again() -> None:

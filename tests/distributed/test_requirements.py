@@ -24,12 +24,11 @@ from corn.distributed import (
     run_agent,
 )
 from corn.distributed.agent import make_plan_together
-from corn.distributed.handshake import name_kind
 from corn.distributed.keyring import make_keys, open_ledger
 from corn.distributed.logs import writing_log
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.recovery import replan
-from corn.distributed.rendezvous import RefusalError
+from corn.distributed.rendezvous import RefusalError, name_kind
 from corn.distributed.requirements import compose_total
 from corn.distributed.settings import AgentConfig
 from corn.errors import InvalidArgumentError
@@ -379,7 +378,7 @@ def test_a_request_is_refused_before_an_agent_shows_its_links(tmp_path: Path) ->
             neighbours=(1 - place.agent,),
             requirements=Requirements(steps=2),
         )
-        return make_plan_together(config, place)[0]
+        return make_plan_together(config, place)
 
     for result in run_in_threads(1, run):
         assert isinstance(result, RequirementError)

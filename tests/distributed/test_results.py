@@ -26,7 +26,7 @@ from corn.distributed.results import (
     merge_measurements,
 )
 from corn.distributed.settings import RunSettings
-from corn.distributed.state import AgentState, PrivateState
+from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders, make_folders, read_rows
 from corn.errors import FileFormatError
 from corn.learn import Constant
@@ -57,7 +57,7 @@ def make_journal(
     *,
     is_public: bool = True,
     ledger: object = None,
-    on_state: Callable[[AgentState, PrivateState], None] | None = None,
+    on_state: Callable[[AgentState], None] | None = None,
 ) -> Journal:
     run = SimpleNamespace(
         plan=PLAN,
@@ -146,7 +146,7 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
 
 def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
     states: list[AgentState] = []
-    journal = make_journal(tmp_path, 0, on_state=lambda state, _: states.append(state))
+    journal = make_journal(tmp_path, 0, on_state=states.append)
     journal._exchange.membership.note(Kind.CUT, 3, 2)
     journal.record_start(0, torch.zeros(TASK.num_parameters))
     assert states[-1].neighbours == (1,)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from corn.distributed.handshake import Hello
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Header, Kind, News, NewsKeys, ProtocolError, Subject
 from corn.distributed.rejoin import (
@@ -26,7 +25,7 @@ from corn.distributed.rejoin import (
     load_addresses,
     request_return,
 )
-from corn.distributed.rendezvous import Meeting
+from corn.distributed.rendezvous import Hello, Meeting
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.own_loop import restore_state, save_state

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.exchange import Outcome
 from corn.distributed.membership import Membership
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rounds import TrainingRounds
@@ -104,7 +103,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
             seconds_waited=0.0,
             membership=Membership(plan.network.graph, 0),
             start=lambda *_: None,
-            finish=lambda _: Outcome({}),
+            finish=lambda _: {},
         ),
         returns=Silence(),
         first_step=0,

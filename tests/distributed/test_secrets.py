@@ -17,9 +17,9 @@ import pytest
 from corn.distributed.keyring import (
     load_credentials,
     make_keys,
-    protect_process,
     require_private_keys,
 )
+from corn.distributed.processes import protect_process
 from corn.errors import FileFormatError
 from corn.learn.step import AgentStepper
 from corn.noise import load_identity, load_roster

@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from corn.covariance import ThreatModel
-from corn.distributed.settings import Monitoring, RunSettings
+from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.parsing import DEFAULT_PORT, format_address, parse_address
 from corn.plan import make_plan
@@ -90,12 +90,3 @@ def test_an_address_of_version_6_is_written_in_brackets() -> None:
 @pytest.mark.parametrize("host", ["10.0.0.1", "[fe80::1]"])
 def test_an_address_without_a_port_has_the_default_one(host: str) -> None:
     assert format_address(parse_address(host, default_port=DEFAULT_PORT)) == f"{host}:29500"
-
-
-def test_agents_on_one_machine_serve_their_status_at_different_ports() -> None:
-    monitoring = Monitoring(status=("127.0.0.1", 9100))
-    assert [monitoring.of_agent(agent).status for agent in (0, 7)] == [
-        ("127.0.0.1", 9100),
-        ("127.0.0.1", 9107),
-    ]
-    assert Monitoring().of_agent(7).status is None

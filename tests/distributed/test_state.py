@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from corn.distributed.journal import epsilon_after, round_up_releases
-from corn.distributed.state import (
-    StateFile,
-    has_ended,
-    judge_condition,
-    read_state,
-    read_states,
-)
+from corn.distributed.status import StateFile, has_ended, judge_condition, read_states
 from corn.distributed.storage import make_folders
 from corn.errors import FileFormatError
 from corn.privacy import PrivacyBudget
@@ -31,7 +25,6 @@ def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
     file = StateFile(folder)
     for state in (make_state(), make_state(test_loss=None, lost={})):
         file.write(state)
-        assert read_state(folder / "state.json") == state
         assert read_states(tmp_path) == {2: (state, folder)}
     file.close()
 
@@ -59,7 +52,7 @@ def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
     process = context.Process(target=_hold, args=(folder, theirs))
     process.start()
     assert ours.recv() == "written"
-    state = read_state(folder / "state.json")
+    ((state, _),) = read_states(tmp_path).values()
     assert has_ended(folder) is False
     assert judge_condition(state, is_gone=False) == ("training", False)
     assert process.pid is not None
@@ -97,9 +90,9 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, content: str) -> None:
         read_states(tmp_path)
 
 
-def test_a_line_names_unit_clipping_and_adversary_of_epsilon() -> None:
+def test_a_line_names_the_unit_of_epsilon() -> None:
     line = make_state(epsilon=3.21001).describe()
-    for part in ("step 120 of 400", "at most 3.21001 of 10", "one sample", "clipped", "insider"):
+    for part in ("step 120 of 400", "at most 3.21001 of 10 (unit sample, δ = 1e-05"):
         assert part in line
     assert "simulated" not in line
     assert "simulated ε spent at most" in make_state(simulation="labels decide").describe()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from corn.covariance import Horizon
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
@@ -17,7 +16,7 @@ from corn.distributed.storage import (
     make_folders,
 )
 from corn.errors import CornError, FileFormatError
-from corn.plan import Plan, make_plan
+from corn.plan import Plan
 
 from .harness import require_private, small_plan
 
@@ -58,20 +57,16 @@ def test_a_checkpoint_is_loaded_as_saved_and_the_newest_are_kept(tmp_path: Path)
     assert found.num_releases == 117
 
 
-def test_momentum_is_saved_with_the_model(tmp_path: Path) -> None:
-    objective = Horizon(4, momentum=0.5)
-    plan = make_plan(PLAN.network, PLAN.budget, objective=objective)
-    folder = CheckpointFolder(tmp_path, plan, 2)
-    folder.save(3, AgentCheckpoint(torch.ones(5), 3, torch.arange(5.0)))
-    found = folder.load(3)
-    assert found.memory is not None
+def test_the_state_of_an_optimizer_is_saved_with_the_model(tmp_path: Path) -> None:
+    state = {"memory": torch.arange(5.0), "number 0 step": torch.tensor(3)}
+    save_to = CheckpointFolder(tmp_path, PLAN, 2)
+    save_to.save(3, AgentCheckpoint(torch.ones(5), 3, state))
+    found = save_to.load(3)
     assert found.parameters.tolist() == [1] * 5
-    assert found.memory.tolist() == [0, 1, 2, 3, 4]
-    # A model without releases has stepped along nothing yet.
-    folder.save(0, AgentCheckpoint(torch.ones(5), 0))
-    memory = folder.load(0).memory
-    assert memory is not None
-    assert memory.tolist() == [0] * 5
+    assert {name: own.tolist() for name, own in found.state.items()} == {
+        "memory": [0, 1, 2, 3, 4],
+        "number 0 step": 3,
+    }
 
 
 def test_files_of_later_steps_are_removed(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_loops_of_agents_may_use_adam_and_end_with_one_model(tmp_path: Path) -> 
             settings=RunSettings(timeout=20),
         )
         num_steps = 0
-        for _ in range(3):
+        for _ in range(2):
             for inputs, targets in private.data_loader:
                 loss = nn.functional.cross_entropy(model(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from corn.distributed.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
-from corn.transport import Address, Credentials, Listener, MemoryStore, Store
+from corn.transport import Address, Credentials, Listener, MemoryStore, Store, StoreHost
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,8 @@ def make_rendezvous(
     store: Store,
     *,
     timeout: float = 20.0,
-    is_host: bool = False,
+    wait: float | None = None,
+    host: StoreHost | None = None,
     address: Address | None = None,
 ) -> Rendezvous:
     """Return an agent at a store, with a listener on this machine."""
@@ -42,7 +43,8 @@ def make_rendezvous(
         listener=listener,
         address=("127.0.0.1", listener.port),
         timeout=timeout,
-        is_host=is_host,
+        wait=wait,
+        host=host,
     )
 
 

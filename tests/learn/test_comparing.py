@@ -6,6 +6,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import nn
 
@@ -70,8 +71,58 @@ def test_names_of_own_mechanisms_must_be_new(tmp_path: Path) -> None:
     np.save(tmp_path / "R.npy", np.eye(N))
     with pytest.raises(CornError, match="a new name"):
         compare(mechanisms=(f"corn={tmp_path / 'R.npy'}",))
-    with pytest.raises(CornError, match=r"or NAME=R\.npy of your own"):
+    with pytest.raises(CornError, match=r"one of corn, .*, found 'mine': or NAME=R\.npy"):
         compare(mechanisms=("mine",))
+
+
+def test_differences_are_paired_by_seed() -> None:
+    found = compare(mechanisms=["corn", "ldp", "none"], seeds=range(6))
+    keys = found.best_step_sizes
+    last = {(r["mechanism"], r["step_size"], r["seed"]): r for r in found.result.last_rows}
+    for name, (mean, width) in found.differences("test_loss", to="ldp").items():
+        own, other = (
+            [float(last[each, keys[each], seed]["test_loss"]) for seed in range(6)]
+            for each in (name, "ldp")
+        )
+        expected = scipy.stats.ttest_rel(own, other)
+        interval = expected.confidence_interval(0.95)
+        assert mean == pytest.approx((interval.low + interval.high) / 2)
+        assert width == pytest.approx((interval.high - interval.low) / 2)
+    assert found.reference == "corn"
+    assert set(found.differences("test_loss")) == {"ldp", "none"}
+    assert found.summary["ldp"]["differences"]["test_loss"] == pytest.approx(  # type: ignore[index]
+        found.differences("test_loss")["ldp"]
+    )
+    assert found.summary["corn"]["differences"] == {}
+    with pytest.raises(CornError, match="to must be one of corn, ldp, none, found 'decor'"):
+        found.differences("test_loss", to="decor")
+
+
+def test_data_is_found_by_the_labels_of_a_graph() -> None:
+    names = ["north", "east", "south", "west"]
+    labelled = nx.cycle_graph(names)
+    data = dict(zip(names, make_data(), strict=True))
+    backwards = dict(reversed(data.items()))
+
+    def train(datasets: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        return corn.train(
+            corn.load_network(labelled, mixing="gossip"),
+            model=nn.Linear(3, 2),
+            loss=nn.functional.cross_entropy,
+            datasets=datasets,
+            num_steps=3,
+            cooldown_steps=0,
+        ).parameters
+
+    expected = train(make_data())
+    assert torch.equal(train(backwards), expected)
+    assert not torch.equal(train(list(backwards.values())), expected)
+    with pytest.raises(CornError, match=r"labels of datasets must be .* found north.* add west"):
+        train({**{name: data[name] for name in names[:3]}, "up": data["west"]})
+    broken = {**data, "south": (data["south"][0] * np.nan, data["south"][1])}
+    with pytest.raises(CornError, match="inputs of agent south must be finite"):
+        train(broken)
 
 
 def test_results_become_data_frames(tmp_path: Path) -> None:
@@ -80,7 +131,9 @@ def test_results_become_data_frames(tmp_path: Path) -> None:
     frame = found.result.to_pandas()
     assert tuple(frame.columns) == COLUMNS
     assert len(frame) == len(found.result.rows)
-    assert set(found.to_pandas().index) == {"corn", "none"}
+    tidy = found.to_pandas()
+    assert tuple(tidy.columns) == (*COLUMNS, "is_best")
+    assert set(tidy[tidy.is_best].step_size) == set(found.best_step_sizes.values())
     write_table(found.result.rows, tmp_path / "metrics.csv")
     for path in (tmp_path, tmp_path / "metrics.csv"):
         pandas.testing.assert_frame_equal(load_results(path), frame, check_dtype=False)

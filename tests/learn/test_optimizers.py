@@ -1,10 +1,7 @@
 """Optimizers on the averaged release: those of a trusted server, in sweeps with exact sums."""
 
-import os
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +13,13 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 import corn
 from corn import PrivacyBudget, load_network, make_plan
 from corn.covariance import Horizon
-from corn.errors import FileFormatError, InvalidArgumentError
-from corn.learn import Constant, Cosine, Mechanism, Row, SweepSettings, Trial, run_sweep
+from corn.errors import InvalidArgumentError
+from corn.learn import Constant, Cosine, Mechanism, SweepSettings, Trial, run_sweep
 from corn.learn.metrics import Result
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.problem import make_problem
 from corn.learn.schedule import Schedule
-from corn.learn.step import OptimizerFactory, describe_optimizer, read_learning_rate
+from corn.learn.step import OptimizerFactory, read_learning_rate
 from corn.learn.tasks import ModuleTask
 from corn.topology import Network
 
@@ -88,7 +85,7 @@ def test_without_noise_it_is_plain_torch_on_the_average(factory: OptimizerFactor
 def test_step_sizes_and_schedules_are_the_learning_rate() -> None:
     schedule = Cosine(0.2)
     rates = [schedule.at(step, STEPS) for step in range(1, STEPS + 1)]
-    found = train(optimizer=Adam, step_size=0.2, schedule="cosine").parameters[0, 0]
+    found = train(optimizer=Adam, step_size=Cosine(0.2)).parameters[0, 0]
     torch.testing.assert_close(found, train_centrally(Adam, rates), rtol=1e-3, atol=1e-5)
     default = train(optimizer=partial(Adam, lr=0.2))
     assert default.last_rows[0]["step_size"] == "0.2"
@@ -154,43 +151,7 @@ def test_a_stopped_run_stays_stopped_beside_others() -> None:
     assert result.parameters[1::2].isnan().all()
 
 
-def test_resuming_keeps_the_state_to_the_last_bit(tmp_path: Path) -> None:
-    def press(rows: Sequence[Row]) -> None:
-        if rows[0]["step"] == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    options: dict[str, Any] = {"evaluate_at": [0, 3, STEPS]}
-    file: dict[str, Any] = {"checkpoint": tmp_path / "c.pt"}
-    schedules: list[Schedule] = [Constant(0.1), Cosine(0.05)]
-    factory = partial(Adam, amsgrad=True)
-    whole = run(factory, schedules, **options)
-    part = run(factory, schedules, **options, **file, on_rows=press)
-    assert part.num_steps == 3
-    resumed = run(factory, schedules, **options, **file, resume=True)
-    assert torch.equal(whole.parameters, resumed.parameters)
-    # Learning rates are step sizes, which the trials state.
-    same = partial(Adam, amsgrad=True, lr=0.3)
-    assert torch.equal(
-        whole.parameters, run(same, schedules, **options, **file, resume=True).parameters
-    )
-    others: list[OptimizerFactory | None] = [None, Adam, partial(AdamW, amsgrad=True)]
-    for other in others:
-        with pytest.raises(FileFormatError):
-            run(other, schedules, **options, **file, resume=True)
-
-
-def test_a_checkpoint_of_exact_sums_fits_no_gossip(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "momentum": 0.0}
-    train(SUM, **options)
-    with pytest.raises(FileFormatError):
-        train(load_network(f"ring:{N}", mixing="gossip"), **options, cooldown_steps=0, resume=True)
-
-
-def test_descriptions_name_class_and_settings() -> None:
-    assert describe_optimizer(None) == ""
-    assert describe_optimizer(Adam) == describe_optimizer(lambda own: Adam(own, lr=0.5))
-    found = {describe_optimizer(own) for own in (Adam, AdamW, partial(Adam, betas=(0.5, 0.9)))}
-    assert len(found) == 3
+def test_the_learning_rate_of_an_optimizer_is_the_first_guess() -> None:
     assert read_learning_rate(partial(Adam, lr=0.5)) == 0.5
 
 

@@ -1,5 +1,7 @@
 """Gradients of single samples from one backward pass, against one backward pass per sample."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corn.errors import InvalidArgumentError
+from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.user_model import SampleGradients, UserModel, find_owners
+from corn.learn.own_loop import ClippedSums
+from corn.learn.user_model import SampleGradients, UserModel
 
 
 class Adapter(nn.Module):
@@ -90,36 +93,91 @@ def one_by_one(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def take(
+    gradients: SampleGradients,
+    model: nn.Module,
+    inputs: Tensor,
+    loss: Callable[[Tensor], Tensor] = squares,
+) -> Tensor:
+    """Return the gradient of each sample in one pass of a loop."""
+    shown = gradients.begin(inputs, len(inputs))
+    return gradients.take(loss(model(shown)))
+
+
+@pytest.mark.filterwarnings("ignore:Recurrent runs one sample")
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_gives_the_gradient_of_each_sample(name: str) -> None:
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model, inputs = make(), torch.randn(shape)
     expected = one_by_one(model, inputs)
-    hooks = SampleGradients(model)
-    for _ in range(2):
-        model.zero_grad()
-        found = hooks.take(squares(model(inputs)))
+    gradients = SampleGradients(model)
+    for _ in range(3):
+        found = take(gradients, model, inputs)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_embeddings() -> None:
+class Positions(nn.Module):
+    """Embeddings of tokens and of positions, which all samples share, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(7, 4, padding_idx=0), nn.Embedding(6, 4)
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        return self.encoder(embedded, src_key_padding_mask=x == 0).mean(dim=1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_embeddings_and_positions(is_trained: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, 3, padding_idx=0), nn.Flatten())
-    tokens = torch.randint(0, 7, (5, 4))
-    expected, hooks = one_by_one(model, tokens), SampleGradients(model)
-    torch.testing.assert_close(hooks.take(squares(model(tokens))), expected, rtol=1e-4, atol=1e-6)
+    model = Positions().train(is_trained)
+    tokens = torch.randint(1, 7, (5, 6))
+    tokens[2:, 4:] = 0
+    expected, gradients = one_by_one(model, tokens), SampleGradients(model)
+    torch.testing.assert_close(take(gradients, model, tokens), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_evaluation_leaves_no_trace() -> None:
+def test_modules_without_batching_rules_run_one_sample_at_a_time() -> None:
+    model = Recurrent()
+    with pytest.warns(CornWarning, match="one sample at a time"):
+        take(SampleGradients(model), model, torch.randn(SEQUENCES))
+
+
+def test_evaluation_copies_and_pickles_are_as_usual() -> None:
+    torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    hooks = SampleGradients(model)
+    gradients = SampleGradients(model)
+    gradients.begin(torch.randn(4, 3), 4)
     with torch.no_grad():
-        model(torch.randn(4, 3))
-    assert hooks.is_empty
+        assert model(torch.randn(7, 3)).shape == (7, 2)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(torch.randn(7, 3)).sum().backward()
+        assert twin.weight.grad is not None
+    assert model.weight.grad is None
 
 
-def test_parameters_used_outside_of_their_layer_are_noticed() -> None:
+def test_dropout_has_the_same_draws_in_both_passes() -> None:
+    """Where dropout lets nothing through, there must be no gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5))
+    gradients, inputs = SampleGradients(model), torch.randn(4, 3)
+    outputs = model(gradients.begin(inputs, 4))
+    slopes = gradients.take(outputs.sum(dim=1))[:, -50:]
+    assert torch.equal(slopes == 0, outputs == 0)
+    assert not torch.equal(outputs[0] == 0, outputs[1] == 0)
+
+
+def test_parameters_used_outside_of_the_module_are_refused() -> None:
+    model = nn.Linear(3, 2)
+    gradients = SampleGradients(model)
+    with pytest.raises(InvalidArgumentError, match="gradient of 'weight' from outside"):
+        take(gradients, model, torch.randn(4, 3), lambda z: squares(z) + model.weight.sum())
+
+
+def test_parameters_used_anywhere_in_the_module_are_counted() -> None:
     class Penalised(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,19 +186,18 @@ def test_parameters_used_outside_of_their_layer_are_noticed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) + self.layer.weight.square().sum()  # type: ignore[no-any-return]
 
-    model = Penalised()
-    hooks = SampleGradients(model)
-    losses = squares(model(torch.randn(4, 3)))
-    with pytest.raises(InvalidArgumentError, match="'layer' do not add up"):
-        hooks.take(losses)
+    model, inputs = Penalised(), torch.randn(4, 3)
+    expected = one_by_one(model, inputs)
+    torch.testing.assert_close(take(SampleGradients(model), model, inputs), expected)
 
 
-def test_samples_along_another_dimension_are_refused() -> None:
+@pytest.mark.parametrize("shape", [(6, 4, 3), (5, 3)])
+def test_samples_along_another_dimension_are_refused(shape: tuple[int, ...]) -> None:
     model = nn.Linear(3, 2)
-    hooks = SampleGradients(model)
-    losses = model(torch.randn(6, 4, 3)).mean(dim=(0, 2))
-    with pytest.raises(InvalidArgumentError, match="must take the 4 samples"):
-        hooks.take(losses)
+    gradients = SampleGradients(model)
+    gradients.begin(torch.randn(4, 3), 4)
+    with pytest.raises(InvalidArgumentError, match="4 samples of the batch along their first"):
+        model(torch.randn(shape))
 
 
 class TimeFirst(nn.Module):
@@ -163,51 +220,57 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.layer(x)
-        return scores - scores.mean(dim=0)  # type: ignore[no-any-return]
+        return scores - 0.5 * scores.mean(dim=0)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"), [(TimeFirst(), (5, 5, 4)), (Centred(), (5, 4)), (Centred(), (2, 4))]
-)
-def test_modules_that_mix_samples_are_refused(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Also where there are as many times as samples, so that no length shows it."""
-    SampleGradients(model)
-    with pytest.raises(InvalidArgumentError, match="must belong to one sample"):
-        model(torch.randn(shape))
-
-
-def test_the_check_of_independence_leaves_no_trace() -> None:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(20, 2))
-    hooks, tokens = SampleGradients(model), torch.randint(9, (5, 5))
-    torch.manual_seed(1)
-    checked = model(tokens)
-    torch.manual_seed(1)
-    assert torch.equal(model(tokens), checked)
-    assert hooks.take(squares(checked)).any()
+@pytest.mark.parametrize(("model", "shape"), [(TimeFirst(), (5, 5, 4)), (Centred(), (5, 4))])
+def test_modules_cannot_mix_samples(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Each sample runs alone: a change of one changes no bit of others."""
+    gradients, inputs = SampleGradients(model), torch.randn(shape)
+    changed = inputs.clone()
+    changed[0] = 100.0
+    rows = [take(gradients, model, each) for each in (inputs, changed)]
+    assert not torch.equal(rows[0][0], rows[1][0])
+    assert torch.equal(rows[0][1:], rows[1][1:])
 
 
 def test_inputs_changed_in_place_are_refused() -> None:
     model = nn.Linear(3, 3)
-    SampleGradients(model)
-    inputs = torch.randn(4, 3)
+    gradients, inputs = SampleGradients(model), torch.randn(4, 3)
+    for _ in range(2):
+        gradients.begin(inputs, 4)
+        gradients.take(squares(model(inputs)))
+    gradients.begin(inputs, 4)
     outputs = model(inputs)
     inputs.mul_(2)
-    with pytest.raises(InvalidArgumentError, match="changed in place"):
-        outputs.mean().backward()
-
-
-def test_a_module_with_parameters_of_its_own_is_differentiated_as_a_whole() -> None:
-    attention = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    assert set(find_owners(attention)) == {"self_attn", "linear1", "linear2", "norm1", "norm2"}
-    assert set(find_owners(Adapter())) == {""}
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients.take(squares(outputs))
 
 
 def test_gradients_of_single_layers_are_refused() -> None:
-    """The check that samples stay apart runs before the whole module."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    hooks, first = SampleGradients(model), model[0](torch.randn(5, 4))
+    gradients = SampleGradients(model)
+    first = model[0](gradients.begin(torch.randn(5, 4), 5))
     with pytest.raises(InvalidArgumentError, match=r"call model\(inputs\)"):
-        hooks.take(squares(model[2](first - first.mean(dim=0))))
+        gradients.take(squares(model[2](first - first.mean(dim=0))))
+
+
+def test_other_backward_passes_are_refused() -> None:
+    model = nn.Linear(4, 3)
+    gradients = SampleGradients(model)
+    outputs = model(gradients.begin(torch.randn(5, 4), 5))
+    with pytest.raises(CornError, match=r"must come from optimizer\.mean"):
+        outputs.mean().backward()
+
+
+def test_a_module_that_runs_twice_adds_up() -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 4), torch.randn(5, 4)
+    expected = one_by_one(nn.Sequential(model, nn.Tanh(), model), inputs)
+    gradients = SampleGradients(model)
+    shown = gradients.begin(inputs, 5)
+    rows = gradients.take(squares(model(torch.tanh(model(shown)))))
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-6)
 
 
 COUNT, CLASSES, CLIP = 6, 3, 0.5
@@ -239,52 +302,35 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_losses_that_depend_on_other_samples_are_refused(name: str, count: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, CLASSES))
-    hooks = SampleGradients(model)
-    losses = MIXED[name](model(torch.randn(count, 4)), LABELS.flip(0)[:count])
+    gradients = SampleGradients(model)
+    losses = MIXED[name](
+        model(gradients.begin(torch.randn(count, 4), count)), LABELS.flip(0)[:count]
+    )
     assert losses.shape == (count,)
     with pytest.raises(InvalidArgumentError, match="its own sample alone"):
-        hooks.take(losses)
+        gradients.take(losses)
 
 
 def test_a_term_that_is_added_later_is_checked() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, CLASSES)
-    hooks, inputs = SampleGradients(model), torch.randn(COUNT, 4)
+    gradients, inputs = SampleGradients(model), torch.randn(COUNT, 4)
+
+    def entropy(outputs: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, LABELS, reduction="none")
+
     for _ in range(2):
-        hooks.take(functional.cross_entropy(model(inputs), LABELS, reduction="none"))
-        model.zero_grad()
-    outputs = model(inputs)
-    losses = functional.cross_entropy(outputs, LABELS, reduction="none")
+        take(gradients, model, inputs, entropy)
     with pytest.raises(InvalidArgumentError, match="its own sample alone"):
-        hooks.take(losses + contrast(outputs, LABELS))
-
-
-def test_losses_with_hidden_state_of_the_module_are_refused() -> None:
-    """A term that does not pass through the module's outputs, such as the balance of experts."""
-
-    class Balanced(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.balance = nn.Linear(4, 3), torch.zeros(())
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores = self.layer(x)
-            self.balance = scores.softmax(dim=1).mean(dim=0).square().sum()
-            return scores  # type: ignore[no-any-return]
-
-    model = Balanced()
-    hooks = SampleGradients(model)
-    losses = squares(model(torch.randn(4, 4))) + model.balance
-    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
-        hooks.take(losses)
+        take(gradients, model, inputs, lambda z: entropy(z) + contrast(z, LABELS))
 
 
 def test_a_broken_sample_is_not_taken_for_a_mixed_loss() -> None:
     """An error because of one sample would tell others about it."""
     model = nn.Linear(3, 2)
-    hooks, inputs = SampleGradients(model), torch.randn(4, 3)
+    gradients, inputs = SampleGradients(model), torch.randn(4, 3)
     inputs[1] = torch.inf
-    rows = hooks.take(squares(model(inputs)))
+    rows = take(gradients, model, inputs)
     assert not torch.isfinite(rows[1]).all()
     assert torch.isfinite(rows[[0, 2, 3]]).all()
 
@@ -312,12 +358,11 @@ def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: s
     def release(first: Tensor, label: int) -> Tensor:
         x, y = inputs.clone(), LABELS.clone()
         x[0], y[0] = first, label
-        model.backward(PER_SAMPLE[name](model.module(x), y), num_samples=COUNT)
-        found = model.gradient(
-            model.read(), batch, sample_clip=torch.tensor([CLIP]).double()
-        ).values.view(-1)
-        model.forget_gradient()
-        return found
+        sums = ClippedSums([batch], clip=CLIP, num_parameters=model.num_parameters, num_pieces=1)
+        sums.show()
+        losses = PER_SAMPLE[name](model.module(model.begin(x, COUNT)), y)
+        model.mean(losses, sums.add).backward()  # type: ignore[no-untyped-call]
+        return sums.of_agent(0).values.view(-1)
 
     found = [
         release(scale * torch.randn(4), label)
@@ -331,13 +376,11 @@ def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: s
         assert float(moves.max()) > CLIP / COUNT
 
 
-def test_hooks_of_an_earlier_loop_do_not_disturb() -> None:
-    """A notebook that runs a cell again makes a module private twice."""
-    model = nn.Linear(4, 2)
-    earlier, hooks = SampleGradients(model), SampleGradients(model)
-    inputs = torch.randn(COUNT, 4)
-    for _ in range(2):
-        rows = hooks.take(model(inputs).square().sum(dim=1))
-    assert not earlier.is_empty
-    expected = 2 * model(inputs).unsqueeze(2) * inputs.unsqueeze(1)
-    torch.testing.assert_close(rows[:, :8], expected.flatten(1).detach())
+def test_a_module_may_be_made_private_twice() -> None:
+    """A notebook that runs a cell again does so."""
+    model, inputs = nn.Linear(4, 2), torch.randn(COUNT, 4)
+    SampleGradients(model).begin(inputs, COUNT)
+    rows = take(SampleGradients(model), model, inputs, lambda z: z.square().sum(dim=1))
+    with torch.no_grad():
+        expected = 2 * model(inputs).unsqueeze(2) * inputs.unsqueeze(1)
+    torch.testing.assert_close(rows[:, :8], expected.flatten(1))

@@ -7,7 +7,6 @@ import torch
 from corn.covariance import Decomposition, Horizon, design
 from corn.covariance.objective import default_objective
 from corn.covariance.threat import EAVESDROPPER
-from corn.errors import InvalidArgumentError
 from corn.learn.mechanism import make_mechanisms
 from corn.learn.metrics import choose_measured
 from corn.learn.perturbation import JointNoise, make_root
@@ -91,11 +90,3 @@ def test_measured_agents_are_spread_over_all() -> None:
     chosen = choose_measured(2500)
     assert len(set(chosen)) == 200
     assert (chosen[0], chosen[-1]) == (0, 2487)
-
-
-def test_designs_against_insiders_that_would_take_days_are_refused() -> None:
-    budget = PrivacyBudget(epsilon=5, delta=1e-5, num_steps=50, clip=0.1)
-    with pytest.raises(InvalidArgumentError, match="--colluders 0"):
-        make_mechanisms(
-            ["corn"], load_network("grid:71x71", mixing="gossip"), budget, objective=Horizon(10)
-        )

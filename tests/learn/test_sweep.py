@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import threading
 import tracemalloc
@@ -151,11 +152,25 @@ def test_ctrl_c_leaves_a_usable_result() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    result = sweep("corn", "none", evaluate_at=range(0, 41, 10), on_rows=press)
+    result = sweep("corn", "none", evaluate_at=range(0, 41, 10), on_step=press)
     assert (result.status, result.num_steps) == ("interrupted", 10)
     assert torch.isfinite(result.parameters).all()
     assert max(int(row["step"]) for row in result.rows) == 10
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_progress_off_a_terminal_tells_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep("corn", "none")
+    assert capsys.readouterr().err == "", "nothing is said about a run of seconds"
+    monkeypatch.setattr("corn.learn.sweep._SECONDS_BETWEEN_LINES", 0.0)
+    sweep("corn", "none")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 39
+    assert re.fullmatch(r"training 4 runs: step 20 of 40, 0:00:\d\d left", lines[19])
+    sweep("corn", "none", show_progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_sweep_runs_outside_the_main_thread() -> None:

@@ -176,7 +176,7 @@ def watching(
                 time.sleep(TIMEOUT * (1.6 if fault.kind == "long pause" else 0.2))
         elif fault.kind == "cut link":
             for peer in set(fault.receivers[:1]) & set(self.neighbours):
-                self.link(peer).close()
+                self._links[peer].close()
         else:
             send(self, set(peers) & set(fault.receivers), header, values, number)
             for link in self._links.values():
@@ -390,7 +390,7 @@ class DisturbedTask(Workload):
                     continue
                 if fault.kind == "cut link":
                     for peer in set(fault.receivers[:1]) & set(exchange.neighbours):
-                        exchange.link(peer).close()
+                        exchange._links[peer].close()
                 elif "pause" in fault.kind:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:

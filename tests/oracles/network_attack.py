@@ -19,11 +19,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
-from corn.distributed.exchange import Exchange, Outcome, Received
+from corn.distributed.exchange import Exchange, Received, StepStopped
 from corn.distributed.rendezvous import host_store, join_store
 from corn.errors import CornError
 from corn.learn import Constant
@@ -277,13 +277,15 @@ def recording_failures(found: Failures) -> Iterator[None]:
     """Note in which round each end of a link loses it."""
     finish = Exchange.finish
 
-    def record(self: Exchange, number: int) -> Outcome:
-        outcome = finish(self, number)
-        header = self._own
-        assert header is not None
-        for peer in outcome.dropouts:
-            found.setdefault((header.sender, peer), header.place)
-        return outcome
+    def record(self: Exchange, number: int) -> dict[int, Tensor]:
+        try:
+            return finish(self, number)
+        except StepStopped as stopped:
+            header = self._own
+            assert header is not None
+            for peer in stopped.dropouts:
+                found.setdefault((header.sender, peer), header.place)
+            raise
 
     with mock.patch.object(Exchange, "finish", record):
         yield

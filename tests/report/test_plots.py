@@ -1,12 +1,26 @@
 """Plots of single results stay readable: no title is cut at the edge of its figure."""
 
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox
 from matplotlib.patches import Rectangle
 
-from corn.report import MECHANISM_COLOURS, plot_comparison, plot_training
-from corn.report.style import darken
+from corn.errors import FileFormatError
+from corn.learn import Row
+from corn.report import (
+    MECHANISM_COLOURS,
+    figure_style,
+    plot_comparison,
+    plot_training,
+    save_figure,
+)
+from corn.report.style import choose_styles, darken
 
 LONG_TITLE = (
     "graphs/a$b/er.edges, breast-cancer, mechanism corn, ε = 10 and δ = 1e-05 for each agent "
@@ -59,9 +73,62 @@ def test_lines_of_a_run_are_named_at_their_ends() -> None:
     ]
     figure = plot_training(rows, {"corn": "1", "ldp": "1"}, None, title="")
     figure.draw_without_rendering()
-    low, high = (text.get_window_extent() for text in figure.axes[0].texts)
+    (axes,) = figure.axes
+    labels = [own for own in axes.get_children() if isinstance(own, AnnotationBbox)]
+    low, high = (label.get_window_extent() for label in labels)
     assert low.y1 <= high.y0 + 1
-    assert figure.axes[0].get_legend() is None
+    assert axes.get_legend() is None
+    # The name stands beside a piece of its line, with the marker of that line.
+    samples = [label.findobj(Line2D)[0] for label in labels]
+    assert [own.get_marker() for own in samples] == [own.get_marker() for own in axes.lines]
+    assert len({own.get_marker() for own in samples}) == 2
+
+
+def test_a_cool_down_is_shaded_after_the_last_step() -> None:
+    rows = [
+        {"mechanism": "corn", "step_size": "1", "step": step, "consensus_distance": 1.0}
+        for step in (0, 50, 100)
+    ]
+    (axes,) = plot_training(rows, {"corn": "1"}, cooldown_steps=20).axes
+    assert np.asarray(axes.lines[0].get_xdata()).tolist() == [0, 50, 120]
+    assert axes.patches[0].get_extents().width > 0
+    assert max(axes.get_xticks()) == 100
+
+
+def test_several_own_mechanisms_are_told_apart() -> None:
+    names = ["corn", "ldp", "a", "b", "c", "d", "e", "f"]
+    styles = choose_styles(names)
+    assert len({(own.colour, own.marker) for own in styles.values()}) == len(names)
+
+
+def test_fonts_are_those_that_journals_accept(tmp_path: Path) -> None:
+    with figure_style(width=3.3, font_size=7):
+        figure = plot_comparison([("ldp", "", 20.0)], title="")
+        save_figure(figure, tmp_path / "a.pdf")
+    assert figure.get_figwidth() == pytest.approx(1.28 * 3.3)
+    assert figure.axes[0].xaxis.label.get_fontsize() == 7
+    written = (tmp_path / "a.pdf").read_bytes()
+    assert b"/CIDFontType2" in written, "Type 42"
+    assert b"/Type3" not in written
+
+
+def test_a_style_file_changes_figures(tmp_path: Path) -> None:
+    before = dict(mpl.rcParams)
+    (tmp_path / "mine.mplstyle").write_text("figure.figsize: 2, 3\nfont.size: 6\n")
+    with figure_style(tmp_path / "mine.mplstyle"):
+        figure = plot_training([_ROW], {"corn": "1"}, title="a run")
+    assert list(figure.get_size_inches()) == [2, 3]
+    assert figure.axes[0].yaxis.label.get_fontsize() == 6
+    assert not figure.axes[0].spines["top"].get_visible(), "the rest is the package's style"
+    assert dict(mpl.rcParams) == before
+    with (
+        pytest.raises(FileFormatError, match="cannot be read as a style"),
+        figure_style(tmp_path / "none.mplstyle"),
+    ):
+        pass
+
+
+_ROW: Row = {"mechanism": "corn", "step_size": "1", "step": 0, "consensus_distance": 1.0}
 
 
 def test_bars_have_the_lengths_of_their_ratios() -> None:

@@ -22,13 +22,14 @@ from corn.transport.channel import (
     Channel,
     ChannelClosedError,
     Credentials,
+    NoiseHandshake,
     Purpose,
+    TamperedError,
     decode_greeting,
     initiate,
     receive_exactly,
     respond,
 )
-from corn.transport.key_exchange import NoiseHandshake, TamperedError
 from corn.transport.listener import Listener, UnreachableError, dial
 
 from ..distributed.threads import make_credentials

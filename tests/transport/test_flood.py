@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from corn.transport import NO_SESSION, Channel, Listener, Purpose
-from corn.transport.channel import Greeting
-from corn.transport.key_exchange import HANDSHAKE_BYTES, NoiseHandshake
+from corn.transport.channel import HANDSHAKE_BYTES, Greeting, NoiseHandshake
 from tests.distributed.threads import make_credentials
 
 LOCALHOST = "127.0.0.1"

@@ -108,18 +108,14 @@ def bound_mu(scores: TrialScores, *, alpha: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ErrorRates:
-    """Confidence limits of the error rates at several thresholds, all valid together.
+    """Upper confidence limits of the error rates at several thresholds, all valid together.
 
     Attributes:
-        false_low: lower limits of the rates of false positives, shape (thresholds,).
-        false_high: upper limits of them.
-        missed_low: lower limits of the rates of false negatives.
-        missed_high: upper limits of them.
+        false_high: of the rates of false positives, shape (thresholds,).
+        missed_high: of the rates of false negatives.
     """
 
-    false_low: FloatArray
     false_high: FloatArray
-    missed_low: FloatArray
     missed_high: FloatArray
 
     def bound_epsilon(self, delta: float) -> float:
@@ -146,25 +142,22 @@ class ErrorRates:
 def count_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorRates:
     """Return Clopper–Pearson limits of both error rates, which hold together at level 1 − α.
 
-    Thresholds must not depend on the scores. With k of them there are 4k limits, each at level
-    1 − α/(4k).
+    Thresholds must not depend on the scores. With k of them there are 2k limits, each at level
+    1 − α/(2k).
     """
-    each = alpha / (4 * len(thresholds))
+    each = alpha / (2 * len(thresholds))
     false = np.array([(scores.null >= t).sum() for t in thresholds])
     missed = np.array([(scores.alternative < t).sum() for t in thresholds])
-    false_low, false_high = _clopper_pearson(false, len(scores.null), each)
-    missed_low, missed_high = _clopper_pearson(missed, len(scores.alternative), each)
-    return ErrorRates(false_low, false_high, missed_low, missed_high)
+    return ErrorRates(
+        _bound_rates(false, len(scores.null), each),
+        _bound_rates(missed, len(scores.alternative), each),
+    )
 
 
-def _clopper_pearson(
-    counts: FloatArray, trials: int, alpha: float
-) -> tuple[FloatArray, FloatArray]:
-    """Return one-sided lower and upper limits of binomial rates, each at level 1 − α."""
-    # The quantiles are undefined where none or all are counted: the limits there are 0 and 1.
-    low = np.where(counts > 0, stats.beta.ppf(alpha, counts, trials - counts + 1), 0.0)
-    high = np.where(counts < trials, stats.beta.isf(alpha, counts + 1, trials - counts), 1.0)
-    return low, high
+def _bound_rates(counts: FloatArray, trials: int, alpha: float) -> FloatArray:
+    """Return upper limits of binomial rates, each at level 1 − α."""
+    # The quantile is undefined where all are counted: the limit there is 1.
+    return np.where(counts < trials, stats.beta.isf(alpha, counts + 1, trials - counts), 1.0)
 
 
 def place_thresholds(mu: float, num_thresholds: int = 9) -> FloatArray:

@@ -47,24 +47,11 @@ class MonitoringOptions:
             rich_help_panel=_MONITORING,
         ),
     ] = None
-    status_private: Annotated[
-        bool,
-        typer.Option(
-            "--status-private",
-            help="Also serve training loss, gradient norm, clipping and waits, which no noise "
-            "protects. Only on an address of this machine, such as 127.0.0.1, and with the "
-            "password in private/agent-I/status-password.",
-            rich_help_panel=_MONITORING,
-        ),
-    ] = False
 
-    def make(self) -> distributed.Monitoring:
-        """Return the settings."""
-        return distributed.Monitoring(
-            log_format=self.log_format,
-            status=None if self.status is None else parse_address(self.status),
-            shows_private=self.status_private,
-        )
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where the status is served; None for nowhere."""
+        return None if self.status is None else parse_address(self.status)
 
 
 EXAMPLE = "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
@@ -228,11 +215,20 @@ def agent(
             rich_help_panel=_PLACE,
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds within which all agents must have started.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = 600.0,
     listen: Annotated[
         str | None,
         typer.Option(
-            help="ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
-            "address, or any free one, at the address that leads to the store.)",
+            help=f"ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
+            f"address, or {DEFAULT_PORT}, at the address that leads to the store; on the loopback "
+            "address any free port.)",
             rich_help_panel=_PLACE,
         ),
     ] = None,
@@ -294,10 +290,12 @@ def agent(
         ).num_agents,
         store=parse_address(store, default_port=DEFAULT_PORT),
         requirements=run.make_requirements(),
-        listen=None if listen is None else parse_address(listen),
-        advertise=None if advertise is None else parse_address(advertise),
+        wait=wait,
+        listen=_read_address(listen),
+        advertise=_read_address(advertise),
         rejoins=rejoin,
-        monitoring=monitoring.make(),
+        log_format=monitoring.log_format,
+        status=monitoring.address,
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()
@@ -318,6 +316,10 @@ def agent(
         print_json({**facts, **result.to_json(), "measured": measured})
     # Last, so that the result is printed before the exit code says that the run was cut short.
     distributed.require_done([result], result.num_steps)
+
+
+def _read_address(text: str | None) -> tuple[str, int] | None:
+    return None if text is None else parse_address(text, default_port=DEFAULT_PORT)
 
 
 def _read_number(name: str) -> int:

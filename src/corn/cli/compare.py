@@ -17,6 +17,7 @@ from corn.cli.options import (
     MechanismsOption,
     NoiseOptions,
     PlotOption,
+    PlotStyleOption,
 )
 from corn.cli.output import (
     KAPPA,
@@ -95,6 +96,7 @@ def compare(
         ),
     ] = "auto",
     plot: PlotOption = None,
+    plot_style: PlotStyleOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare mechanisms, numbers of insiders and ways to share seeds at the same privacy.
@@ -121,7 +123,7 @@ def compare(
         warn_of_insiders(best.decomposition, best.threat, mechanism=best.mechanism)
     warn_of_large_disagreement(best.disagreement_ratio)
     if plot:
-        _draw(network, promise, rows, plot)
+        _draw(network, promise, rows, plot, plot_style)
     _print(network, promise, objective, rows, ldp, as_json=json)
     print_written(plot)
 
@@ -332,17 +334,22 @@ def _format_streams(result: Design) -> str:
 
 
 def _draw(
-    network: Network, budget: PrivacyBudget, rows: Sequence[ComparedDesign], path: Path
+    network: Network,
+    budget: PrivacyBudget,
+    rows: Sequence[ComparedDesign],
+    path: Path,
+    style: Path | None,
 ) -> None:
-    from corn.report import plot_comparison, save_figure
+    from corn.report import figure_style, plot_comparison, save_figure
 
     drawn = [
         (row.mechanism, f"{row.seeds} · {row.adversary}".strip(" ·"), row.result.central_ratio)
         for row in rows
         if row.mechanism not in ("none", "unclipped")
     ]
-    figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
-    save_figure(figure, path)
+    with figure_style(style):
+        figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
+        save_figure(figure, path)
 
 
 def _split(text: str, option: str) -> list[str]:

@@ -119,7 +119,8 @@ def launch(
         network=network,
         requirements=run.make_requirements(),
         show_private=show_private,
-        monitoring=monitoring.make(),
+        log_format=monitoring.log_format,
+        status=monitoring.address,
     )
     if launched.made_keys:
         print_note(

@@ -294,22 +294,3 @@ def describe_quality(
             f"{quality.brier:.4f}",
         ),
     ]
-
-
-def draw_run(
-    rows: Sequence[learn.Row],
-    schedules: Mapping[str, str],
-    *,
-    agent_samples: Sequence[int] | None = None,
-    title: str,
-    path: Path,
-) -> None:
-    """Draw the measurements of each mechanism that were made with its schedule.
-
-    ``agent_samples`` are the numbers of samples per agent, a panel of their own; None omits it.
-    """
-    # Matplotlib takes a second to import, which runs without a figure need not wait for.
-    from corn.report import plot_training, save_figure
-
-    save_figure(plot_training(rows, schedules, agent_samples, title=title), path)
-    print_note(f"wrote {path}")

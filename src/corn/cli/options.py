@@ -36,7 +36,6 @@ from corn.topology import (
     Network,
     choose_cooldown,
     load_network,
-    name_of,
 )
 from corn.topology.mixing import WEIGHTS
 
@@ -83,6 +82,14 @@ def _check_figure_name(path: Path | None) -> Path | None:
 PlotOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Figure file to write: .png, .svg or .pdf.", callback=_check_figure_name),
+]
+PlotStyleOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Style file of Matplotlib for --plot, with lines such as figure.figsize: 3.3, 2.6 "
+        "(inches of a panel, a column of a paper) and font.size: 8. (Default: the file "
+        "corn.mplstyle of the package.)"
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -295,11 +302,6 @@ def parse_per_agent(
     return values
 
 
-def list_names(network: Network) -> Sequence[str]:
-    """Return the name of each agent in the file of its graph, or its number."""
-    return [name_of(network.graph, agent) for agent in range(network.num_agents)]
-
-
 def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:
     """Return the numbers of an option that lists them, or none if it was not given.
 
@@ -420,7 +422,7 @@ class BudgetOptions:
         """
         count = None if network is None else network.num_agents
         if _is_table(self.epsilon):
-            names = None if network is None else list_names(network)
+            names = None if network is None else network.agent_names
             epsilons, deltas = read_promises(Path(self.epsilon), names)
         else:
             epsilons, deltas = parse_per_agent("--epsilon", self.epsilon, count), None

@@ -26,7 +26,7 @@ from rich.text import Text
 
 import corn
 from corn.covariance import Decomposition, MechanismName, ThreatModel
-from corn.covariance.disagreement import LARGE_DISAGREEMENT
+from corn.covariance.objective import LARGE_DISAGREEMENT
 from corn.covariance.problem import weighting_gain
 from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole

@@ -200,13 +200,12 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         least = round_bound_down(made.central_ratio * lower_bound / value)
         noise = [Fact("", None, "least possible", f"{least} × with any noise and any seeds")]
     else:
-        shown = "not computed above 2000 agents" if kappa is None else f"{kappa:.2f}"
         least = round_bound_down(lower_bound)
         noise = [
             Fact("", None, "minimises", f"Tr(A R), {made.objective.describe()}"),
             Fact("", None, "noise energy", f"{value:.6g} ({remark})"),
             Fact("", None, "lower bound", f"{least}, for the seeds allowed"),
-            Fact("", None, "κ", f"{shown} ({KAPPA})"),
+            Fact("", None, "κ", f"{kappa:.2f} ({KAPPA})"),
         ]
     declared = ""
     if samples is not None:

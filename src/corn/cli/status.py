@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from corn.cli.options import JsonOption
-from corn.cli.output import print_facts, print_json, print_note, print_table
+from corn.cli.output import print_facts, print_json, print_table
 from corn.errors import FileFormatError
 from corn.privacy.rounding import round_up, write_exactly
 
@@ -33,9 +33,9 @@ def status(
     out: Annotated[Path, typer.Argument(help="Folder of the run, as given to --out.")],
     json: JsonOption = False,
 ) -> None:
-    """Show how far each agent of a run is; exit 1 if one failed or its state is stale."""
+    """Show how far each agent of a run is; exit 1 if one here failed or its state is stale."""
     # Here, as torch takes seconds to import.
-    from corn.distributed.state import has_ended, judge_condition, read_states
+    from corn.distributed.status import has_ended, judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -81,9 +81,13 @@ def status(
                 for own, now in states
             ],
         )
-    # Agents on other hosts, or agents that have not begun.
-    missing = sorted(set(range(first.num_agents)) - found.keys())
-    if missing and not json:
-        print_note(f"no state here of agents {', '.join(map(str, missing))}")
+        newest = max((own for own, _ in states), key=lambda own: own.updated)
+        others = {a: text for a, text in newest.describe_agents().items() if a not in found}
+        if others:
+            print_table(
+                f"agents elsewhere, as agent {newest.agent} knows them",
+                ("agent", "state"),
+                [[str(agent), text] for agent, text in others.items()],
+            )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -17,7 +18,6 @@ from corn.cli.learning import (
     MODEL_FILE,
     LearningOptions,
     describe_quality,
-    draw_run,
     read_consortium,
     refuse_options_of_plan,
     write_run,
@@ -30,6 +30,7 @@ from corn.cli.options import (
     OptionalGraphOption,
     PlanOption,
     PlotOption,
+    PlotStyleOption,
     ThreatOptions,
     parse_numbers,
 )
@@ -136,14 +137,8 @@ def train(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to save the state to every 1000 steps. If it exists, training resumes.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     plot: PlotOption = None,
+    plot_style: PlotStyleOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train with several mechanisms side by side, at the same privacy."""
@@ -225,51 +220,25 @@ def train(
     options: dict[str, Any] = {
         "settings": settings,
         "evaluate_at": None if has_curves else sorted({0, steps // 2, steps}),
-        "resume": checkpoint is not None,
     }
-    try:
-        if tune_on == "data":
-            comparison = tuned = learn.tune(
-                problem,
-                network,
-                mechanisms,
-                step_sizes=step_sizes,
-                schedule=schedule,
-                checkpoint=checkpoint,
-                **options,
+    tuned_problem = problem
+    if tune_on == "held-out":
+        # Step sizes are found on public samples, so each mechanism runs once per seed on the
+        # agents' data.
+        tuned_problem = learn.borrow_held_out(problem, seed=learning.data_seed)
+    comparison = tuned = learn.tune(
+        tuned_problem, network, mechanisms, step_sizes=step_sizes, schedule=schedule, **options
+    )
+    if tune_on == "held-out":
+        if tuned.result.status == "interrupted":
+            raise StoppedByUserError(
+                "interrupted while step sizes were chosen; nothing was written"
             )
-        else:
-            # Step sizes are found on public samples, so each mechanism runs once per seed on the
-            # agents' data. Both sweeps have files of their own: a resume must not mix them.
-            tuned = learn.tune(
-                learn.borrow_held_out(problem, seed=learning.data_seed),
-                network,
-                mechanisms,
-                step_sizes=step_sizes,
-                schedule=schedule,
-                checkpoint=checkpoint and checkpoint.with_name(f"{checkpoint.name}.tuning"),
-                **options,
-            )
-            if tuned.result.status == "interrupted":
-                raise StoppedByUserError(
-                    "interrupted while step sizes were chosen; nothing was written"
-                )
-            # A mechanism whose every run broke down has no step size, and is left out.
-            best = [
-                learn.Trial(m, tuned.schedules[m.name])
-                for m in mechanisms
-                if m.name in tuned.schedules
-            ]
-            result = learn.run_sweep(problem, network, best, checkpoint=checkpoint, **options)
-            comparison = learn.choose_best(problem, result)
-    except KeyboardInterrupt:
-        # The first Ctrl-C ends the sweep with a result. A second one ends it in the middle of a
-        # step, and only an earlier checkpoint is left.
-        if checkpoint is None or not checkpoint.exists():
-            raise
-        raise StoppedByUserError(
-            f"interrupted; the same command resumes from the last checkpoint in {checkpoint}"
-        ) from None
+        # A mechanism whose every run broke down has no step size, and is left out.
+        best = [
+            learn.Trial(m, tuned.schedules[m.name]) for m in mechanisms if m.name in tuned.schedules
+        ]
+        comparison = learn.choose_best(problem, learn.run_sweep(problem, network, best, **options))
     result = comparison.result
     # The user's own data is private, whatever the options are: all runs on it count.
     is_private = learning.data is not None or tune_on == "held-out"
@@ -325,7 +294,7 @@ def train(
                 print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
                 break
     if plot:
-        _draw(comparison, promise, plot)
+        _draw(comparison, promise, plot, style=plot_style)
     if json:
         print_json(facts)
     else:
@@ -350,8 +319,7 @@ def train(
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
-        again = f"; the same command resumes from {checkpoint}" if checkpoint else ""
-        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}{again}")
+        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}")
 
 
 def _collect_models(
@@ -499,12 +467,20 @@ _COLUMNS = {
     "train_loss": "train loss",
     "consensus_distance": "disagreement",
 }
+# The first that was measured decides.
+_JUDGED = ("test_accuracy", "test_loss", "train_loss")
 _SCORES = "means over the agents' own models; 'average': those of their average model"
 _FAR_MORE = 2
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
 
-def _draw(comparison: learn.Comparison, budget: PrivacyBudget, path: Path) -> None:
+def _draw(
+    comparison: learn.Comparison,
+    budget: PrivacyBudget,
+    path: Path,
+    *,
+    style: Path | None,
+) -> None:
     """Draw the measurements of each mechanism at its best step size."""
     # Mechanisms differ in their adversaries, so the title names each with those that hold against
     # it.
@@ -514,13 +490,19 @@ def _draw(comparison: learn.Comparison, budget: PrivacyBudget, path: Path) -> No
             holders.setdefault(_name_adversary(mechanism), []).append(mechanism.name)
     against = "; ".join(f"{', '.join(names)} against {who}" for who, names in holders.items())
     promise = f"simulated {budget.describe()}: {against}" if holders else "no noise"
-    draw_run(
-        comparison.measured_rows,
-        {name: schedule.describe() for name, schedule in comparison.schedules.items()},
-        agent_samples=comparison.problem.data.sizes,
-        title=f"{comparison.problem.task.describe()}: {promise}",
-        path=path,
-    )
+    # Matplotlib takes a second to import, which runs without a figure need not wait for.
+    from corn.report import figure_style, plot_training, save_figure
+
+    with figure_style(style):
+        figure = plot_training(
+            comparison.measured_rows,
+            comparison.best_step_sizes,
+            comparison.problem.data.sizes,
+            title=f"{comparison.problem.task.describe()}: {promise}",
+            cooldown_steps=comparison.result.cooldown_steps,
+        )
+        save_figure(figure, path)
+    print_note(f"wrote {path}")
 
 
 def _print_comparison(
@@ -534,6 +516,10 @@ def _print_comparison(
     result, facts = comparison.result, comparison.summary
     is_sum = network.mixing == "sum"
     shown = _choose_columns(facts, is_sum=is_sum)
+    judged = _choose_judged(comparison)
+    if judged and "test_accuracy" in shown:
+        # The table must stay narrow enough to read.
+        shown = [name for name in shown if name != "test_loss_of_average"]
     print_facts(
         f"{comparison.problem.task.describe()}, {network.num_agents} agents on {network.source}",
         [
@@ -553,6 +539,7 @@ def _print_comparison(
             "mechanism",
             "step size",
             *(_COLUMNS[name] for name in shown),
+            f"− {comparison.reference}" if judged else "",
             "AUC" if qualities else "",
             f"ε ({budget.unit})",
             "× server",
@@ -564,6 +551,7 @@ def _print_comparison(
                 mechanism.name,
                 str(facts[mechanism.name]["step_size"] or "all broke down"),
                 *(_format_score(facts[mechanism.name], column) for column in shown),
+                _format_difference(facts[mechanism.name], judged),
                 f"{qualities[mechanism.name].auc:.4g}" if mechanism.name in qualities else "",
                 "none"
                 if mechanism.budget is None
@@ -575,6 +563,7 @@ def _print_comparison(
             for mechanism in comparison.mechanisms
         ],
     )
+    _print_verdicts(comparison)
     print_note(result.privacy)
     _note_least(budget, comparison.problem.data.sizes)
     for note in result.private_notes:
@@ -632,6 +621,45 @@ def _format_score(own: dict[str, object], column: str) -> str:
         return ""
     width = cast("dict[str, float]", own["intervals"]).get(column)
     return f"{own[column]:.4g}" + ("" if width is None else f" ± {width:.2g}")
+
+
+def _choose_judged(comparison: learn.Comparison) -> str:
+    """Return the column by which mechanisms are judged; empty for one run or one mechanism."""
+    if len(comparison.result.seeds) < 2 or len(comparison.schedules) < 2:
+        return ""
+    measured = comparison.summary[comparison.reference]
+    return next(name for name in _JUDGED if name in measured)
+
+
+def _format_difference(own: dict[str, object], column: str) -> str:
+    """Return the paired difference to the reference, with its 95 % interval."""
+    found = cast("dict[str, tuple[float, float]]", own["differences"]).get(column)
+    return "" if found is None else f"{found[0]:+.2g} ± {found[1]:.2g}"
+
+
+def _print_verdicts(comparison: learn.Comparison) -> None:
+    """Print whether the reference is better than each other mechanism, beyond chance."""
+    column = _choose_judged(comparison)
+    if not column:
+        return
+    sign = 1 if "accuracy" in column else -1
+    verdicts: dict[str, list[str]] = {}
+    for name, (mean, width) in comparison.differences(column).items():
+        # A run that broke down has no interval, and a note of its own.
+        if math.isnan(width):
+            continue
+        verdict = "is worse than" if sign * mean > 0 else "is better than"
+        verdicts.setdefault(verdict if abs(mean) > width else "cannot be told from", []).append(
+            name
+        )
+    if not verdicts:
+        return
+    said = "; ".join(f"{verdict} {', '.join(names)}" for verdict, names in verdicts.items())
+    print_note(
+        f"{_COLUMNS[column]}: {comparison.reference} {said} (95 % intervals of differences, "
+        f"paired over {len(comparison.result.seeds)} runs, without correction for several "
+        "mechanisms)"
+    )
 
 
 def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:

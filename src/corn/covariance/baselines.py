@@ -196,85 +196,43 @@ def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -
     )
 
 
-def search_ratio(family: RatioFamily) -> tuple[float, float, int]:
-    """Return r and c of the best c·(I + r L) with [R⁻¹]_ii ≤ b_i/min b, and how many r were tried.
+def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[FloatArray, int]:
+    """Return the best c·(I + r L) under the caps and noise limits, and how many r were tried.
 
-    The scale c follows from r.
+    The scale c follows from r: [(I + r L)⁻¹]_ii of each agent follows from the eigenvalues of L.
     """
+    slack = np.square(problem.scales)  # min b/b_i: what an agent may exceed the strictest cap by
+    # No member of the family has less noise than the strictest agent needs, for anybody.
+    limits = np.maximum(problem.variance_ratio_limits * slack, 1.0) * (1 + _TOLERANCE)
+    eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)
+    # Rounding may leave the smallest eigenvalue of a Laplacian, which is zero, slightly below it.
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    weights = slack[:, None] * np.square(U)
+    A = problem.objective_matrix
+    traces = float(np.trace(A)), float(np.sum(A * laplacian))
+
+    def find_scales(ratios: FloatArray) -> FloatArray:
+        return np.asarray((weights @ (1 / (1 + np.outer(eigenvalues, ratios)))).max(axis=0))
+
+    def find_values(ratios: FloatArray) -> FloatArray:
+        scales = find_scales(ratios)
+        variances = scales * (1 + np.outer(laplacian.diagonal(), ratios))
+        is_within = (variances <= limits[:, None]).all(axis=0)
+        return np.where(is_within, scales * (traces[0] + ratios * traces[1]), np.inf)
+
     # The value can have several minima: look everywhere first, then zoom in on the best.
     grid = np.linspace(*_LOG_RATIOS, _GRID)
     evaluations = len(grid)
     for _ in range(_ZOOMS):
-        best = int(np.argmin(family.values(np.exp(grid))))
+        best = int(np.argmin(find_values(np.exp(grid))))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         grid = np.linspace(low, high, _ZOOM_GRID)
         evaluations += len(grid)
     # r = 0 is LDP at the strictest cap, which is always within the family and any noise limit.
     ratios = np.append(np.exp(grid), 0.0)
-    ratio = float(ratios[int(np.argmin(family.values(ratios)))])
-    return ratio, family.scale(ratio), evaluations
-
-
-def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[FloatArray, int]:
-    family = RatioFamily.of_problem(problem, laplacian)
-    ratio, scale, evaluations = search_ratio(family)
-    return np.asarray(scale * (np.eye(len(laplacian)) + ratio * laplacian)), evaluations
-
-
-@dataclass(frozen=True, eq=False)
-class RatioFamily:
-    """The covariances c·(I + r L) in units of 1/min b, of which each costs n² at most.
-
-    Attributes:
-        slack: min b/b_i: what an agent may exceed its cap by, shape (k,) for k kinds of agents.
-        limits: the most noise variance of each kind.
-        degrees: L_ii of each kind.
-        eigenvalues: of L, shape (n,).
-        squared_vectors: the squared entries of the eigenvectors at each kind, shape (k, n).
-        traces: Tr A and Tr(A L).
-    """
-
-    slack: FloatArray
-    limits: FloatArray
-    degrees: FloatArray
-    eigenvalues: FloatArray
-    squared_vectors: FloatArray
-    traces: tuple[float, float]
-
-    @classmethod
-    def of_problem(cls, problem: DesignProblem, laplacian: FloatArray) -> RatioFamily:
-        """Return the family of a problem, in which every agent is of its own kind."""
-        slack = np.square(problem.scales)
-        A = problem.objective_matrix
-        eigenvalues, U = scipy.linalg.eigh(laplacian, driver="evd", check_finite=False)
-        return cls(
-            slack=slack,
-            # No member of the family has less noise than the strictest agent needs, for anybody.
-            limits=np.maximum(problem.variance_ratio_limits * slack, 1.0),
-            degrees=laplacian.diagonal(),
-            eigenvalues=eigenvalues,
-            squared_vectors=np.square(U),
-            traces=(float(np.trace(A)), float(np.sum(A * laplacian))),
-        )
-
-    def values(self, ratios: FloatArray) -> FloatArray:
-        """Return Tr(A R) for each ratio, infinite where the noise limit does not hold."""
-        # [(I + r L)⁻¹]_ii from the eigenvalues of L gives the scale that meets the cap.
-        scales = self._scales(ratios)
-        variances = scales * (1 + np.outer(self.degrees, ratios))
-        values = scales * (self.traces[0] + ratios * self.traces[1])
-        limits = self.limits * (1 + _TOLERANCE)
-        return np.where((variances <= limits[:, None]).all(axis=0), values, np.inf)
-
-    def scale(self, ratio: float) -> float:
-        """Return c of a ratio."""
-        return float(self._scales(np.array([ratio]))[0])
-
-    def _scales(self, ratios: FloatArray) -> FloatArray:
-        # Rounding may leave the smallest eigenvalue of a Laplacian, which is zero, slightly below
-        # it.
-        spectra = 1 / (1 + np.outer(np.maximum(self.eigenvalues, 0.0), ratios))
-        return np.asarray((self.slack[:, None] * (self.squared_vectors @ spectra)).max(axis=0))
+    ratio = ratios[[int(np.argmin(find_values(ratios)))]]
+    scale = float(find_scales(ratio)[0])
+    return np.asarray(scale * (np.eye(len(laplacian)) + float(ratio[0]) * laplacian)), evaluations
 
 
 CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]

@@ -31,18 +31,18 @@ from corn.covariance.baselines import (
     ZeroSum,
 )
 from corn.covariance.decomposition import Decomposition, split_blocks
-from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
 from corn.covariance.feasibility import expand_caps
+from corn.covariance.insiders import solve_split
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
     ObjectiveLike,
     default_objective,
+    disagreement_ratio,
     energy_of_average,
 )
-from corn.covariance.pairs import solve_pairs
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -60,7 +60,6 @@ _STATUS_ORDER: tuple[Status, ...] = (
     "noise limited",
     "iteration limit",
 )
-_MOST_AGAINST_INSIDERS = 5000  # agents: beyond it a design takes days, and tens of gigabytes
 
 
 class Mechanism(Protocol):
@@ -91,14 +90,13 @@ class Corn:
     """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
 
     The exact dual solves the problem where seed groups are disjoint and nobody colludes
-    (`corn.covariance.dual`), a first-order method where pairs share seeds
-    (`corn.covariance.pairs`).
+    (`corn.covariance.dual`), a first-order method elsewhere (`corn.covariance.insiders`).
 
     Attributes:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
-        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and for pairs 1e-3, or
-            1e-2 from 24 agents on.
+        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and elsewhere 1e-3,
+            or 1e-2 for pairs of 24 agents or more.
         max_evaluations: after so many, the design is private all the same, and its status says so;
             None is the default of the method.
     """
@@ -123,12 +121,7 @@ class Corn:
             return _design_independent(problem)
         if are_disjoint(groups):
             return self._solve_blocks(problem, groups)
-        if any(len(group) != 2 for group in groups):
-            raise InvalidArgumentError(
-                "seeds must be of pairs where groups overlap, found "
-                f"{problem.threat.seeds!r:.60}: use pairs, edges, sparse:K or partners:K"
-            )
-        return solve_pairs(
+        return solve_split(
             problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
         )
 
@@ -315,8 +308,6 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
-    if isinstance(mechanism, Corn):
-        require_feasible_size(len(graph), threat)
     problem = DesignProblem(
         objective_matrix=objective.matrix(W),
         precision_caps=_read_caps(budget, len(graph)),
@@ -400,16 +391,6 @@ def require_no_options(mechanism: Corn) -> None:
         mechanism,
         advice="options of solvers are for mixing='gossip' (--mixing gossip)",
     )
-
-
-def require_feasible_size(num_agents: int, threat: ThreatModel) -> None:
-    """Raise if a design against insiders would not end, before anything of its size is made."""
-    if threat.max_colluders and num_agents > _MOST_AGAINST_INSIDERS:
-        raise InvalidArgumentError(
-            f"a design against insiders is for at most {_MOST_AGAINST_INSIDERS:,} agents, because "
-            f"its time grows like their third power, found {num_agents:,}: --colluders 0 designs "
-            "against an eavesdropper, and exact sums (--mixing sum) have no limit"
-        )
 
 
 def design_blocks(

@@ -1,4 +1,4 @@
-"""Objectives of a design: the matrix A of Tr(A R), the energy that noise leaves in the models.
+"""Objectives of a design: the matrix A of Tr(A R), the energy that noise leaves in the models; κ.
 
 Privacy is read off R⁻¹ alone, so every choice of A below costs the same budget.
 """
@@ -16,11 +16,16 @@ import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
+from corn.covariance.decomposition import Decomposition
 from corn.topology.mixing import STOCHASTIC_TOLERANCE, is_symmetric
-from corn.topology.network import Mixing
+from corn.topology.network import Mixing, Network
+from corn.topology.spectrum import find_mixing_time
 
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""
+
+LARGE_DISAGREEMENT = 0.35
+"""κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""
 
 # Not zero, or A would be singular in all directions but the average, and noise unbounded.
 _LEAST_WEIGHT = 1e-6
@@ -215,6 +220,43 @@ def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray
     """
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
     return _accumulate(W - 1 / len(W), 1.0, momentum)
+
+
+def disagreement_ratio(
+    network: Network,
+    noise: Decomposition | FloatArray,
+    *,
+    precision_cap: float,
+    momentum: float,
+    num_steps: int,
+) -> float:
+    """Return κ of noise, or of a covariance: 0 for exact sums, infinite where agents never agree.
+
+    κ is the stationary standard deviation of disagreement, a coordinate of x_i minus the average
+    model, over that of a trusted server's noise in all T steps, √T/(n √b). Both grow with the step
+    size, which cancels: κ² = n b Tr(D R)/T with D of `disagreement_matrix` (docs/theory.md,
+    “Disagreement”).
+
+    The server's ``precision_cap`` b is the strictest.
+
+    >>> from corn.topology import load_network
+    >>> ring = load_network("ring:4", mixing="gossip")
+    >>> found = disagreement_ratio(
+    ...     ring, np.eye(4), precision_cap=1, momentum=0, num_steps=100
+    ... )
+    >>> round(found, 6)  # W has the eigenvalues 1/3, 1/3 and −1/3 in disagreement
+    0.122474
+    """
+    n = network.num_agents
+    if network.mixing == "sum":
+        return 0.0
+    if math.isinf(find_mixing_time(network.step_matrix)):
+        energy = math.inf
+    else:
+        R = noise.covariance if isinstance(noise, Decomposition) else noise
+        energy = float((disagreement_matrix(network.step_matrix, momentum) * R).sum())
+    # Rounding may leave a little below zero of noise that all agents share.
+    return math.sqrt(max(energy, 0.0) * n * precision_cap / num_steps)
 
 
 def _project_on_averages(W: FloatArray) -> FloatArray:

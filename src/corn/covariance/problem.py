@@ -20,7 +20,7 @@ from corn.topology.graphs import Graph
 MechanismName: TypeAlias = Literal[
     "corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped", "own"
 ]
-SolverName: TypeAlias = Literal["dual", "pairs", "search", "formula"]
+SolverName: TypeAlias = Literal["dual", "split", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -61,6 +61,10 @@ class DesignProblem:
         max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
             (3000/√b_i).
         mixing_matrix: W of a step, for mechanisms that look at more than A.
+
+    >>> problem = DesignProblem(np.eye(2), np.array([1.0, 4.0]))
+    >>> problem.num_agents, problem.strictest_cap
+    (2, 1.0)
     """
 
     objective_matrix: FloatArray
@@ -161,10 +165,10 @@ class Design:
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
-            `corn.covariance.pairs.certify`. None where the dual proves it from scratch.
-        disagreement_ratio: κ, of `corn.covariance.disagreement`, for the run of the budget: 0 for
+            `corn.covariance.insiders.certify`. None where the dual proves it from scratch.
+        disagreement_ratio: κ, of `corn.covariance.objective`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
-            place of a network, and for more than 2000 agents.
+            place of a network.
 
     >>> from corn.covariance import Horizon, design
     >>> from corn.topology import load_network

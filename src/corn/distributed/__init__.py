@@ -1,15 +1,16 @@
 """Agents as processes, each with its own data and keys, linked to its neighbours, nothing central.
 
 - ``run_agent``: one agent in this process, with your own model, loss and data.
+- ``make_private``: the same with your own training loop.
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload in a process of its own.
 
 In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
 which reads from top to bottom. Before the first step come ``rendezvous``, ``planning``,
-``keyring``, ``requirements`` and ``handshake``. A step is in ``rounds``: a release of
+``keyring`` and ``requirements``. A step is in ``rounds``: a release of
 :mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership`` and
 ``recovery`` react to lost agents, and ``rejoin`` brings them back. ``journal``, ``storage`` and
-``results`` write what is kept of a run; ``state``, ``logs`` and ``monitor`` show it to operators.
+``results`` write what is kept of a run; ``logs`` and ``status`` show it to operators.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from corn.distributed.keyring import make_keys as make_keys
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import launch as launch
-    from corn.distributed.monitor import monitor_agent as monitor_agent
+    from corn.distributed.own_loop import make_private as make_private
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.planning import read_request as read_request
     from corn.distributed.processes import listen_for_signals as listen_for_signals
+    from corn.distributed.processes import monitor_agent as monitor_agent
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.rendezvous import join as join
     from corn.distributed.requirements import ReleaseTotal as ReleaseTotal
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from corn.distributed.results import StopReason as StopReason
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
-    from corn.distributed.settings import Monitoring as Monitoring
     from corn.distributed.settings import RunSettings as RunSettings
 
 _MODULES = {
@@ -51,7 +52,6 @@ _MODULES = {
     "Requirements": "requirements",
     "RequirementError": "requirements",
     "ReleaseTotal": "requirements",
-    "Monitoring": "settings",
     "PlanningRequest": "planning",
     "Rendezvous": "rendezvous",
     "Reports": "journal",
@@ -63,7 +63,8 @@ _MODULES = {
     "listen_for_signals": "processes",
     "load_credentials": "keyring",
     "make_keys": "keyring",
-    "monitor_agent": "monitor",
+    "make_private": "own_loop",
+    "monitor_agent": "processes",
     "read_request": "planning",
     "require_done": "results",
     "run_agent": "agent",

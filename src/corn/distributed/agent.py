@@ -18,14 +18,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from corn.distributed.exchange import Exchange
-from corn.distributed.handshake import (
-    Agreement,
-    Hello,
-    announcing_failure,
-    check_guarantee,
-    naming_absent_agents,
-    shake_hands,
-)
 from corn.distributed.journal import Journal, Reports
 from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
 from corn.distributed.logs import log_event
@@ -41,7 +33,17 @@ from corn.distributed.rejoin import (
     request_return,
     save_addresses,
 )
-from corn.distributed.rendezvous import Meeting, Rendezvous, join, naming_agent
+from corn.distributed.rendezvous import (
+    Agreement,
+    Hello,
+    Meeting,
+    Rendezvous,
+    announcing_failure,
+    check_guarantee,
+    join,
+    naming_agent,
+    shake_hands,
+)
 from corn.distributed.requirements import ReleaseTotal, Requirements, compose_total
 from corn.distributed.results import AgentResult, judge_status
 from corn.distributed.rounds import TrainingRounds
@@ -158,13 +160,12 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
 
     Return the plan that was run, and the agent's result.
     """
-    rendezvous, settings = _join_run(config, reports), config.settings
+    rendezvous = _join_run(config, reports)
     with _announcing(rendezvous, rejoins=config.rejoins):
         if config.plan is not None:
             plan = load_plan(config.plan)
         else:
-            plan, seed = make_plan_together(config, rendezvous)
-            settings = replace(settings, seed=seed)
+            plan = make_plan_together(config, rendezvous)
         # An agent opens its own data only.
         workload = config.workload
         problem = workload.build(rendezvous.num_agents, [rendezvous.agent]).judge(plan.budget)
@@ -173,7 +174,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         problem,
         rendezvous=rendezvous,
         out=config.out,
-        settings=settings,
+        settings=config.settings,
         reports=reports,
         requirements=config.requirements,
         data=config.workload.describe(problem),
@@ -186,6 +187,8 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     """Join the other agents of a run, or of one under way."""
     with naming_agent(config.agent):
         credentials = load_credentials(config.keys, config.agent, config.num_agents)
+    # The owners compare it: a replaced roster lets somebody else take part.
+    log_event(config.agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
     earlier = None
     if config.rejoins:
         # Others keep the address of before, at which they were told to find this agent.
@@ -193,6 +196,7 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     return join(
         credentials,
         timeout=config.settings.timeout,
+        wait=config.wait,
         store=config.store,
         keys=config.keys,
         listen=config.listen or earlier,
@@ -203,8 +207,8 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
     )
 
 
-def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Plan, int]:
-    """Make the plan together with all agents and share it; return a public seed, too."""
+def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
+    """Make the plan together with all agents, and share it."""
     request = config.request
     if request is None:
         raise CornError("neither a plan nor a request for one was given")
@@ -212,10 +216,10 @@ def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> tuple[Pla
     if config.requirements is not None:
         config.requirements.check(request, rendezvous.agent)
     folders = make_folders(config.out, rendezvous.agent)
-    plan, seed = plan_together(rendezvous, request, config.neighbours)
+    plan = plan_together(rendezvous, request, config.neighbours)
     if not any(list_checkpoints(folders.private)):  # the plan of an earlier run stays with that run
         save_plan(plan, folders.shared / "plan.corn")
-    return plan, seed
+    return plan
 
 
 def run_to_end(
@@ -440,19 +444,15 @@ class AgentRun:
         opener = self._open_links()
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
-        # From here on a failure names the agents that never became ready, not a neighbour that
-        # itself waited for them in vain.
-        with naming_absent_agents(rendezvous, "ready"):
-            links = open_links(
-                opener, self.neighbours, timeout=rendezvous.timeout, check=rendezvous.check
-            )
-            self._exchange_over(links, self._make_membership(), opener)
-            # Before the run begins, so that each of its agents can return to it. Not earlier:
-            # service managers add --rejoin where the file is, and after a failed start there is no
-            # run.
-            if self.folders is not None:
-                save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
-            rendezvous.agree("ready", digest)
+        links = open_links(
+            opener, self.neighbours, timeout=rendezvous.timeout, check=rendezvous.check
+        )
+        self._exchange_over(links, self._make_membership(), opener)
+        # Before the run begins, so that each of its agents can return to it. Not earlier: service
+        # managers add --rejoin where the file is, and after a failed start there is no run.
+        if self.folders is not None:
+            save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
+        rendezvous.agree("ready", digest)
 
     def return_to_others(self) -> None:
         """Return to a run under way, with the help of a neighbour."""
@@ -619,7 +619,7 @@ class AgentRun:
         if folders is None or step == 0:
             return self.start.clone(), []
         checkpoint = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
-        self.stepper.memory = checkpoint.memory
+        self.stepper.restore(checkpoint.state)
         return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
 
     def _note_ledger(self, journal: Journal) -> None:

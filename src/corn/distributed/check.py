@@ -19,16 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from corn.distributed.keyring import require_private_keys
+from corn.distributed.keyring import load_credentials
 from corn.errors import CornError, FileFormatError
 from corn.learn.batches import require_fitting_samples
 from corn.learn.consortium import Consortium
-from corn.noise import load_roster
-from corn.noise.keys import find_pinned_roster, load_identity
+from corn.noise.keys import find_pinned_roster
 from corn.noise.ledger import ledger_path, read_history
 from corn.parsing import build_fields, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
 from corn.topology import list_connections
+from corn.transport.listener import open_port
 from corn.version import __version__
 
 Status: TypeAlias = Literal["ok", "warning", "problem"]
@@ -144,11 +144,12 @@ def check_site(
     """
     findings = [_check_data(consortium, agent, data)]
     plan, found = _check_plan(consortium)
-    findings += found
+    findings.append(found)
     roster, found = _check_keys(consortium, agent, keys)
-    findings += found
+    findings.append(found)
     if plan is not None:
-        findings += _check_ledger(plan, agent, keys)
+        if keys.is_dir():
+            findings.append(_check_ledger(plan, agent, keys))
         findings += _check_connections(consortium, plan, agent, wait)
     return SiteReport(
         site=consortium.sites[agent].name,
@@ -185,70 +186,52 @@ def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
     return Finding("data", "ok", "the file fits the public schema", "; ".join(private))
 
 
-def _check_plan(consortium: Consortium) -> tuple[Plan | None, list[Finding]]:
+def _check_plan(consortium: Consortium) -> tuple[Plan | None, Finding]:
     try:
         plan = consortium.load_plan()
     except CornError as error:
-        return None, [Finding("plan", "problem", str(error))]
+        return None, Finding("plan", "problem", str(error))
     problems = verify_plan(plan).problems
     if problems:
-        return plan, [Finding("plan", "problem", "; ".join(problems))]
-    return plan, [Finding("plan", "ok", f"verified: {plan.describe()}")]
+        return plan, Finding("plan", "problem", "; ".join(problems))
+    return plan, Finding("plan", "ok", f"verified: {plan.describe()}")
 
 
-def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, list[Finding]]:
-    path, num_agents = keys / f"agent-{agent}.key", len(consortium.sites)
-    advice = f"make it with corn keys make {keys} --agent {agent}"
-    if not path.exists():
-        return "", [Finding("keys", "problem", "there is no key of this site", f"{path}: {advice}")]
+def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, Finding]:
+    """Return the fingerprint of the roster, empty without a usable one, and the finding."""
     try:
-        require_private_keys(keys, agent)
-        identity = load_identity(path)
-        if not (keys / "roster.json").exists():
-            text = "the roster is missing: copy roster.json into the folder of keys"
-            return "", [Finding("keys", "problem", text)]
-        roster = load_roster(keys / "roster.json")
+        roster = load_credentials(keys, agent, len(consortium.sites), pins=False).roster
     except CornError as error:
-        return "", [Finding("keys", "problem", "the key or the roster cannot be used", str(error))]
+        return "", Finding("keys", "problem", "the key or the roster cannot be used", str(error))
     shown = roster.fingerprint.hex()
-    pinned = find_pinned_roster(path)
-    problem = ""
-    if roster.num_agents != num_agents:
-        problem = f"the roster has {roster.num_agents} agents, and the file {num_agents} sites"
-    elif roster.public_key(agent) != identity.public_key:
-        problem = "the roster has another public key of this site: send agent-I.pub again"
-    elif pinned is not None and not roster.follows(bytes.fromhex(pinned)):
-        problem = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
-    elif differing := [
+    pinned = find_pinned_roster(keys / f"agent-{agent}.key")
+    differing = [
         site.name
         for site, accepts in zip(consortium.sites, roster.accepts, strict=True)
         if site.accepts != accepts
-    ]:
-        problem = (
-            f"the roster and the consortium file differ in accepts of {', '.join(differing)}: "
-            "correct one of them"
-        )
-    if problem:
-        return shown, [Finding("keys", "problem", problem)]
-    return shown, [
-        Finding("keys", "ok", f"roster {shown[:16]}: compare it with the others by telephone")
     ]
+    if pinned is not None and not roster.follows(bytes.fromhex(pinned)):
+        text = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
+        return shown, Finding("keys", "problem", text)
+    if differing:
+        text = f"the roster and the consortium file differ in accepts of {', '.join(differing)}"
+        return shown, Finding("keys", "problem", f"{text}: correct one of them")
+    text = f"roster {shown[:16]}: compare it with the others by telephone"
+    return shown, Finding("keys", "ok", text)
 
 
-def _check_ledger(plan: Plan, agent: int, keys: Path) -> list[Finding]:
-    if not keys.is_dir():
-        return []
+def _check_ledger(plan: Plan, agent: int, keys: Path) -> Finding:
     own = ledger_path(keys, agent, fingerprint(plan).hex())
     history = read_history([keys], agent)
     if history.problems:
         text = "a ledger is missing or damaged: make a new key and a new plan"
-        return [Finding("ledger", "problem", text, "; ".join(history.problems))]
+        return Finding("ledger", "problem", text, "; ".join(history.problems))
     if own.exists():
         text = "releases of this plan were made before: start agents with --resume or --rejoin"
-        return [Finding("ledger", "warning", text)]
+        return Finding("ledger", "warning", text)
     others = len(history.records)
     private = f"releases under {others} other plans add to the total" if others else ""
-    return [Finding("ledger", "ok", "nothing was released under this plan", private)]
+    return Finding("ledger", "ok", "nothing was released under this plan", private)
 
 
 def _check_connections(
@@ -317,7 +300,7 @@ def _open_ports(addresses: Sequence[str]) -> Iterator[dict[str, str]]:
     listeners: list[socket.socket] = []
     for address in addresses:
         try:
-            listener = socket.create_server(parse_address(address))
+            listener = open_port(parse_address(address))
         except (OSError, CornError) as error:
             failures[address] = getattr(error, "strerror", None) or str(error)
             continue

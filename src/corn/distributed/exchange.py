@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import final
 
 import torch
@@ -60,19 +60,15 @@ class Received:
     parameters: Tensor
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a mixing round.
+class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
+    """The step cannot be completed.
 
-    Attributes:
-        received: by neighbour.
-        dropouts: the neighbours that are lost, and how.
-        call: of a neighbour for a recovery.
+    ``dropouts`` has the neighbours that are lost, and how; none if one called for a recovery.
     """
 
-    received: Mapping[int, Received]
-    dropouts: Mapping[int, LinkError] = field(default_factory=dict)
-    call: Header | None = None
+    def __init__(self, dropouts: Mapping[int, LinkError] | None = None) -> None:
+        self.dropouts = dropouts or {}
+        super().__init__()
 
 
 @final
@@ -164,12 +160,17 @@ class Exchange:
         self.send(receivers, header, parameters)
         self._began = self._last_sent = time.monotonic()
 
-    def finish(self, number: int = 0) -> Outcome:
-        """Wait for every neighbour; those that dropped out are no longer neighbours.
+    def finish(self, number: int = 0) -> dict[int, Tensor]:
+        """Return the parameters of every neighbour, valid until the next exchange begins.
 
         ``number`` is that of the round in the run, over all steps.
+
+        Raises:
+            StepStopped: neighbours were lost, and are none any more, or one calls for a recovery.
         """
-        received, dropouts, call = {}, {}, None
+        received: dict[int, Tensor] = {}
+        dropouts: dict[int, LinkError] = {}
+        is_called = False
         if self._own is None:
             raise InvalidArgumentError("finish must come after start, found no round under way")
         check = self.expect(self._own)
@@ -188,9 +189,10 @@ class Exchange:
                     )
                     if found.header.attempt:
                         self.put_back(peer, found)
-                        call = found.header
+                        self.membership.merge(found.header.news)
+                        is_called = True
                         break
-                    received[peer] = found
+                    received[peer] = found.parameters
                 # A neighbour reads all the time, so this takes no time. But the receiver of a
                 # one-way link that is ahead holds the sender back.
                 self._links[peer].wait_sent(self.patience)
@@ -201,9 +203,10 @@ class Exchange:
             finally:
                 self._awaited = None
         # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
-        if not dropouts and call is None:
-            self.note_exchange()
-        return Outcome(received, dropouts, call)
+        if dropouts or is_called:
+            raise StepStopped(dropouts)
+        self.note_exchange()
+        return received
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
         """Begin to send a message to some neighbours, outside of mixing rounds."""
@@ -361,10 +364,6 @@ class Exchange:
                 self._put_back.pop(peer, None)
                 self._pieces.pop(peer, None)
                 link.close()
-
-    def link(self, peer: int) -> Link:
-        """Return the link to a neighbour."""
-        return self._links[peer]
 
     def stop_heartbeats(self) -> None:
         """Send no more heartbeats, so that this agent's silence counts."""

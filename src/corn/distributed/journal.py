@@ -23,7 +23,7 @@ from torch import Tensor
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
-from corn.distributed.state import TRAINING, AgentState, PrivateState, StateFile
+from corn.distributed.status import TRAINING, AgentState, StateFile
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
@@ -66,13 +66,12 @@ _SECONDS_BETWEEN_FILES = 1.0
 class Reports:
     """Callbacks for news of a run while it lasts, and the request to stop it.
 
-    States come at most ten times a second; ``PrivateState`` is for the agent's owner. The open
-    ledger, to read, comes before the first release. Messages come with the nonce of the run, for
-    audits; they cost a call per mixing round. Notes are events of the log.
+    States come at most ten times a second. The open ledger, to read, comes before the first
+    release. Messages come with the nonce of the run, for audits; they cost a call per mixing round.
     """
 
     interruption: Interruption | None = None
-    on_state: Callable[[AgentState, PrivateState], None] | None = None
+    on_state: Callable[[AgentState], None] | None = None
     on_message: Callable[[bytes, Header, Tensor], None] | None = None
     on_ledger: Callable[[ReleaseLedger], None] | None = None
 
@@ -129,7 +128,7 @@ class Journal:
         run: AgentRun,
         problem: TrainingProblem,
         parts: Mapping[str, Samples],
-        on_state: Callable[[AgentState, PrivateState], None] | None = None,
+        on_state: Callable[[AgentState], None] | None = None,
     ) -> None:
         plan, settings, ledger = run.plan, run.settings, run.ledger
         membership = run.exchange.membership
@@ -177,6 +176,7 @@ class Journal:
             releases_left=budget.num_steps,
             neighbours=tuple(membership.senders | membership.receivers),
             lost={},
+            unreached=(),
             bytes_sent=0,
             steps_per_minute=0.0,
             test_loss=None,
@@ -207,7 +207,7 @@ class Journal:
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)
-        state = self._report(step, TRAINING, None)
+        state = self._report(step, TRAINING)
         simulated = "simulated: " if state.simulation else ""
         text = (
             f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
@@ -223,14 +223,14 @@ class Journal:
         if step % self._settings.checkpoint_every == 0:
             self._save(step, parameters)
             self._last_state = time.monotonic()
-            state = self._report(step, TRAINING, statistics)
+            state = self._report(step, TRAINING)
             log_event(state.agent, "checkpoint", state.describe(), fields=asdict(state))
         else:
-            self._report_if_due(step, statistics)
+            self._report_if_due(step)
 
     def record_mixing(self, step: int) -> None:
         """Report that a cool-down goes on; without news the agent would look stalled."""
-        self._report_if_due(step, None)
+        self._report_if_due(step)
 
     def stop_saving(self) -> None:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
@@ -248,7 +248,7 @@ class Journal:
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
         self._save_model(parameters)
-        state = self._report(step, status.value, statistics)
+        state = self._report(step, status.value)
         log_event(state.agent, "end", f"{status}: {state.describe()}", fields=asdict(state))
         if self._file is not None:
             self._file.close()
@@ -300,7 +300,7 @@ class Journal:
 
     def _save(self, step: int, parameters: Tensor) -> None:
         if self._folders is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.memory)
+            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.save())
             folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
             folder.save(step, checkpoint, num_kept=self._num_kept)
 
@@ -314,13 +314,13 @@ class Journal:
             with _naming_unwritable(self._folders.shared):
                 model.save(self._folders.shared / MODEL_FILE)
 
-    def _report_if_due(self, step: int, statistics: StepStatistics | None) -> None:
+    def _report_if_due(self, step: int) -> None:
         now = time.monotonic()
         if now >= self._last_state + _SECONDS_BETWEEN_STATES:
             self._last_state = now
-            self._report(step, TRAINING, statistics)
+            self._report(step, TRAINING)
 
-    def _report(self, step: int, phase: str, statistics: StepStatistics | None) -> AgentState:
+    def _report(self, step: int, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
         # Scores on private samples are not even for the owner's display, training data excepted.
@@ -335,6 +335,7 @@ class Journal:
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
+            unreached=own.unreached,
             bytes_sent=self._exchange.count_bytes(),
             steps_per_minute=measure_pace(self._pace, step, now),
             test_loss=loss if math.isfinite(loss) else None,
@@ -347,12 +348,7 @@ class Journal:
             with suppress(OSError):
                 self._file.write(state)
         if self._on_state is not None:
-            norm, clipped = math.nan, math.nan
-            if statistics is not None:
-                norm, clipped = float(statistics.gradient_norm), float(statistics.fraction_clipped)
-            waited = self._exchange.seconds_waited
-            private = PrivateState(waited, float(row["train_loss"]), norm, clipped)
-            self._on_state(state, private)
+            self._on_state(state)
         return state
 
 

@@ -1,4 +1,4 @@
-"""Keys of an agent for a run: their files and protection, the release ledger, seeds of groups.
+"""Keys of an agent for a run: their files, the release ledger, seeds of groups.
 
 ``DIR/agent-3.key`` and ``DIR/roster.json`` are made by ``corn keys``. The release ledger lies
 beside the key, not beside results: a second run of the same plan with the same key must find what
@@ -7,10 +7,7 @@ was released before, and keys and nonces are not published with results.
 
 from __future__ import annotations
 
-import ctypes
-import resource
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,25 +37,6 @@ from corn.noise.ledger import explain_missing, ledger_path
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.transport import Credentials
-
-_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
-# The kernel keeps 15 bytes and a zero.
-_MOST_NAME_BYTES = 15
-
-
-def protect_process(name: str) -> None:
-    """Name this process for ``ps`` and ``top``, and keep its memory from others.
-
-    Root can still read the memory. On systems other than Linux only core dumps are disabled.
-    """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        call = ctypes.CDLL(None, use_errno=True).prctl
-        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
-        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
-        # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
-        # still be read by all, which is how the launcher finds suspended agents.
-        call(_PR_SET_DUMPABLE, 0)
 
 
 def require_private_keys(folder: Path, agent: int) -> None:
@@ -95,10 +73,13 @@ def make_source(
     return SecureSource(keys)
 
 
-def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:
+def load_credentials(
+    folder: Path, agent: int, num_agents: int, *, pins: bool = True
+) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The roster must be the one that the key was used with before, or follow from it.
+    The roster must be the one that the key was used with before, or follow from it. The key
+    remembers it, unless ``pins`` is False.
     """
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
@@ -122,7 +103,8 @@ def load_credentials(folder: Path, agent: int, num_agents: int) -> Credentials:
     # noise would not cancel.
     credentials = Credentials(agent, identity, roster)
     # After the check of the key, so that a wrong roster is never remembered as the right one.
-    pin_roster(roster, key)
+    if pins:
+        pin_roster(roster, key)
     return credentials
 
 

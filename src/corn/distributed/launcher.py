@@ -9,13 +9,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
 
 from corn.distributed.journal import measure_pace
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.logs import log_event, writing_log
+from corn.distributed.logs import LogFormat, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import host_store
@@ -31,8 +32,8 @@ from corn.distributed.results import (
     merge_measurements,
     raise_common_failure,
 )
-from corn.distributed.settings import AgentConfig, Monitoring, RunSettings
-from corn.distributed.state import AgentState
+from corn.distributed.settings import AgentConfig, RunSettings
+from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders
 from corn.errors import InvalidArgumentError, StoppedByUserError
 from corn.learn.metrics import Result
@@ -40,7 +41,6 @@ from corn.learn.problem import TrainingProblem
 from corn.learn.sweep import catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_up
 from corn.topology import Network
 
 _LOCALHOST = "127.0.0.1"
@@ -51,9 +51,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of all agents' notes, ends and progress; ``promise`` says what ε means.
+    """Log lines of all agents' public notes, ends and progress.
 
-    ``corn status`` shows the agents one by one.
+    The first has ``promise``, which says what ε means. ``corn status`` shows the agents one by one.
     """
 
     def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
@@ -70,10 +70,9 @@ class ProgressLog:
         """Log what is new."""
         # Agents often note the same event, for example a loss: the first one is enough.
         for note in processes.news[self._num_logged :]:
-            if note.text not in self._logged_notes:
+            if note.text not in self._logged_notes and not note.is_private:
                 self._logged_notes.add(note.text)
-                level = logging.WARNING
-                log_event(note.agent, "note", note.text, level=level, is_private=note.is_private)
+                log_event(note.agent, "note", note.text, level=logging.WARNING)
         self._num_logged = len(processes.news)
         states, results = processes.states, processes.results
         # Where no agent has begun, the failure that all have in common is the command's last line.
@@ -85,6 +84,10 @@ class ProgressLog:
                 log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
             self._num_ended += 1
         running = [own for agent, own in states.items() if agent not in results]
+        # Once agents have begun: a launch that fails has one line.
+        if running and self._promise:
+            log_event(None, "start", self._promise)
+            self._promise = ""
         if running:
             self._log_progress(running)
 
@@ -98,18 +101,16 @@ class ProgressLog:
             return
         self._logged_step = reached
         self._last_line = now
-        epsilon = max(own.epsilon for own in running)
-        losses = [own.test_loss for own in running if own.test_loss is not None]
-        loss = f", test loss {min(losses):.4g} … {max(losses):.4g}" if losses else ""
-        total_bytes = sum(own.bytes_sent for own in running)
-        agents = "1 agent" if len(running) == 1 else f"{len(running)} agents"
-        state = replace(slowest, epsilon=epsilon, bytes_sent=total_bytes, steps_per_minute=pace)
+        state = replace(
+            slowest,
+            epsilon=max(own.epsilon for own in running),
+            bytes_sent=sum(own.bytes_sent for own in running),
+            steps_per_minute=pace,
+        )
         log_event(
             None,
             "checkpoint",
-            f"step {state.step} of {state.num_steps}, {agents}{loss}, {total_bytes / 1e6:.3g} MB "
-            f"sent, {pace:.0f} steps per minute, {'simulated ' if state.simulation else ''}ε spent "
-            f"at most {round_up(epsilon)}: {self._promise}",
+            f"{state.describe()}, {len(running)} of {state.num_agents} agents",
             fields=asdict(state) | {"agents": sorted(own.agent for own in running)},
         )
 
@@ -171,7 +172,8 @@ def launch(
     network: Network | None = None,
     requirements: Requirements | None = None,
     show_private: bool = False,
-    monitoring: Monitoring | None = None,
+    log_format: LogFormat = "text",
+    status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
 
@@ -186,13 +188,14 @@ def launch(
         requirements: the owner's, of the plan and of all releases of each agent's data.
         show_private: return measurements on private data, too. No noise protects them: only for a
             machine whose user owns the data of all agents.
-        monitoring: log and status server. Agent i serves its status at the given port plus i.
+        log_format: of the lines of all logs.
+        status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:
         CornError: no agent has a result; the message has the reason.
         StoppedByUserError: a person stopped all agents before the first step, or twice.
     """
-    monitored, required = monitoring or Monitoring(), requirements or Requirements()
+    required = requirements or Requirements()
     promised = load_plan(source) if isinstance(source, Path) else source
     plan = promised if isinstance(promised, Plan) else None
     known = network if plan is None else plan.network
@@ -212,47 +215,43 @@ def launch(
         (folders.shared / "request.json").write_text(source.to_text() + "\n", encoding="utf-8")
     # Built here too, to fail before processes start, and to measure models at the end.
     problem = workload.build(known.num_agents, agents).judge(promised.budget)
+    promise = f"{promised.budget.describe()}, against {promised.threat.describe()}"
+    if problem.simulation:
+        promise = f"simulated: {promise}; {problem.simulation}"
+    roster = credentials[0].roster
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
-    store = host_store((_LOCALHOST, 0), credentials[credentials[0].roster.store_host])
-    config = AgentConfig(
-        workload=workload,
-        settings=settings,
-        out=out.resolve(),
-        agent=0,
-        plan=source.resolve() if isinstance(source, Path) else None,
-        request=None if isinstance(source, Path) else source,
-        keys=keys.resolve(),
-        num_agents=known.num_agents,
-        store=(_LOCALHOST, store.port),
-        opens_store=False,
-        requirements=replace(
-            required, other_keys=tuple(other.resolve() for other in required.other_keys)
-        ),
-    )
-    processes = AgentProcesses(
-        {
-            agent: replace(
-                config,
-                agent=agent,
-                # No more of the graph: with a request instead of a plan this is all that it knows.
-                neighbours=tuple(sorted(known.graph.neighbors(agent))),
-                monitoring=monitored.of_agent(agent),
-            )
-            for agent in agents
-        }
-    )
-    promise = f"{promised.budget.describe()}, against {promised.threat.describe()}"
-    progress = ProgressLog(
-        f"simulated: {promise}; {problem.simulation}" if problem.simulation else promise,
-        checkpoint_every=settings.checkpoint_every,
-    )
-    try:
-        with writing_log(monitored.log_format):
-            was_interrupted = _watch(processes, progress)
-    finally:
-        # Its port would otherwise stay taken as long as this process lasts.
-        store.close()
+    store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
+    with closing(store), writing_log(log_format):
+        processes = AgentProcesses(
+            {
+                agent: AgentConfig(
+                    workload=workload,
+                    settings=settings,
+                    out=out.resolve(),
+                    agent=agent,
+                    plan=source.resolve() if isinstance(source, Path) else None,
+                    request=None if isinstance(source, Path) else source,
+                    # All that it knows of the graph, where there is no plan.
+                    neighbours=tuple(sorted(known.graph.neighbors(agent))),
+                    keys=keys.resolve(),
+                    num_agents=known.num_agents,
+                    store=(_LOCALHOST, store.port),
+                    opens_store=False,
+                    requirements=replace(
+                        required, other_keys=tuple(one.resolve() for one in required.other_keys)
+                    ),
+                    log_format=log_format,
+                    status=None if status is None else (status[0], status[1] + agent),
+                )
+                for agent in agents
+            }
+        )
+        progress = ProgressLog(
+            f"{promise}; roster {roster.fingerprint.hex()}",
+            checkpoint_every=settings.checkpoint_every,
+        )
+        was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
     raise_common_failure(results)

@@ -1,14 +1,13 @@
 """Decentralised planning: agents that know only their neighbours make one plan together.
 
-They publish their links, signed, draw public randomness by commit and reveal, and each solves the
-same design by itself. The handshake then compares the plans' fingerprints.
+They publish their links, signed, and each solves the same design by itself. The handshake then
+compares the plans' fingerprints.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +30,7 @@ from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
 
-_SECRET_BYTES, _MAX_REASON = 32, 300
-
-
-class CheatingError(PublicError):
-    """A revealed value that is not the one to which its agent had committed itself."""
+_MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,8 @@ def read_request(path: Path) -> PlanningRequest:
 
 def plan_together(
     rendezvous: Rendezvous, request: PlanningRequest, neighbours: Iterable[int]
-) -> tuple[Plan, int]:
-    """Return the plan of all agents, made by each alone, and a public seed that none chose."""
+) -> Plan:
+    """Return the plan of all agents, made by each alone."""
     own = sorted(set(neighbours))
     unknown = [j for j in own if j == rendezvous.agent or not 0 <= j < rendezvous.num_agents]
     require(
@@ -90,10 +85,9 @@ def plan_together(
         "the request for a plan", hashlib.sha256(request.to_text().encode()).hexdigest()
     )
     graph = gather_graph(rendezvous, own)
-    seed = draw_together(rendezvous, secrets.token_bytes(_SECRET_BYTES))
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
-        plan = make_plan(
+        return make_plan(
             load_network(
                 graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
             ),
@@ -104,7 +98,6 @@ def plan_together(
             cooldown_steps=request.cooldown_steps,
             dtype=request.dtype,
         )
-    return plan, seed
 
 
 def gather_graph(rendezvous: Rendezvous, neighbours: list[int]) -> nx.Graph:
@@ -123,29 +116,3 @@ def gather_graph(rendezvous: Rendezvous, neighbours: list[int]) -> nx.Graph:
             raise PublicError(f"agents {i} and {j} do not agree on a link")
         graph.add_edge(i, j)
     return graph
-
-
-def draw_together(rendezvous: Rendezvous, secret: bytes) -> int:
-    """Return a seed from secrets that all agents chose before any saw those of others.
-
-    Assumes agents that follow the protocol: one that reveals last may stop the run and so have the
-    seed drawn again.
-    """
-    # Each agent is bound by its commitment before it reads a reveal, so none can steer the sum.
-    commitments = rendezvous.exchange("commitment", commit(rendezvous.agent, secret))
-    reveals = rendezvous.exchange("reveal", secret)
-    for agent, commitment in commitments.items():
-        check_reveal(agent, commitment, reveals[agent])
-    digest = hashlib.sha256(b"corn joint seed" + b"".join(reveals.values())).digest()
-    return int.from_bytes(digest[:4], "big")
-
-
-def commit(agent: int, secret: bytes) -> bytes:
-    """Return a commitment to a secret, which binds the agent without showing the secret."""
-    return hashlib.sha256(b"corn commitment %d " % agent + secret).digest()
-
-
-def check_reveal(agent: int, commitment: bytes, secret: bytes) -> None:
-    """Raise ``CheatingError`` unless a revealed secret is the one committed to."""
-    if commit(agent, secret) != commitment:
-        raise CheatingError(f"agent {agent} revealed another secret than it had committed to")

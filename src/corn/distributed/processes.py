@@ -1,4 +1,4 @@
-"""Processes of agents: their start by the launcher, their reports to it, signals, and their end."""
+"""Processes of agents: their protection, log and status, signals, and those of a launch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -23,10 +25,9 @@ from typing import Any, NamedTuple, final
 import torch
 
 from corn.distributed.agent import run_workload
-from corn.distributed.handshake import is_public
 from corn.distributed.journal import Reports
-from corn.distributed.monitor import monitor_agent
-from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError
+from corn.distributed.logs import LAST_EVENT, log_event, writing_log
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, is_public
 from corn.distributed.results import (
     AgentResult,
     Failure,
@@ -36,14 +37,25 @@ from corn.distributed.results import (
 )
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig
-from corn.distributed.state import AgentState
-from corn.distributed.storage import Folders, append_private_note
+from corn.distributed.status import (
+    FAILED,
+    STATE_NAME,
+    AgentState,
+    Status,
+    serving_status,
+    write_state,
+)
+from corn.distributed.storage import Folders, append_private_note, make_folders
 from corn.errors import CornError
 from corn.learn.sweep import Interruption
+from corn.parsing import format_address
 from corn.threads import limit_threads
 from corn.transport import StoreLostError
+from corn.version import __version__
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
+# The kernel keeps 15 bytes and a zero.
+_MOST_NAME_BYTES = 15
 _SECONDS_TO_END = 3.0
 # Agents are forked from a server that has imported these, so that they start at once.
 _PRELOADED = [
@@ -66,6 +78,79 @@ class Note(NamedTuple):
     is_private: bool = False
 
 
+def protect_process(name: str) -> None:
+    """Name this process for ``ps`` and ``top``, and keep its memory from others.
+
+    Root can still read the memory. On systems other than Linux only core dumps are disabled.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
+        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
+        # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
+        # still be read by all, which is how the launcher finds suspended agents.
+        call(_PR_SET_DUMPABLE, 0)
+
+
+@contextmanager
+def monitor_agent(
+    config: AgentConfig,
+    reports: Reports,
+    *,
+    to_stderr: bool,
+    forward: Callable[[logging.LogRecord], None] | None = None,
+) -> Iterator[Reports]:
+    """Log, protect and, if asked to, serve the status of an agent while the block lasts.
+
+    ``forward`` is called with every record of the log.
+
+    Yields:
+        ``reports`` that also feed the status server.
+
+    Raises:
+        CornError: the status server's address cannot be used.
+    """
+    agent = config.agent
+    protect_process(f"corn agent {agent}")
+    # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
+    # agents later, where the run needs it.
+    with suppress(CornError):
+        make_folders(config.out, agent)
+    folder = Folders.of_run(config.out).of_agent(agent).private
+    status = Status(agent)
+
+    def show(state: AgentState) -> None:
+        status.newest = state
+        if reports.on_state is not None:
+            reports.on_state(state)
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            writing_log(config.log_format, folder=folder, to_stderr=to_stderr, forward=forward)
+        )
+        log_event(agent, "process", f"corn {__version__} starts")
+        if config.status is not None:
+            address = stack.enter_context(serving_status(config.status, status))
+            log_event(agent, "status", f"serves its status at http://{format_address(address)}/")
+        try:
+            yield replace(reports, on_state=show)
+        except BaseException as error:
+            if status.newest is not None:
+                status.newest = replace(status.newest, phase=FAILED, updated=time.time())
+                with suppress(OSError):
+                    write_state(folder / STATE_NAME, status.newest)
+            text = str(error) if isinstance(error, CornError) else type(error).__name__
+            log_event(
+                agent,
+                LAST_EVENT,
+                text.removeprefix(f"agent {agent}: "),
+                level=logging.ERROR,
+                is_private=not (isinstance(error, CornError) and is_public(error)),
+            )
+            raise
+
+
 def run_child(connection: Connection, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
     # Two processes with two BLAS threads each on two cores run far slower than with one: see
@@ -84,7 +169,7 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
             _report(connection, note)
 
     # Private numbers stay in this process.
-    reports = Reports(interruption, on_state=lambda state, _: _report(connection, state))
+    reports = Reports(interruption, on_state=partial(_report, connection))
     try:
         with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
             _, result = run_workload(config, monitored)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import torch
 from torch import Tensor
 
-from corn.distributed.handshake import Hello, compare_hellos
 from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
@@ -36,8 +35,14 @@ from corn.distributed.messages import (
     decode_message,
     is_sane,
 )
-from corn.distributed.rendezvous import HandshakeError, Meeting
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.distributed.rendezvous import HandshakeError, Hello, Meeting, compare_hellos
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InvalidArgumentError,
+    PublicError,
+    make_printable,
+)
 from corn.files import writing_whole
 from corn.noise.stream import check_nonce
 from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
@@ -59,6 +64,8 @@ if TYPE_CHECKING:
     from corn.distributed.agent import AgentRun
 
 _MAX_REQUEST_BYTES = 1 << 20
+# Room for both sides of a difference between terms.
+_MAX_REFUSAL = 5000
 _SECONDS_TO_ANSWER = 1.0
 _SECONDS_TO_CONNECT = 5.0
 # News of a call reaches all agents in one step. The next one gives the agent time to connect.
@@ -206,7 +213,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
     data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
     welcome: Welcome = build(Welcome, parse_json(data), "the welcome")
     if welcome.refusal:
-        raise RejoinError(welcome.refusal)
+        raise RejoinError(make_printable(welcome.refusal, limit=_MAX_REFUSAL))
     # A sponsor that is confused may name a run of before, with the noise of before.
     if welcome.return_step < hello.first_free_step:
         raise RejoinError(
@@ -465,7 +472,7 @@ class Returns:
             # those of an agent that returns are its own.
             compare_hellos({-1: self._run.hello, agent: hello})
         except HandshakeError as error:
-            return f"the terms of agent {agent} differ from those of the run in {error.topic}"
+            return str(error)
         return ""
 
     def connect(self, agent: int) -> Link:

@@ -1,4 +1,4 @@
-"""Rendezvous before the first step: agents join a store and publish signed entries to each other.
+"""Start of a run: agents join a store, publish signed entries to each other, and agree on terms.
 
 Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent an entry, nor replay one of another
@@ -8,39 +8,55 @@ time out. Once training has begun no agent needs the store, unless others join l
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
 agent and repeats its old random number too. The effect is the same as if it withheld entries.
+
+In the handshake every agent publishes its terms. All read the same messages, so all come to the
+same conclusion: a mismatch stops every agent, with the numbers of those that differ. Nothing secret
+is published.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import secrets
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
+from corn.distributed.logs import log_event
 from corn.distributed.membership import name_agents
 from corn.errors import (
     CornError,
+    InfeasibleError,
     InvalidArgumentError,
     PublicError,
     StoppedByUserError,
     make_printable,
 )
 from corn.learn.sweep import Interruption
-from corn.noise import load_compiled
-from corn.noise.stream import decode_fields, encode_fields
-from corn.parsing import build, format_address, parse_address, parse_json
+from corn.noise import BudgetSpentError, agree_on_nonce, load_compiled
+from corn.noise.stream import check_fingerprint, check_nonce, decode_fields, encode_fields
+from corn.parsing import (
+    DEFAULT_PORT,
+    build,
+    format_address,
+    parse_address,
+    parse_hex,
+    parse_json,
+)
+from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.transport import (
     NO_SESSION,
     Address,
     Channel,
     Credentials,
+    LinkError,
     LinkOpener,
     Listener,
     MemoryStore,
@@ -53,7 +69,8 @@ from corn.transport import (
     dial,
 )
 
-_MAX_REASON, _MAX_NAMED = 300, 5
+# Values of other agents are quoted in full, to compare them, but nobody may fill a log.
+_MAX_VALUE, _MAX_REASON, _MAX_NAMED = 2000, 300, 5
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
@@ -63,6 +80,7 @@ _JOIN, _RETURN = "join", "return"
 _REFUSAL = "refusal"
 # An agent that returns asks its neighbours directly, and the store is only one source of addresses.
 _SECONDS_TO_FIND_STORE = 1.0
+_SECONDS_OF_SILENCE = 2.0
 
 
 class AbsentError(PublicError):
@@ -120,6 +138,10 @@ class ForgedEntryError(PublicError):
         )
 
 
+class NoReleasesLeftError(PublicError, BudgetSpentError):
+    """A run that cannot start, because the ledger of an agent allows no more releases."""
+
+
 class HandshakeError(PublicError):
     """Agents do not agree on the run: ``agents`` differ from the rest, in ``topic``."""
 
@@ -136,14 +158,12 @@ def compare(topic: str, values: Mapping[int, str]) -> None:
     usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
     if others:
-        # Values come from other agents: they are quoted printably and briefly.
-        shown = others[:_MAX_NAMED]
-        limit = _MAX_REASON // (1 + len(shown))
+        # Values come from other agents, so they are quoted printably.
         found = "; ".join(
-            f"agent {who} has {make_printable(values[who], limit=limit) or 'nothing'}"
-            for who in shown
+            f"agent {who} has {make_printable(values[who], limit=_MAX_VALUE) or 'nothing'}"
+            for who in others[:_MAX_NAMED]
         )
-        rest = make_printable(usual, limit=limit) or "nothing"
+        rest = make_printable(usual, limit=_MAX_VALUE) or "nothing"
         raise HandshakeError(
             f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
         )
@@ -174,7 +194,8 @@ class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
     ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
-    ``is_host`` says whether the store lives in this process, and ends with it.
+    ``host`` is the store where it lives in this process; it ends with the run. ``wait`` is how long
+    the others may take to start, by default the time-out.
     """
 
     def __init__(
@@ -185,9 +206,10 @@ class Rendezvous:
         listener: Listener,
         address: Address,
         timeout: float,
+        wait: float | None = None,
         bound: Address | None = None,
         keys: Path | None = None,
-        is_host: bool = False,
+        host: StoreHost | None = None,
         interruption: Interruption | None = None,
     ) -> None:
         self.store = store
@@ -197,10 +219,11 @@ class Rendezvous:
         self.listener = listener
         self.bound = bound or address
         self.timeout = timeout
+        self._wait_for_start = timeout if wait is None else wait
         self.keys = keys
         self.interruption = interruption
         self.address = address
-        self._is_host = is_host
+        self._host = host
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
@@ -273,25 +296,8 @@ class Rendezvous:
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
         key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
-        (entry,) = self._wait([key], topic, [sender])
+        (entry,) = self._wait([key], topic, [sender], self.timeout)
         return self._read(entry, key, sender, session)
-
-    def find_absent(self, *topics: str, seconds: float) -> list[int]:
-        """Return the agents that have published under none of the topics after so many seconds."""
-        deadline = time.monotonic() + seconds
-        agents = range(self.num_agents)
-        while True:
-            found = {
-                topic: self.store.get([f"{topic}/{agent}" for agent in agents]) for topic in topics
-            }
-            absent = [
-                agent
-                for place, agent in enumerate(agents)
-                if all(found[topic][place] is None for topic in topics)
-            ]
-            if not absent or time.monotonic() > deadline:
-                return absent
-            time.sleep(_LONGEST_WAIT / 10)
 
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends."""
@@ -334,12 +340,15 @@ class Rendezvous:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
             self._put(f"parted/{self.agent}", b"", NO_SESSION)
-            if self._is_host:
+            if self._host is not None:
                 # The store ends with this process: the others must have read the refusal before.
                 # A person who pressed Ctrl-C should not wait so long for that.
                 is_hurried = self.interruption is not None and self.interruption.requested
                 patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
-                self.find_absent("parted", seconds=min(self.timeout, patience))
+                deadline = time.monotonic() + min(self.timeout, patience)
+                keys = [f"parted/{agent}" for agent in range(self.num_agents)]
+                while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
+                    pass
 
     def make_link_opener(self, purpose: Purpose, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
@@ -353,8 +362,10 @@ class Rendezvous:
         )
 
     def close(self) -> None:
-        """Accept no more connections, and leave the store to others."""
+        """Accept no more connections; a store in this process ends."""
         self.listener.close()
+        if self._host is not None:
+            self._host.close()
         if isinstance(self.store, RemoteStore):
             self.store.close()
 
@@ -396,7 +407,7 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        joined = self._gather(_JOIN, NO_SESSION)
+        joined = self._gather(_JOIN, NO_SESSION, seconds=self._wait_for_start)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined[self.agent] != self._introduction:
@@ -430,9 +441,12 @@ class Rendezvous:
                 return message
         raise ForgedEntryError(key.partition("/")[0], agent)
 
-    def _gather(self, topic: str, session: bytes) -> dict[int, bytes]:
+    def _gather(
+        self, topic: str, session: bytes, *, seconds: float | None = None
+    ) -> dict[int, bytes]:
         agents = range(self.num_agents)
-        entries = self._wait([f"{topic}/{agent}" for agent in agents], topic, agents)
+        keys = [f"{topic}/{agent}" for agent in agents]
+        entries = self._wait(keys, topic, agents, self.timeout if seconds is None else seconds)
         return {
             agent: self._read(entry, f"{topic}/{agent}", agent, session)
             for agent, entry in enumerate(entries)
@@ -446,19 +460,26 @@ class Rendezvous:
         (entry,) = self.store.get([key])
         return self._read(entry or b"", key, agent, NO_SESSION)
 
-    def _wait(self, keys: list[str], topic: str, agents: Sequence[int]) -> list[bytes]:
-        deadline = time.monotonic() + self.timeout
+    def _wait(
+        self, keys: list[str], topic: str, agents: Sequence[int], seconds: float
+    ) -> list[bytes]:
+        began = time.monotonic()
+        named: list[int] = []
         while True:
             found = self.store.get(keys, _LONGEST_WAIT)
-            entries = [entry for entry in found if entry is not None]
-            if len(entries) == len(keys):
-                return entries
+            absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
+            if not absent:
+                return [entry for entry in found if entry is not None]
             # Only while entries are missing. A refusal that comes after the last one is read by
             # ``agree``.
             self.check()
-            if time.monotonic() > deadline:
-                absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
-                raise AbsentError(topic, absent, self.timeout)
+            waited = time.monotonic() - began
+            if waited > seconds:
+                raise AbsentError(topic, absent, seconds)
+            # The owner may have to call those of the others.
+            if absent != named and waited > _SECONDS_OF_SILENCE:
+                log_event(self.agent, "waiting", f"waits for {name_agents(absent)} ({topic})")
+                named = absent
 
 
 def _bind_refusal(introduction: bytes) -> bytes:
@@ -479,9 +500,14 @@ def join_store(
     credentials: Credentials,
     *,
     timeout: float,
+    wait: float | None = None,
     interruption: Interruption | None = None,
 ) -> RemoteStore:
-    """Connect to the store that another process hosts, as soon as it is there."""
+    """Connect to the store that another process hosts, as soon as it is there.
+
+    ``wait`` is how long that may take, by default the time-out of later requests.
+    """
+    patience = timeout if wait is None else wait
 
     def connect(seconds: float) -> Channel:
         return dial(
@@ -495,15 +521,15 @@ def join_store(
         )
 
     try:
-        return RemoteStore(connect, timeout=timeout)
+        return RemoteStore(connect, timeout=timeout, wait=patience)
     except UnreachableError as error:
         where = format_address(address)
         if error.is_listening:
             raise PublicError(
                 f"the program at {where} is not this run's store: it did not prove the key of "
-                f"agent {credentials.roster.store_host} within {timeout:g} s"
+                f"agent {credentials.roster.store_host} within {patience:g} s"
             ) from error
-        raise PublicError(f"no store found at {where} within {timeout:g} s") from error
+        raise PublicError(f"no store found at {where} within {patience:g} s") from error
 
 
 def join(
@@ -511,6 +537,7 @@ def join(
     *,
     store: Address,
     timeout: float = 60.0,
+    wait: float | None = None,
     keys: Path | None = None,
     listen: Address | None = None,
     advertise: Address | None = None,
@@ -523,10 +550,13 @@ def join(
     Args:
         credentials: this agent's keys, as :func:`load_credentials` returns them.
         store: address and port of the store.
-        timeout: seconds to wait for the store, and later for other agents.
+        timeout: seconds to wait for other agents once all have started.
+        wait: seconds within which all agents must start; by default the time-out.
         keys: the folder of this agent's key, in which its ledger is kept.
-        listen: where neighbours connect to this agent; by default a free port of the address that
-            leads to the store.
+        listen: where neighbours connect to this agent; by default the port of its address in the
+            roster, or 29500, at the address that leads to the store. The host of the store uses its
+            port, and on the loopback address, where all agents share one machine, others take any
+            that is free.
         advertise: the address under which they reach it, where that is another, as behind NAT.
         opens_store: whether this process hosts the store; by default the roster's ``store_host``
             does.
@@ -536,18 +566,21 @@ def join(
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
     agent = credentials.agent
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
-    with naming_agent(agent):
+    # A failure on the way leaves no port open.
+    with naming_agent(agent), ExitStack() as stack:
         entries: Store
-        shared: Listener | None = None
+        host: StoreHost | None = None
         if is_host and needs_store:
             host = host_store(store, credentials)
-            entries, shared = host.entries, host.listener
+            stack.callback(host.close)
+            entries = host.entries
         else:
-            patience = timeout if needs_store else _SECONDS_TO_FIND_STORE
+            patience = wait if needs_store else _SECONDS_TO_FIND_STORE
             try:
                 entries = join_store(
-                    store, credentials, timeout=patience, interruption=interruption
+                    store, credentials, timeout=timeout, wait=patience, interruption=interruption
                 )
+                stack.callback(entries.close)
             except PublicError:
                 if needs_store:
                     raise
@@ -560,19 +593,20 @@ def join(
         if not site.accepts:
             listener = Listener(None, credentials)
             bound = reached = ("", 0)
-        elif shared is not None and (listen or stated) == store:
-            # One open port serves both the store and the links of its host.
-            listener = shared
-            bound = reached = store
         else:
-            place = listen or (_find_route(*store), 0 if stated is None else stated[1])
-            # Open before the address is published, or a neighbour could dial a port that nobody
-            # listens at yet.
-            listener = Listener(place, credentials)
+            place = listen or _choose_place(store, stated, is_host=host is not None)
+            if host is not None and place == store:
+                # One open port serves both the store and the links of its host.
+                listener = host.listener
+            else:
+                # Open before the address is published, or a neighbour could dial a port that nobody
+                # listens at yet.
+                listener = Listener(place, credentials)
             bound = (place[0], listener.port)
             # A listener on all addresses is reached at the one that leads to the store.
             is_any = place[0] in ("", "0.0.0.0", "::")  # noqa: S104
             reached = (_find_route(*store), listener.port) if is_any else bound
+        stack.pop_all()
     return Rendezvous(
         entries,
         credentials,
@@ -580,10 +614,23 @@ def join(
         address=advertise or stated or reached,
         bound=bound,
         timeout=timeout,
+        wait=wait,
         keys=keys,
-        is_host=is_host and needs_store,
+        host=host,
         interruption=interruption,
     )
+
+
+def _choose_place(store: Address, stated: Address | None, *, is_host: bool) -> Address:
+    """Return where an agent listens that was not told."""
+    if is_host and stated in (None, store):
+        return store
+    route = _find_route(*store)
+    if stated is not None:
+        # Behind NAT this machine has another address than the one that others were told.
+        return route, stated[1]
+    # Firewalls are opened for a known port. On one machine all agents need different ones.
+    return route, 0 if ipaddress.ip_address(route).is_loopback else DEFAULT_PORT
 
 
 def host_store(address: Address, credentials: Credentials) -> StoreHost:
@@ -608,3 +655,188 @@ def _find_route(host: str, port: int) -> str:
         why = getattr(error, "strerror", None) or error
         where = format_address((host, port))
         raise CornError(f"{where}: no route to this address: {why}") from error
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The terms that an agent publishes.
+
+    Attributes:
+        plan: the plan's fingerprint, in hexadecimal.
+        terms: everything else that must be the same at all agents, by name.
+        nonce: this agent's contribution to the nonce of the run, in hexadecimal.
+        remaining: how many releases its ledger still allows.
+        checkpoints: steps from which it can continue; 0 is always one.
+        reserved: releases that its ledger counts though a run that crashed may not have made them.
+        first_free_step: the first step that its ledger has never reserved, if it returns to a run.
+    """
+
+    plan: str
+    terms: Mapping[str, str]
+    nonce: str
+    remaining: int
+    checkpoints: tuple[int, ...] = (0,)
+    reserved: int = 0
+    first_free_step: int = 0
+
+    def __post_init__(self) -> None:
+        # Hellos of other agents come from the store, and may hold anything.
+        check_fingerprint(parse_hex(self.plan, "plan"))
+        check_nonce(parse_hex(self.nonce, "nonce"))
+        if min(self.remaining, self.reserved, self.first_free_step, *self.checkpoints, 0) < 0:
+            raise InvalidArgumentError("numbers of releases and steps must not be negative")
+        if 0 not in self.checkpoints:
+            raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The outcome of the handshake.
+
+    Attributes:
+        nonce: of the run; a hash of all contributions, so equal nonces mean that all agents read
+            the same ones.
+        first_step: where the run starts.
+        max_steps: the number of steps that all ledgers allow.
+        scarce: the agent whose ledger allows the fewest steps; None if that is not known.
+        reserved: releases that this ledger counts for a run that crashed.
+    """
+
+    nonce: bytes
+    first_step: int
+    max_steps: int
+    scarce: int | None
+    reserved: int = 0
+
+
+def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
+    """Verify a plan from scratch and return what it guarantees to an agent."""
+    # The plan's own claims count for nothing here: whoever made it need not be trusted.
+    verification = verify_plan(plan)
+    if not verification.passed:
+        problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
+        raise InfeasibleError(f"refuses to start, the plan does not keep its promise: {problems}")
+    return verification.guarantees[agent]
+
+
+@contextmanager
+def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
+    """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
+    try:
+        yield
+    except CornError as error:
+        # An agent that is missed may have refused: then that is the reason.
+        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
+            try:
+                # Callers name the agent in failures inside; this one is new.
+                with naming_agent(rendezvous.agent):
+                    rendezvous.raise_refusal()
+            except RefusalError as refusal:
+                rendezvous.leave()
+                raise refusal from error
+            except CornError:
+                pass
+        # Whoever follows another's refusal has no reason of its own.
+        if isinstance(error, RefusalError):
+            rendezvous.leave()
+        else:
+            _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
+        raise
+    # An unexpected error may quote data, so others get its type alone.
+    except (Exception, KeyboardInterrupt) as error:
+        _refuse(rendezvous, name_kind(error))
+        raise
+
+
+def is_public(error: Exception) -> bool:
+    """Return whether other agents may read an error: it is about the run, the plan or the budget.
+
+    This is an allow list. Any other error may quote data, or the name of a file that describes its
+    owner, and no ε covers that.
+    """
+    # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
+    # ``BudgetSpentError`` names its file, and is not.
+    return isinstance(error, PublicError | InfeasibleError)
+
+
+def name_kind(error: BaseException) -> str:
+    """Return what others may know of an error that is not public."""
+    # A few errors have a word for others beside the message for the owner.
+    word = getattr(error, "public_reason", type(error).__name__)
+    return f"{word}; only its owner sees the details"
+
+
+def _refuse(rendezvous: Rendezvous, reason: str) -> None:
+    with suppress(CornError):  # the store may be gone, which is not the reason
+        rendezvous.refuse(reason)
+        rendezvous.leave()
+
+
+def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
+    """Compare terms with all agents; all raise the same error if any differs.
+
+    Raises:
+        HandshakeError: agents differ.
+        NoReleasesLeftError: some ledger allows no release.
+    """
+    texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
+    hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
+    compare_hellos(hellos)
+    # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
+    # every other agent repeats its own.
+    nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
+    # The number breaks ties, so that all agents name the same one: they compare the agreement bit
+    # by bit.
+    scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
+    agreement = Agreement(
+        nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
+        first_step=_choose_start(hellos),
+        max_steps=hellos[scarce].remaining,
+        scarce=scarce,
+        reserved=hellos[scarce].reserved,
+    )
+    if agreement.max_steps == 0:
+        crashed = f", {agreement.reserved} of it reserved by a run that crashed"
+        raise NoReleasesLeftError(
+            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
+            f"budget is spent{crashed if agreement.reserved else ''}"
+        )
+    return agreement
+
+
+def compare_hellos(hellos: Mapping[int, Hello]) -> None:
+    """Raise ``HandshakeError`` for the first topic on which agents differ."""
+    # All agents compare in the same order, and so raise the same error.
+    compare("the plan's fingerprint", {who: own.plan[:16] for who, own in hellos.items()})
+    for name in dict.fromkeys(name for who in sorted(hellos) for name in hellos[who].terms):
+        values = {who: own.terms.get(name, "") for who, own in hellos.items()}
+        compare(make_printable(name, limit=100), values)
+
+
+def _choose_start(hellos: Mapping[int, Hello]) -> int:
+    """Return the newest step of which all have a checkpoint; never restart a run unasked."""
+    common = set.intersection(*(set(own.checkpoints) for own in hellos.values()))
+    newest = {who: max(own.checkpoints) for who, own in hellos.items()}
+    # Step 0 is always common. To begin there again would discard models for which budget was spent.
+    if max(common) == 0 and any(newest.values()):
+        least, most = min(newest.values()), max(newest.values())
+        behind = tuple(who for who, step in newest.items() if step == least)
+        raise HandshakeError(
+            f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
+            f"step {least}, others to step {most}; a run without --resume begins anew in another "
+            "folder, with the releases that ledgers still allow",
+            topic="checkpoints",
+            agents=behind,
+        )
+    return max(common)
+
+
+def _parse_hello(text: bytes, sender: int) -> Hello:
+    try:
+        return build(Hello, parse_json(text), "it")  # type: ignore[no-any-return]
+    except InvalidArgumentError as error:
+        raise HandshakeError(
+            f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}",
+            topic="hello",
+            agents=(sender,),
+        ) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import SUSPENDED_SHARE
+from corn.distributed.exchange import SUSPENDED_SHARE, StepStopped
 from corn.distributed.journal import Journal
 from corn.distributed.membership import name_agents
 from corn.distributed.messages import DIGEST_BYTES, Header, Kind, is_sane
@@ -166,14 +166,13 @@ class TrainingRounds:
             if k == 0 and cooldown_step is None:
                 self._prepare_next()
             began = time.perf_counter()
-            outcome = self._exchange.finish(self.step * len(schedule) + number)
-            self._exchange.seconds_waited += time.perf_counter() - began
-            if outcome.call is not None:
-                self._membership.merge(outcome.call.news)
-            if outcome.dropouts or outcome.call is not None:
-                self._recover(outcome.dropouts, has_released=cooldown_step is None)
+            try:
+                received = self._exchange.finish(self.step * len(schedule) + number)
+            except StepStopped as stopped:
+                self._recover(stopped.dropouts, has_released=cooldown_step is None)
                 return None
-            received = {peer: one.parameters for peer, one in outcome.received.items()}
+            finally:
+                self._exchange.seconds_waited += time.perf_counter() - began
             mixed = mix_models(values, received, self._weights, before, gossip_round)
             values, before = mixed, values
         return values
@@ -222,14 +221,16 @@ class TrainingRounds:
             self._prepare_next()
             self._exchange.seconds_waited -= time.perf_counter() - began
 
-        outcome = tree.add_up(own, make_header, prepare)
-        total, next_step = outcome.total, None
-        if total is None:
+        total: Tensor | None = own
+        next_step = None
+        try:
+            tree.add_up(own, make_header, prepare)
+        except StepStopped as stopped:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
             self._run.returns.reject(self._called_at(self.step + 1))
             next_step, total = self._agree(
-                outcome.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
+                stopped.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
         self._exchange.seconds_waited += time.perf_counter() - began
         return total, next_step

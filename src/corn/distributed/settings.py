@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -161,43 +161,6 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
 
 
 @dataclass(frozen=True)
-class Monitoring:
-    """Settings of an agent's log and status server, which each agent has of its own.
-
-    Attributes:
-        log_format: of the lines of its log.
-        status: address and port of the status server; None serves nothing.
-        shows_private: whether the status server shows private numbers, on this machine only and
-            to those who know the password in the agent's private folder.
-    """
-
-    log_format: LogFormat = "text"
-    status: tuple[str, int] | None = None
-    shows_private: bool = False
-
-    def __post_init__(self) -> None:
-        require_choice("log_format", self.log_format, get_args(LogFormat))
-        if not self.shows_private:
-            return
-        if self.status is None:
-            raise InvalidArgumentError("status_private needs a status server: give --status")
-        # Without TLS, the password and the numbers must not travel over a network.
-        host, port = self.status
-        if host not in ("localhost", "::1") and not host.startswith("127."):
-            raise InvalidArgumentError(
-                "status_private needs an address that only this machine reaches, found "
-                f"{host}: try --status 127.0.0.1:{port}"
-            )
-
-    def of_agent(self, agent: int) -> Monitoring:
-        """Return the settings of one of several agents on this machine: ports count up."""
-        if self.status is None:
-            return self
-        host, port = self.status
-        return replace(self, status=(host, port + agent))
-
-
-@dataclass(frozen=True)
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
@@ -207,9 +170,13 @@ class AgentConfig:
     Attributes:
         store: address and port of the rendezvous.
         opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        listen: address and port for connections of neighbours; None takes any free port.
+        wait: seconds within which all agents must start; None takes the time-out.
+        listen: address and port for connections of neighbours; by default see
+            :func:`corn.distributed.join`.
         advertise: the address under which they reach it, where that is another.
         rejoins: join a run under way, which lost this agent.
+        log_format: of the lines of its log.
+        status: address and port of the status server; None serves nothing.
     """
 
     workload: ProblemSource
@@ -223,8 +190,13 @@ class AgentConfig:
     request: PlanningRequest | None = None
     neighbours: tuple[int, ...] = ()
     opens_store: bool | None = None
+    wait: float | None = None
     requirements: Requirements | None = None
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
     rejoins: bool = False
-    monitoring: Monitoring = field(default_factory=Monitoring)
+    log_format: LogFormat = "text"
+    status: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("log_format", self.log_format, get_args(LogFormat))

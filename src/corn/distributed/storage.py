@@ -9,21 +9,25 @@ import csv
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from corn.distributed.rejoin import decode_state, encode_state
 from corn.errors import CornError, FileFormatError
 from corn.files import writing_whole
 from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
-_HEAD = b"corn checkpoint 2\n"
+_HEAD = b"corn checkpoint 3\n"
 _DIGEST_BYTES, _NUMBER_BYTES = 32, 8
+# The model's name among the tensors of a checkpoint.
+_MODEL = "model"
 _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 
@@ -132,18 +136,28 @@ def _parse(name: str, text: str) -> str | float:
     return int(text) if name in ("seed", "step") else float(text or "nan")
 
 
+class UnfinishedRunError(CornError):
+    """A new run in the folder of an earlier one; the message, with the folder, is for the owner.
+
+    Attributes:
+        public_reason: what other agents may know.
+    """
+
+    public_reason = "its folder has an earlier run, and it was started without --resume"
+
+
 @dataclass(frozen=True, eq=False)
 class AgentCheckpoint:
     """A model, and how many releases its agent had made by then, restarts included.
 
-    The model is public: a mixture of messages that have been sent. So is ``memory``, the average of
-    the agent's releases, which is None without momentum. Noise is never restored from a
-    checkpoint: steps that are run again draw new noise, by the ledger.
+    The model is public: a mixture of messages that have been sent. So is ``state``, what the
+    agent's momentum or optimizer keeps between steps. Noise is never restored from a checkpoint:
+    steps that are run again draw new noise, by the ledger.
     """
 
     parameters: Tensor
     num_releases: int
-    memory: Tensor | None = None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,11 +176,7 @@ class CheckpointFolder:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
         # The head names plan, agent and step, so that no file can be taken for another's. The
         # digest at the end finds damage anywhere.
-        kept, memory = [checkpoint.parameters], checkpoint.memory
-        if self.plan.momentum:
-            # Before the first step there are no releases, whose average is zero.
-            kept.append(torch.zeros_like(kept[0]) if memory is None else memory)
-        values = b"".join(each.to(kept[0]).cpu().numpy().tobytes() for each in kept)
+        values = encode_state({_MODEL: checkpoint.parameters, **checkpoint.state})
         content = self._head(step) + _encode(checkpoint.num_releases) + values
         target = self.path_of(step)
         try:
@@ -195,13 +205,11 @@ class CheckpointFolder:
         if not content.startswith(head):
             raise FileFormatError(f"{path}: of another plan, agent or step")
         start = len(head) + _NUMBER_BYTES
-        values = np.frombuffer(content, dtype=self.plan.dtype, offset=start).copy()
-        # The head names the plan, so the file is of this plan's momentum.
-        parts = torch.from_numpy(values).chunk(2 if self.plan.momentum else 1)
+        state = decode_state(memoryview(content)[start:])
         return AgentCheckpoint(
-            parameters=parts[0],
+            parameters=state.pop(_MODEL),
             num_releases=int.from_bytes(content[len(head) : start], "big"),
-            memory=parts[1] if len(parts) > 1 else None,
+            state=state,
         )
 
     def find(
@@ -217,7 +225,7 @@ class CheckpointFolder:
         if not resume and not rejoins:
             # A new run in the same folder would replace models for which budget was spent.
             if any(steps):
-                raise CornError(
+                raise UnfinishedRunError(
                     f"{self.folder}: has a run that came to step {max(steps)}: continue it with "
                     "--resume, or give another folder with --out"
                 )

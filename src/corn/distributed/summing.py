@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from corn.distributed.exchange import Exchange, Received
+from corn.distributed.exchange import Exchange, Received, StepStopped
 from corn.distributed.messages import PIECE_BYTES, Header, ProtocolError
 from corn.noise.masks import MaskBits, MaskWords
 from corn.topology.graphs import SpanningTree
@@ -37,27 +37,6 @@ UP, DOWN, ASIDE = 0, 1, 2
 STEPS_BETWEEN_COMPARISONS = 16
 """The steps within which an insider that hides other models is found. A signature takes as long as
 a small model's sum."""
-
-
-@dataclass(frozen=True)
-class SumOutcome:
-    """The end of a step's sum at one agent.
-
-    Attributes:
-        total: the sum of all agents, modulo 2^B; None if it was given up.
-        dropouts: the neighbour that is lost, and how; none if one called for a recovery.
-    """
-
-    total: Tensor | None = None
-    dropouts: Mapping[int, LinkError] = field(default_factory=dict)
-
-
-class _Stopped(Exception):  # noqa: N818 - an outcome, not an error
-    """The sum cannot be completed."""
-
-    def __init__(self, outcome: SumOutcome) -> None:
-        self.outcome = outcome
-        super().__init__()
 
 
 @final
@@ -80,13 +59,16 @@ class TreeSum:
 
     def add_up(
         self, own: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
-    ) -> SumOutcome:
-        """Return the sum of all agents' integers of a step.
+    ) -> None:
+        """Replace this agent's integers of a step by the sum of all agents.
 
         Args:
-            own: this agent's integers, which the sum overwrites.
+            own: this agent's integers.
             make_header: returns the header of a message with all news so far.
             meanwhile: called once, if possible when this agent would wait for a neighbour.
+
+        Raises:
+            StepStopped: the sum was given up.
         """
         self._exchange.recycle()
         self._deadlines = {}
@@ -94,15 +76,11 @@ class TreeSum:
         aside = make_header(ASIDE)
         # The last sum of a run is empty.
         self._compares = not len(own) or (aside.step + 1) % STEPS_BETWEEN_COMPARISONS == 0
-        try:
-            if self._compares:
-                self._compare_aside(replace(aside, payload_bytes=0))
-            self._add_up(own, make_header)
-        except _Stopped as stopped:
-            return stopped.outcome
+        if self._compares:
+            self._compare_aside(replace(aside, payload_bytes=0))
+        self._add_up(own, make_header)
         self._work()
         self._exchange.note_exchange()
-        return SumOutcome(own)
 
     def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
         up, down = make_header(UP), make_header(DOWN)
@@ -145,17 +123,17 @@ class TreeSum:
             found = self._read(peer, expected, like, number)
         except LinkError as error:
             self._exchange.drop(peer)
-            raise _Stopped(SumOutcome(dropouts={peer: error})) from error
+            raise StepStopped({peer: error}) from error
         if isinstance(found, Tensor):
             return found
         self._membership.merge(found.header.news)
         if found.header.attempt:
             self._exchange.put_back(peer, found)
-            raise _Stopped(SumOutcome())
+            raise StepStopped
         if found.header.model != expected.model:
             self._exchange.drop(peer)
             differs = LinkError(f"agent {peer} has another model", Dropout.DIFFERENT)
-            raise _Stopped(SumOutcome(dropouts={peer: differs}))
+            raise StepStopped({peer: differs})
         return found.parameters
 
     def _read(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor | Received:

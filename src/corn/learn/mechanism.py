@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,6 @@ from corn.covariance import (
     read_mechanisms,
 )
 from corn.covariance.coalitions import worst_precisions
-from corn.covariance.design import require_feasible_size
 from corn.covariance.masks import design_masks
 from corn.covariance.problem import weighting_gain
 from corn.covariance.threat import EAVESDROPPER
@@ -69,6 +69,7 @@ class Mechanism:
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
             keeps it; otherwise it holds for real numbers, which suffices for simulations.
         disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
+        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Mechanism:
     grid: float = 0.0
     counts_floats: bool = False
     disagreement_ratio: float | None = None
+    later_noise: tuple[tuple[int, Decomposition], ...] = ()
 
     def __post_init__(self) -> None:
         # Noise without a promise, or a promise without noise, could not be reported truthfully.
@@ -153,6 +155,34 @@ class Mechanism:
         return cls(
             name, shares, budget.queries, budget, threat, grid=grid, disagreement_ratio=ratio
         )
+
+    @classmethod
+    def in_phases(
+        cls, name: str, phases: Sequence[tuple[int, Design | Decomposition]], budget: PrivacyBudget
+    ) -> Mechanism:
+        """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
+
+        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
+        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
+        what they really spend.
+        """
+        made = [cls.private(name, noise, budget) for _, noise in phases]
+        starts = itertools.accumulate(count for count, _ in phases[:-1])
+        later = [(start, own.noise) for start, own in zip(starts, made[1:], strict=True)]
+        return replace(
+            made[0],
+            # Together phases hold against no stronger adversary than the weakest of them.
+            threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
+            grid=min(own.grid for own in made),
+            disagreement_ratio=None,
+            later_noise=tuple((start, noise) for start, noise in later if noise is not None),
+        )
+
+    def noise_at(self, step: int) -> Decomposition | None:
+        """Return the noise of a step, counted from 0."""
+        return dict([(0, self.noise), *self.later_noise])[
+            max(start for start in (0, *dict(self.later_noise)) if start <= step)
+        ]
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:
@@ -245,7 +275,10 @@ class Mechanism:
             # under n times that noise, whose variance is the sum of all entries.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
+        # The phase with the least noise decides.
+        phases = [self.noise, *(noise for _, noise in self.later_noise)]
+        found = [worst_precisions(own, _count_colluders(own, self.threat)) for own in phases]
+        return np.asarray(np.max(found, axis=0))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""
@@ -387,6 +420,4 @@ def _design_at_scale(
         masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
-    if name == "corn":
-        require_feasible_size(n, threat or DEFAULT_THREAT)
     return None

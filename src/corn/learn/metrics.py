@@ -72,6 +72,18 @@ both columns have the prefix ``simulated_``: the ε that a run with secret keys 
 over that of a trusted server with the same promise. A value that was not measured is NaN.
 """
 
+TRACED = (
+    *("mechanism", "step_size", "seed", "step"),
+    *("gradient_norm", "fraction_clipped", "noise_norm", "average_noise_norm"),
+    *("consensus_distance", "disagreement_ratio"),
+)
+"""The columns of a trace, of which `run_sweep` makes one row for each run and step.
+
+Norms and clipped fractions are means over agents, as in `COLUMNS`. ``average_noise_norm`` is the
+norm of the average of all agents' noise, ``consensus_distance`` the disagreement after the step,
+and ``disagreement_ratio`` κ of the design.
+"""
+
 PRIVATE_COLUMNS = (
     *(name for name in COLUMNS if name.startswith("train_")),
     "gradient_norm",
@@ -103,11 +115,7 @@ def measure(
     # A different column name, so that a simulated ε can never be mistaken for a promise.
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
-    # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
-    # to the first model, so that equal models have a distance of exactly zero.
-    shifts = parameters - parameters[:, :1]
-    spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
-    scores["consensus_distance"] = _array(spread.mean(dim=1).sqrt())
+    scores["consensus_distance"] = _array(spread_of(parameters))
     for name in ("gradient_norm", "fraction_clipped", "noise_norm"):
         if statistics is not None:
             scores[name] = _array(getattr(statistics, name))
@@ -116,6 +124,15 @@ def measure(
         for s, seed in enumerate(seeds)
         for v, trial in enumerate(trials)
     ]
+
+
+def spread_of(parameters: Tensor) -> Tensor:
+    """Return the root mean square distance of agents' models from their average, by run."""
+    # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
+    # to the first model, so that equal models have a distance of exactly zero.
+    shifts = parameters - parameters[:, :1]
+    spread = (shifts - shifts.mean(dim=1, keepdim=True)).square().sum(dim=-1)
+    return spread.mean(dim=1).sqrt()
 
 
 def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
@@ -385,6 +402,7 @@ class Result:
             seed s with trial v. NaN for runs that broke down.
         rows: the measurements, in order of steps.
         num_steps: the number of completed steps.
+        cooldown_steps: the steps after them that only mixed.
         status: ``complete``, or ``interrupted`` by the user.
         stopped: runs that broke down, by (mechanism, step size, seed).
         notes: facts that a reader must know.
@@ -402,6 +420,7 @@ class Result:
     notes: tuple[str, ...] = ()
     simulation: str = PUBLIC_SEEDS
     private_notes: tuple[str, ...] = ()
+    cooldown_steps: int = 0
 
     @property
     def is_simulated(self) -> bool:
@@ -458,6 +477,19 @@ class Result:
         down.
         """
         return {key: _half_width(found) for key, found in self._last_values(column).items()}
+
+    def difference(
+        self, column: str, run: tuple[str, str], other: tuple[str, str]
+    ) -> tuple[float, float]:
+        """Return a column's mean of one (mechanism, step size) minus another's, and half a width.
+
+        The interval is paired: in each seed both have the same batches, normals and first model, so
+        that what they have in common cancels. It is Student's 95 % interval over seeds.
+        """
+        values = self._last_values(column)
+        pairs = zip(values[run], values[other], strict=True)
+        differences = [mine - theirs for mine, theirs in pairs]
+        return sum(differences) / len(differences), _half_width(differences)
 
     def _last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
         """Return the last value of a column for each seed, by (mechanism, step size)."""

@@ -1,71 +1,569 @@
-"""The user's own training loop, made private: batches, gradients and the optimizer of each agent.
+"""The user's own training loop, made private: its batches, gradients and optimizer.
 
-One batch of the loader, one backward pass and one ``optimizer.step()`` are one agent's part of one
-step. The loader draws the batch as the accounting assumes. The optimizer takes the gradient, which
-is clipped, gets noise and is rounded by :mod:`corn.learn.step`, and applies the user's optimizer to
-the released gradient. That is post-processing as long as nothing else reaches the step: so the
-parameters, the optimizer's state and its settings must be those that CorN has left.
+Each step draws a batch as the accounting assumes. The loop computes one training loss for each
+sample. The gradient of each is clipped, the sums get noise and are rounded by
+:mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
+long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
+must be those that CorN has left.
 
-With exact sums all agents have one model, and one step of the optimizer follows from the average of
-all releases of a step. A single release has too little noise to protect anybody, so the optimizer
-and the module never see one.
-
-``simulate_turns`` lets all agents of a network take their turns in one process.
+``make_private`` simulates all agents of a network with exact sums, which have one model, so that a
+batch has the samples of all agents. :func:`corn.distributed.make_private` runs one agent.
 """
 
 from __future__ import annotations
 
 import atexit
 import copy
+import math
 import random
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
+import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler
 
-from corn.errors import CornError, InvalidArgumentError
-from corn.learn.batches import AgentData, Batch, BatchSampler, SeededChoices
+from corn.checks import require, require_count, require_length
+from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.learn.batches import (
+    AgentData,
+    Batch,
+    BatchSampler,
+    SeededChoices,
+    require_fitting_samples,
+)
+from corn.learn.mechanism import Mechanism
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
-from corn.learn.step import AgentStepper, Mixer, UpdateRule
+from corn.learn.problem import require_plain_loader
+from corn.learn.step import AgentStepper, UpdateRule, require_one_gradient, sum_clipped_samples
+from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel, has_same_values
+from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
-from corn.plan import Plan
+from corn.plan import Plan, fingerprint, make_plan
+from corn.privacy import PrivacyBudget
+from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
-
-
-class Turn(NamedTuple):
-    """One agent's part of a step.
-
-    Attributes:
-        agent: The agent whose turn it is.
-        stepper: Its step, which has begun. The next turn releases the gradient that it is given;
-            inputs of its batch are row numbers in place of samples.
-        shown: The model that the module has until the turn begins; None leaves it as it is.
-    """
-
-    agent: int
-    stepper: AgentStepper
-    shown: Tensor | None
-
-
-Turns: TypeAlias = Generator[Turn, None, Tensor]
-"""The turns of all agents of a simulation, or of one of a running network; then the last model."""
-
+from corn.topology import Network, load_network
 
 HyperParameters: TypeAlias = list[dict[str, Any]]
 """The values of each group of an optimizer's ``param_groups``, without its parameters."""
 
 ScheduleFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 """(optimizer) → a scheduler of torch that follows the number of the step alone."""
+
+# Gradients of single samples are clipped in float64, this many values at once.
+_VALUES_AT_ONCE = 1 << 22
+
+
+def make_private(
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    target_epsilon: float,
+    target_delta: float,
+    epochs: int,
+    max_grad_norm: float,
+    network: Network | str | Path | nx.Graph,
+    adjacency: Adjacency = "replace",
+    accumulation: int = 1,
+    schedule: ScheduleFactory | None = None,
+    seed: int | None = None,
+    ledger: Path | str | None = None,
+    device: torch.device | str | None = None,
+) -> PrivateTraining:
+    """Return module, optimizer and loader with which the user's own training loop is private.
+
+    All agents of the network are simulated in this process, with exact sums. The loop has for each
+    batch ``optimizer.mean(losses).backward()``, for one loss of each sample, and
+    ``optimizer.step()``. ε protects one sample. The models keep it, unless a seed is given.
+    :func:`corn.distributed.make_private` runs one agent of a network, by a plan.
+
+    Between a batch and its step the loop may read everything and change nothing: parameters, frozen
+    ones included, the optimizer's state and its settings must be those that CorN has left.
+
+    Args:
+        module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
+            must not change, which is checked after every step. Batch normalisation is refused. Each
+            sample runs through the module alone.
+        optimizer: of the module's parameters; any that needs one gradient for a step.
+        data_loader: one whose samples are distributed over the agents at random, or one for each
+            agent. Data sets and the collate function are used. Batches are drawn by CorN (Poisson
+            sampling): of all agents together they have on average the loader's size, or the sum of
+            the sizes. The numbers of samples and of batches are public.
+        target_epsilon: ε of one sample after all epochs.
+        target_delta: δ of the same.
+        epochs: the number of passes over the data, on average.
+        max_grad_norm: the norm to which the gradient of each sample is clipped.
+        network: such as ``"ring:4"``; its size is the number of agents.
+        adjacency: ``"replace"``: neighbouring data sets differ in the values of one sample; or
+            ``"add-remove"``: one of them has a sample more, as Opacus counts.
+        accumulation: the number of batches with which the loader shows the samples of one step; a
+            backward pass follows each of them, and ``optimizer.step()`` the last.
+        schedule: returns, for the optimizer that it is given, a scheduler of torch that depends on
+            the number of the step alone. Its values are computed before the first step;
+            ``optimizer.scheduler`` is an object for libraries that want one.
+        seed: of noise and batches; public, so that the models protect nobody. None draws both from
+            new secret keys.
+        ledger: the file that counts the steps of all runs. It is needed to go on with a checkpoint
+            (``optimizer.state_dict()``) of another process, which may have made further steps.
+        device: to which the module and the batches go; None leaves them where they are.
+
+    >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(0, 2, (80,)))
+    >>> model = nn.Linear(3, 2)
+    >>> model, optimizer, loader = make_private(
+    ...     module=model,
+    ...     optimizer=torch.optim.Adam(model.parameters()),
+    ...     data_loader=DataLoader(data, batch_size=20),
+    ...     target_epsilon=3,
+    ...     target_delta=1e-5,
+    ...     epochs=2,
+    ...     max_grad_norm=1.0,
+    ...     network="ring:4",
+    ... )
+    >>> for inputs, targets in loader:
+    ...     losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+    ...     optimizer.mean(losses).backward()
+    ...     optimizer.step()
+    >>> len(loader), 0 < optimizer.get_epsilon(1e-5) < 3
+    (4, True)
+    """
+    require_count("epochs", epochs)
+    agents = network if isinstance(network, Network) else load_network(network)
+    if agents.mixing != "sum":
+        raise InvalidArgumentError(
+            "network must have mixing='sum', with which all agents have one model, found 'gossip': "
+            "corn.train simulates gossip"
+        )
+    given = [data_loader] if isinstance(data_loader, DataLoader) else data_loader
+    parts = [LoopData.of_agent(loader) for loader in given]
+    num_samples = sum(len(part.dataset) for part in parts)
+    batch_size = sum(part.batch_size for part in parts)
+    steps_per_epoch = math.ceil(num_samples / batch_size)
+    budget = PrivacyBudget(
+        epsilon=target_epsilon,
+        delta=target_delta,
+        num_steps=epochs * steps_per_epoch,
+        clip=max_grad_norm,
+        unit="sample",
+        adjacency=adjacency,
+        batch_size=max(1, round(batch_size / agents.num_agents)),
+        # As in Opacus: a pass has as many batches as the loader.
+        sampling_rate=1 / steps_per_epoch,
+    )
+    plan = make_plan(agents, budget)
+    print(describe_adjacency(plan), file=sys.stderr)  # noqa: T201 - once, for whoever knows Opacus
+    return simulate(
+        plan,
+        module=module,
+        optimizer=optimizer,
+        data_loader=data_loader,
+        accumulation=accumulation,
+        schedule=schedule,
+        seed=seed,
+        ledger=ledger,
+        device=device,
+    )
+
+
+def describe_adjacency(plan: Plan) -> str:
+    """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
+    budget = plan.budget
+    other: Adjacency = "add-remove" if budget.adjacency == "replace" else "replace"
+    # The noise in the sum over all agents, in units of the clip; its square is inverse to the cap.
+    contribution = budget.queries[0].contribution
+    multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
+    ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
+    epsilon = f"ε = {budget.promises[0].epsilon:g} for one sample"
+    mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
+    if budget.adjacency == "replace":
+        return (
+            f"corn: {epsilon} whose values may change (replace-one adjacency): noise multiplier "
+            f"{mine}. Opacus counts a sample that is added or removed, which needs {theirs}; to "
+            "compare with its ε, use adjacency='add-remove'"
+        )
+    return (
+        f"corn: {epsilon} that is added or removed, as Opacus counts: noise multiplier {mine}. A "
+        f"sample whose values change (adjacency='replace') needs {theirs} for the same ε"
+    )
+
+
+def simulate(
+    plan: Plan,
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    accumulation: int = 1,
+    schedule: ScheduleFactory | None = None,
+    seed: int | None = None,
+    ledger: Path | str | None = None,
+    device: torch.device | str | None = None,
+) -> PrivateTraining:
+    """Make a loop of all agents of a plan private; see :func:`make_private`."""
+    if plan.network.mixing != "sum" or plan.budget.unit != "sample":
+        raise InvalidArgumentError(
+            "plan must have exact sums and unit 'sample' to be simulated in a loop, found "
+            f"{plan.network.mixing!r} and {plan.budget.unit!r}"
+        )
+    source = LoopData.of_agents(data_loader, plan.num_agents, seed=seed)
+    source.check()
+    sizes = [len(rows) for rows in source.rows]
+    require_fitting_samples(plan.budget, sizes)
+
+    def open_steps(model: UserModel, update: UpdateRule) -> Simulation:
+        path = None if ledger is None else Path(ledger)
+        return Simulation(plan, model, sizes, update, seed=seed, ledger=path)
+
+    return open_loop(
+        plan,
+        open_steps,
+        source,
+        module=module,
+        optimizer=optimizer,
+        accumulation=accumulation,
+        schedule=schedule,
+        device=device,
+    )
+
+
+def open_loop(
+    plan: Plan,
+    open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
+    source: LoopData,
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    accumulation: int,
+    schedule: ScheduleFactory | None,
+    device: torch.device | str | None,
+) -> PrivateTraining:
+    """Return the parts of a private loop for the steps of a simulation, or of an agent."""
+    require_count("accumulation", accumulation)
+    check_optimizer(optimizer, module)
+    if device is not None:
+        module.to(device)
+    model = UserModel(module, clips_samples=plan.budget.unit == "sample")
+    # Longer models than the proof for floats covers are refused (docs/floats.md).
+    plan.check_parameters(model.num_parameters)
+    num_steps = plan.budget.num_steps
+    table = None if schedule is None else tabulate_schedule(optimizer, schedule, num_steps)
+    private = PrivateOptimizer(
+        optimizer, model, plan, open_steps, schedule=table, num_pieces=accumulation
+    )
+    steps = _count_steps(plan, source)
+    loader = PrivateLoader(private, source, steps_per_epoch=steps, device=device)
+    return PrivateTraining(module, private, loader)
+
+
+def _count_steps(plan: Plan, source: LoopData) -> int:
+    """Return how many steps are a pass over the data, on average."""
+    query = plan.budget.queries[0]
+    # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
+    # number than that of the agent's samples.
+    if query.steps_per_pass is not None:
+        return query.steps_per_pass
+    rate = query.sampling_rate or source.batch_size / sum(map(len, source.rows))
+    return max(1, round(1 / rate))
+
+
+def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    """Raise unless an optimizer can step along releases, with the module's parameters alone."""
+    require_one_gradient(optimizer)
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InvalidArgumentError(
+            f"module must be on one device, found {type(module).__name__}: give its .module"
+        )
+    own = {id(p) for p in module.parameters() if p.requires_grad}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    # A parameter outside the optimizer would get noise and never move; one outside the module would
+    # follow gradients without noise.
+    if own != held:
+        raise InvalidArgumentError(
+            "optimizer must have the module's parameters with requires_grad, all of them and no "
+            f"others, found {len(held & own)} of {len(own)} and {len(held - own)} others"
+        )
+
+
+class LoopSteps(Protocol):
+    """The steps of a loop: of all agents of a simulation, or of one agent of a network.
+
+    Attributes:
+        is_simulated: Whether the noise follows from a public seed.
+        position: The number of the next step.
+    """
+
+    is_simulated: bool
+
+    @property
+    def position(self) -> int: ...  # noqa: D102 - above
+
+    def begin(self) -> Sequence[AgentStepper]:
+        """Begin the next step and return the stepper of each agent here; none after the last."""
+
+    def finish(self) -> Tensor:
+        """Release the gradients that the steppers have got; return the model after the step."""
+
+    def resume(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, or raise."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what ``resume`` needs to know of these steps."""
+
+    def list_expenses(self) -> list[Expense]:
+        """Return all releases under the plan, of each agent here."""
+
+    def close(self) -> None:
+        """Take no more steps."""
+
+
+@final
+class Simulation:
+    """The steps of all agents of a plan with exact sums, in one process; see ``LoopSteps``.
+
+    Args:
+        plan: The network, the budget and the noise.
+        model: The user's module.
+        sizes: The number of samples of each agent.
+        update: The user's optimizer.
+        seed: The public seed of noise and batches; None draws them from new secret keys.
+        ledger: A file that counts the steps of this run and of earlier ones.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: UserModel,
+        sizes: Sequence[int],
+        update: UpdateRule,
+        *,
+        seed: int | None,
+        ledger: Path | None,
+    ) -> None:
+        self.is_simulated = seed is not None
+        self._plan = plan
+        self._model = model.read().to(getattr(torch, plan.dtype))
+        self._begun = 0
+        self._position = 0
+        self._precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
+        self._ledger = None
+        if ledger is not None:
+            # A new run of passes has new orders: a sample could be twice in the present pass.
+            is_sampled = plan.budget.sampling != "passes" and seed is None
+            require(is_sampled, "ledger", "None with a seed or passes", ledger)
+            self._ledger = ReleaseLedger.open(
+                ledger,
+                plan_fingerprint=fingerprint(plan),
+                agent=0,
+                terms=self._terms_of(0),
+                precision=max(self._precisions),
+            )
+        self._run = secrets.token_hex(16) if seed is None else f"seed {seed}"
+        source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
+        # Keys are used once, in this run.
+        nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
+        self._agents = []
+        for agent, size in enumerate(sizes):
+            query = plan.budget.of_agent(agent).query
+            # A seed for each agent: agents of one size would draw the same samples from one.
+            choices = None if seed is None else [SeededChoices((seed << 20) + agent)]
+            sampler = BatchSampler.of_agent(query, number_rows(size), choices)
+            share = NoiseShare(
+                plan, agent, source, nonce=nonce, num_parameters=model.num_parameters
+            )
+            stepper = AgentStepper(query, lambda step: step, sampler, update=update)
+            self._agents.append((stepper, share))
+
+    def _terms_of(self, agent: int) -> PlanTerms:
+        return PlanTerms(self._plan.budget.of_agent(agent), self._plan.threat.max_colluders)
+
+    @property
+    def position(self) -> int:
+        """See ``LoopSteps``."""
+        return self._position
+
+    def begin(self) -> Sequence[AgentStepper]:
+        """See ``LoopSteps``."""
+        step = self._position
+        is_spent = self._ledger is not None and not self._ledger.remaining
+        if step >= self._plan.budget.num_steps or is_spent:
+            return []
+        if self._ledger is not None:
+            # One count for all agents, which release together.
+            self._ledger.reserve(self._begun)
+        self._begun += 1
+        for stepper, share in self._agents:
+            stepper.begin(step, share, self._model)
+        return [stepper for stepper, _ in self._agents]
+
+    def finish(self) -> Tensor:
+        """See ``LoopSteps``."""
+        steppers = [stepper for stepper, _ in self._agents]
+        messages = [stepper.release_masked(observe=False) for stepper in steppers]
+        total = np.add.reduce(messages, dtype=messages[0].dtype)
+        # Sizes of steps are those of the user's optimizer.
+        moved = steppers[0].finish(total, step_size=1.0)
+        if moved is None:
+            raise CornError("masks of a simulation must cancel, found that they did not")
+        self._model = moved
+        self._position += 1
+        return moved
+
+    def resume(self, checkpoint: Mapping[str, Any]) -> None:
+        """See ``LoopSteps``: models that were released may be used again, noise may not."""
+        is_own = checkpoint["run"] == self._run
+        if not is_own and self._begun:
+            raise CornError("a checkpoint must be loaded before the first batch, found a later one")
+        if not is_own and not self.is_simulated:
+            if self._ledger is None:
+                raise CornError(
+                    "make_private must have had ledger=… for a checkpoint of another process, "
+                    "found none: that process may have made more steps than the checkpoint has, "
+                    "and only a ledger counts them"
+                )
+            spent = self._plan.budget.num_steps - self._ledger.remaining
+            if spent < checkpoint["step"]:
+                raise CornError(
+                    f"the ledger must be that of the checkpoint's run, which made "
+                    f"{checkpoint['step']} steps, found one that counts {spent}"
+                )
+        # A run with a seed repeats its own releases. Steps with secret noise are never taken back.
+        if not is_own or self.is_simulated:
+            self._position = int(checkpoint["step"])
+        self._model = checkpoint["parameters"].to(self._model)
+
+    def describe(self) -> dict[str, Any]:
+        """See ``LoopSteps``."""
+        return {"run": self._run, "step": self._position, "parameters": self._model.clone()}
+
+    def list_expenses(self) -> list[Expense]:
+        """See ``LoopSteps``."""
+        begun = max(self._begun, self._position)
+        if self._ledger is not None:
+            begun = self._plan.budget.num_steps - self._ledger.remaining
+        # Agents with one promise differ in their noise only, and the least noise decides.
+        worst: dict[PlanTerms, float] = {}
+        for agent, precision in enumerate(self._precisions):
+            terms = self._terms_of(agent)
+            worst[terms] = max(precision, worst.get(terms, 0.0))
+        return [Expense(terms, precision, begun) for terms, precision in worst.items()]
+
+    def close(self) -> None:
+        """See ``LoopSteps``."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+@final
+class ClippedSums:
+    """The sums of the clipped gradients of each agent's samples, over the pieces of one step.
+
+    Args:
+        batches: Of the agents. A step's samples are those of all agents, one agent after the other.
+        clip: The norm to which each gradient is clipped.
+        num_parameters: The length of a gradient.
+        num_pieces: The number of batches that show them.
+    """
+
+    def __init__(
+        self, batches: Sequence[Batch], *, clip: float, num_parameters: int, num_pieces: int
+    ) -> None:
+        self._clip = torch.tensor([clip], dtype=torch.float64)
+        self._batches = batches
+        widths = [batch.inputs.shape[1] for batch in self._batches]
+        # Pieces of different lengths, so that losses of one are never taken for those of another.
+        # Shapes of batches are public, and so are the cuts.
+        least = (sum(widths) - num_pieces * (num_pieces - 1) // 2) // num_pieces
+        require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
+        cuts = np.cumsum([least + k for k in range(num_pieces - 1)])
+        self._pieces = np.split(np.arange(sum(widths)), cuts)
+        self._starts = np.cumsum([0, *widths])
+        self._totals = torch.zeros(len(widths), num_parameters, dtype=torch.float64)
+        self._factors = torch.ones(sum(widths), dtype=torch.float64)
+        self._num_shown = 0
+        self._num_added = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the gradients of all pieces were added."""
+        return self._num_added == len(self._pieces)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether all pieces were shown."""
+        return self._num_shown == len(self._pieces)
+
+    def show(self) -> list[tuple[int, int]]:
+        """Return the agent of each sample in the next piece, and the number of its row."""
+        numbers = self._pieces[self._num_shown]
+        self._num_shown += 1
+        agents = np.searchsorted(self._starts, numbers, side="right") - 1
+        places = numbers - self._starts[agents]
+        return [
+            (agent, int(self._batches[agent].inputs[0, place]))
+            for agent, place in zip(agents.tolist(), places.tolist(), strict=True)
+        ]
+
+    @torch.no_grad()
+    def add(self, rows: Tensor) -> None:
+        """Add the gradients of the samples of the next piece."""
+        numbers = self._pieces[self._num_added]
+        first, stop = int(numbers[0]), int(numbers[-1]) + 1
+        limit = max(1, _VALUES_AT_ONCE // rows.shape[1])
+        for agent, batch in enumerate(self._batches):
+            start, end = (
+                max(first, int(self._starts[agent])),
+                min(stop, int(self._starts[agent + 1])),
+            )
+            for at in range(start, end, limit):
+                own = slice(at, min(end, at + limit))
+                places = slice(own.start - self._starts[agent], own.stop - self._starts[agent])
+                found, factors = sum_clipped_samples(
+                    # In the clip's type, float64: see ``sum_clipped_samples``.
+                    rows[own.start - first : own.stop - first].cpu().to(self._clip.dtype),
+                    self._clip,
+                    # Padding is in the loop's batch as well. Its weight removes it from the sum.
+                    batch.weights[0, places],
+                    most_samples=batch.most_samples,
+                )
+                self._totals[agent] += found
+                self._factors[own] = factors
+        self._num_added += 1
+
+    def of_agent(self, agent: int) -> Gradients:
+        """Return the sum of one agent's samples."""
+        own = slice(int(self._starts[agent]), int(self._starts[agent + 1]))
+        return Gradients.of_samples(
+            self._totals[agent].view(1, 1, -1),
+            # As (cells, samples, trials), with one cell and one trial.
+            self._factors[own].view(1, -1, 1),
+            self._batches[agent].weights,
+        )
+
+
+@dataclass(eq=False)
+class _Progress:
+    """Where a loop is. Libraries copy the attributes of an optimizer, and so share this object."""
+
+    groups: HyperParameters
+    held: list[list[int]]
+    state: Any
+    steppers: Sequence[AgentStepper] = ()  # of the step under way
+    sums: ClippedSums | None = None
+    num_shown: int = 0
+    error: BaseException | None = field(default=None, repr=False)
 
 
 @final
@@ -80,12 +578,10 @@ class PrivateOptimizer(Optimizer):
         inner: The user's optimizer.
         model: The user's module.
         plan: The network, the budget and the noise.
-        take_turns: Begins the turns, with the rule that makes a step of a release. With exact sums
+        open_steps: Opens the steps, with the rule that makes a step of a release. With exact sums
             the rule steps along the average of a step's releases, unless the sum is void.
-        list_expenses: Returns all releases under the plan, of each agent here, from the number of
-            steps that were begun in this run.
-        is_simulated: Whether the noise follows from a public seed.
         schedule: The hyperparameters of each step; None leaves them as they are.
+        num_pieces: The number of batches with which the loader shows the samples of one step.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -94,47 +590,39 @@ class PrivateOptimizer(Optimizer):
         inner: Optimizer,
         model: UserModel,
         plan: Plan,
-        take_turns: Callable[[UpdateRule], Turns],
+        open_steps: Callable[[UserModel, UpdateRule], LoopSteps],
         *,
-        list_expenses: Callable[[int], list[Expense]],
-        is_simulated: bool,
         schedule: Sequence[HyperParameters] | None = None,
+        num_pieces: int = 1,
     ) -> None:
         self._inner = inner
         self._model = model
         self._plan = plan
-        self._list_expenses = list_expenses
-        self._is_simulated = is_simulated
         self._schedule = schedule
-        self._turn: Turn | None = None
-        self._next: Turn | None = None
-        self._error: BaseException | None = None
-        # Of each agent, or of the one model of exact sums, with a copy that shows changes.
-        self._states: dict[int, tuple[Any, Any]] = {}
-        self._groups = _copy_groups(inner)
-        self._held = _list_held(inner)
-        self._turns = take_turns(self)
-        self._advance()
-
-    def _advance(self) -> Tensor | None:
-        """Run to the next turn, or to the end; return the model to show."""
-        try:
-            self._next = next(self._turns)
-        except StopIteration as end:
-            self.leave()
-            last: Tensor | None = end.value  # None after the user left
-            return last
-        except BaseException as error:
-            self._error = error
-            self.leave()
-            raise
-        return self._next.shown
+        self.num_pieces = num_pieces
+        # Moments from before could depend on data.
+        inner.state = type(inner.state)(dict)
+        groups, held = _copy_groups(inner), _list_held(inner)
+        self._now = _Progress(groups, held, _copy_state(inner))
+        self._steps = open_steps(model, self)
+        # A script that fails closes its links here. Later the interpreter has stopped the threads
+        # that do it.
+        atexit.register(self.leave)
 
     def leave(self) -> None:
-        """Take no more turns."""
+        """Take no more steps."""
         atexit.unregister(self.leave)
-        self._next = None
-        self._turns.close()
+        self._steps.close()
+
+    @property
+    def position(self) -> int:
+        """The number of the next step, from 0."""
+        return self._steps.position
+
+    @property
+    def scheduler(self) -> LRScheduler:
+        """A scheduler for libraries that want one: ``make_private(schedule=…)`` has the values."""
+        return _GivenSchedule(self)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -143,7 +631,7 @@ class PrivateOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of the user's optimizer for the present agent, to read."""
+        """The state of the user's optimizer, to read."""
         return self._inner.state
 
     @property
@@ -152,23 +640,48 @@ class PrivateOptimizer(Optimizer):
         return self._inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - zeros are not kept
-        """Remove gradients."""
+        """Remove gradients of parameters; those of samples stay with the step under way."""
         self._model.forget_gradient()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the user's optimizer for the present agent."""
-        return self._inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
-        """Refuse a state: ``begin`` would replace it by the agent's own."""
-        raise CornError(
-            "the state of a private optimizer cannot be loaded, as every agent begins with an "
-            "empty one; set learning rates before make_private"
-        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - never accepted
         """Refuse parameters that would move without noise."""
         raise CornError("parameters must be given before make_private: others would get no noise")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the user's optimizer, the trained parameters, and the position.
+
+        All of it follows from releases, so that it may be published with the model.
+        """
+        own = {"plan": fingerprint(self._plan).hex(), **self._steps.describe()}
+        return {**self._inner.state_dict(), "corn": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, with its parameters; steps that were made stay counted.
+
+        Raises:
+            CornError: the state is that of another plan, or releases after it may be unknown.
+        """
+        own = state_dict.get("corn")
+        if self._now.steppers:
+            raise CornError("a state must be loaded between two steps, found one under way")
+        if own is None or own["plan"] != fingerprint(self._plan).hex():
+            raise CornError(
+                "state_dict must be that of a private optimizer under the same plan, found "
+                + ("one of a plain optimizer" if own is None else "another plan")
+            )
+        if len(own["parameters"]) != self._model.num_parameters:
+            raise CornError("state_dict must be that of this module, found other parameters")
+        self._steps.resume(own)
+        rest = {name: value for name, value in state_dict.items() if name != "corn"}
+        self._inner.load_state_dict(rest)
+        self._model.write(own["parameters"])
+        self._remember()
+
+    def _remember(self) -> None:
+        """Take the optimizer's settings and state for those that CorN has left."""
+        self._now.groups = _copy_groups(self._inner)
+        self._now.held = _list_held(self._inner)
+        self._now.state = _copy_state(self._inner)
 
     @contextmanager
     def public_change(self) -> Iterator[None]:
@@ -187,66 +700,79 @@ class PrivateOptimizer(Optimizer):
             )
         self._require_same_groups()
         yield
-        if self._held != _list_held(self._inner):
+        if self._now.held != _list_held(self._inner):
             raise CornError("parameters must be given before make_private, found other ones")
-        self._groups = _copy_groups(self._inner)
+        self._now.groups = _copy_groups(self._inner)
 
-    def find_turn(self) -> Turn | None:
-        """Return the next turn; None after the last step."""
+    def begin_batch(self) -> list[tuple[int, int]]:
+        """Return the agent and the row of each sample of the next batch; none after the last."""
+        now = self._now
         # A loop that goes on after an error gets the same one again.
-        if self._error is not None:
-            raise self._error
-        # Which batches are followed by a step must not depend on data, so all of them must be.
-        if self._turn is not None:
-            raise CornError("optimizer.step() must follow every batch of the loader, once")
-        return self._next
+        if now.error is not None:
+            raise now.error
+        if now.sums is not None and now.sums.is_shown:
+            # Which batches are followed by a step must not depend on data, so all of them must be.
+            after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
+            raise CornError(f"optimizer.step() must follow {after} of the loader, once")
+        if now.sums is None:
+            self._model.require_unchanged()
+            with self._keeping_error():
+                now.steppers = self._steps.begin()
+            if not now.steppers:
+                self.leave()
+                return []
+            self._model.write(now.steppers[0].parameters)
+            self._model.forget_gradient()
+            self._follow_schedule(now.steppers[0].step)
+            now.sums = ClippedSums(
+                [stepper.batch for stepper in now.steppers],
+                clip=self._plan.budget.clip,
+                num_parameters=self._model.num_parameters,
+                num_pieces=self.num_pieces,
+            )
+        return now.sums.show()
 
-    def begin(self, turn: Turn, batch: Any) -> Any:
-        """Take the model and the state of the agent whose turn it is; return its batch to show."""
-        self._model.write(turn.stepper.parameters)
-        self._model.forget_gradient()
-        # Momentum is each agent's own under gossip: a simulation swaps it with the model.
-        owner = self._owner_of(turn)
-        if owner not in self._states:
-            empty = type(self._inner.state)(dict)
-            self._states[owner] = empty, _copy_state(self._inner, empty)
-        self._inner.state, _ = self._states[owner]
+    def show(self, batch: Any, num_samples: int) -> Any:
+        """Return a batch for the user's loop."""
+        return self._model.begin(batch, num_samples)
+
+    def _follow_schedule(self, step: int) -> None:
         if self._schedule is not None:
             self._require_same_groups()
-            for group, values in zip(
-                self._inner.param_groups, self._schedule[turn.stepper.step], strict=True
-            ):
+            for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
                 group.update(values)
-            self._groups = _copy_groups(self._inner)
-        self._turn = turn
-        return self._model.watch(batch, num_samples=turn.stepper.batch.inputs.shape[1])
+            self._now.groups = _copy_groups(self._inner)
 
-    def backward(self, losses: Tensor) -> None:
-        """Compute the gradient of each sample from the losses of all samples, for unit ``sample``.
+    @contextmanager
+    def _keeping_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._now.error = error
+            self.leave()
+            raise
 
-        ``losses`` has one loss for each sample of the batch, shape (samples,), as losses of torch
-        return it with ``reduction="none"``; for sequences, the mean over each sample's own
-        positions. Each sample then has weight 1 before it is clipped, whatever others are in the
-        batch. Losses that depend on other samples are refused, on the first batch of each kind and
-        on some later ones. A factor that is computed from the whole batch without gradients, such
-        as class weights from its counts, is not noticed and breaks the promise.
+    def mean(self, losses: Tensor) -> Tensor:
+        """Return the mean of the losses of all samples of the batch, for unit ``sample``.
+
+        ``losses`` has one loss for each sample, shape (samples,), as losses of torch return it with
+        ``reduction="none"``; for sequences, the mean over each sample's own positions. The backward
+        pass of the mean takes the gradient of each loss, of weight 1 before it is clipped, whatever
+        the mean is multiplied by. Losses that depend on other samples are refused. A factor that is
+        computed from the whole batch without gradients, such as class weights from its counts, is
+        not noticed and breaks the promise.
         """
-        if self._turn is None:
-            raise CornError("optimizer.backward() must follow a batch of the private loader")
-        # Gradients at parameters that depend on the batch would depend on all of its samples.
-        self._model.require_unchanged()
-        self._model.backward(losses, num_samples=self._turn.stepper.batch.inputs.shape[1])
+        sums = self._now.sums
+        if sums is None:
+            raise CornError("optimizer.mean(losses) must follow a batch of the private loader")
+        return self._model.mean(losses, sums.add)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Release the gradient of the batch, and take the user's step with it.
-
-        With exact sums the step follows from the average release, after the last agent's batch.
-        """
-        if self._error is not None:
-            raise self._error
-        turn = self._turn
-        loss = None
-        if turn is None:
+        """Release the gradient of the batch, and take the user's step with it."""
+        now, loss = self._now, None
+        if now.error is not None:
+            raise now.error
+        if now.sums is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
                 "release, and needs new noise"
@@ -256,28 +782,41 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not now.sums.is_shown:
+            raise CornError(
+                f"optimizer.step() must follow {self.num_pieces} batches, the accumulation that "
+                "make_private was given, found fewer"
+            )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
         self._require_same_groups()
-        self._require_same_state(self._owner_of(turn))
-        turn.stepper.differentiate(self._model)
-        shown = self._advance()
+        self._require_same_state()
+        if self._plan.budget.unit == "sample":
+            self._model.require_no_gradient()
+            if not now.sums.is_complete:
+                raise CornError(
+                    "call optimizer.mean(losses).backward() before optimizer.step(), with one loss "
+                    "for each sample: there is no gradient"
+                )
+            for agent, stepper in enumerate(now.steppers):
+                stepper.compute(lambda _, own=agent, sums=now.sums: sums.of_agent(own))  # type: ignore[misc]
+        else:
+            now.steppers[0].differentiate(self._model)
+        with self._keeping_error():
+            shown = self._steps.finish()
+        self._model.end()
         self._model.forget_gradient()
         self._model.require_frozen()
-        self._turn = None
-        if shown is not None:
-            self._model.write(shown)
+        self._model.write(shown)
+        now.steppers, now.sums = (), None
         return loss
 
     def take_step(self, released: Tensor) -> Tensor:
         """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
-        if self._turn is None:
-            raise CornError("a step must follow a batch of the private loader")
         self._model.forget_gradient()
         self._model.set_gradient(released)
         self._inner.step()
-        state = self._inner.state
-        self._states[self._owner_of(self._turn)] = state, _copy_state(self._inner, state)
+        self._now.state = _copy_state(self._inner)
         # Before the model leaves the agent.
         self._model.require_frozen()
         return self._model.read()
@@ -288,18 +827,13 @@ class PrivateOptimizer(Optimizer):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """See ``UpdateRule``."""
-        own = self._inner.state = restore_state(self._inner, state)
-        self._states[0] = own, _copy_state(self._inner, own)
-        self._groups = _copy_groups(self._inner)
-
-    def _owner_of(self, turn: Turn) -> int:
-        """Return the agent whose state of the optimizer a turn uses: with exact sums the first."""
-        return 0 if self._plan.network.mixing == "sum" else turn.agent
+        self._inner.state = restore_state(self._inner, state)
+        self._remember()
 
     def _require_same_groups(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        is_same = has_same_values(self._groups, _copy_groups(self._inner))
-        if not is_same or self._held != _list_held(self._inner):
+        is_same = has_same_values(self._now.groups, _copy_groups(self._inner))
+        if not is_same or self._now.held != _list_held(self._inner):
             raise CornError(
                 "param_groups must not change between steps, found that they did: a learning rate "
                 "that depends on data is public with the models; give a schedule of the step "
@@ -307,11 +841,8 @@ class PrivateOptimizer(Optimizer):
                 "alone inside of optimizer.public_change()"
             )
 
-    def _require_same_state(self, owner: int) -> None:
-        own, copied = self._states[owner]
-        if self._inner.state is not own or not has_same_values(
-            copied, _copy_state(self._inner, own)
-        ):
+    def _require_same_state(self) -> None:
+        if not has_same_values(self._now.state, _copy_state(self._inner)):
             raise CornError(
                 "the optimizer's state must not change between steps, found that it did: the "
                 "change could depend on data, and would be sent without noise"
@@ -323,33 +854,46 @@ class PrivateOptimizer(Optimizer):
         It includes floating point, earlier runs of the plan, and the step that is under way. After
         agents were lost and the others made a new plan, it is that of the plan with less noise.
         In a simulation with a public seed it is the ε that the same run with secret keys would
-        spend; in a rehearsal it is infinite: see ``privacy``.
+        spend: see ``privacy``.
         """
-        # Agents with one promise differ in their noise only, and the least noise decides.
-        worst: dict[tuple[PlanTerms, int], Expense] = {}
-        begun = self._plan.budget.num_steps
-        if self._next is not None:
-            begun = self._next.stepper.step + (self._next.agent > 0)
-        for expense in self._list_expenses(begun):
-            kind = expense.terms, expense.num_releases
-            worst[kind] = max(expense, worst.get(kind, expense), key=lambda own: own.precision)
         return max(
             compose_expenses(
                 [own], own.terms.budget.promise.delta if delta is None else delta
             ).epsilon
-            for own in worst.values()
+            for own in self._steps.list_expenses()
         )
 
     @property
     def privacy(self) -> str:
         """A sentence on the privacy of the models: the promise, its unit and its adversary."""
-        if self._is_simulated:
+        if self._steps.is_simulated:
             return (
                 f"simulated: {self._plan.describe()}; the noise follows from a public seed, so "
-                "these models protect nobody; secure=True with a loader for each agent, or an "
-                "agent with keys, draws secret noise"
+                "these models protect nobody; seed=None, or an agent with keys, draws secret noise"
             )
         return f"the models keep {self._plan.describe()}"
+
+
+class _GivenSchedule(LRScheduler):
+    """A scheduler that changes nothing: the optimizer follows the table of its schedule."""
+
+    def __init__(self, optimizer: PrivateOptimizer) -> None:
+        # The base class would change learning rates, and replace the method ``step``.
+        self.optimizer = optimizer
+
+    def step(self, epoch: int | None = None) -> None:
+        """Do nothing."""
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rates of the last step."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the position is in the optimizer's state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -461,10 +1005,10 @@ def _list_held(optimizer: Optimizer) -> list[list[int]]:
     return [list(map(id, group["params"])) for group in optimizer.param_groups]
 
 
-def _copy_state(optimizer: Optimizer, state: Any) -> Any:
+def _copy_state(optimizer: Optimizer) -> Any:
     """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
-    every = _list_parameters(optimizer)
+    every, state = _list_parameters(optimizer), optimizer.state
     return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
 
 
@@ -473,23 +1017,71 @@ def _copy_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class LoaderPart:
-    """The data set of one agent, and the collate function of its loader."""
+class LoopData:
+    """The samples of the agents of a loop.
+
+    Attributes:
+        dataset: of all agents.
+        collate: makes a batch of several samples.
+        rows: the numbers of each agent's samples in the data set.
+        batch_size: the number of samples in a batch of all agents, on average.
+    """
 
     dataset: Any
     collate: Callable[[list[Any]], Any]
-    rows: Sequence[int]
+    rows: Sequence[Sequence[int]]
+    batch_size: int
 
     @classmethod
-    def of(cls, loader: DataLoader[Any], rows: Sequence[int] | None = None) -> LoaderPart:
-        """Return a loader's data set, or some rows of it."""
-        dataset: Any = loader.dataset
-        return cls(dataset, loader.collate_fn, range(len(dataset)) if rows is None else rows)
+    def of_agents(
+        cls,
+        given: DataLoader[Any] | Sequence[DataLoader[Any]],
+        num_agents: int,
+        *,
+        seed: int | None,
+    ) -> LoopData:
+        """Return the data of one loader for each agent, or of one for all."""
+        if isinstance(given, DataLoader):
+            whole = cls.of_agent(given)
+            # Each sample by itself, so that one more or less moves no other.
+            random_numbers = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
+            agents = random_numbers.integers(num_agents, size=len(whole.dataset))
+            rows = [np.flatnonzero(agents == agent).tolist() for agent in range(num_agents)]
+            if not all(rows):
+                raise InvalidArgumentError(
+                    f"data_loader must have samples for all {num_agents} agents, found "
+                    f"{len(agents)}, of which some agent got none: give more samples"
+                )
+            return replace(whole, rows=rows)
+        require_length("data_loader", len(given), num_agents, per="agent")
+        parts = [cls.of_agent(loader) for loader in given]
+        if any(part.collate != parts[0].collate for part in parts):
+            raise InvalidArgumentError(
+                "data_loader must have one collate_fn, which makes a batch of samples of all "
+                "agents, found several"
+            )
+        stops = np.cumsum([len(part.dataset) for part in parts]).tolist()
+        return cls(
+            ConcatDataset([part.dataset for part in parts]),
+            parts[0].collate,
+            [
+                range(stop - len(part.dataset), stop)
+                for stop, part in zip(stops, parts, strict=True)
+            ],
+            sum(part.batch_size for part in parts),
+        )
 
-    def fetch(self, batch: Batch) -> Any:
-        """Return the samples of a batch as the user's loader would."""
-        # Inputs of these batches are row numbers (``number_rows``), one cell per agent.
-        return self.collate([self.dataset[self.rows[row]] for row in batch.inputs[0].tolist()])
+    @classmethod
+    def of_agent(cls, loader: DataLoader[Any]) -> LoopData:
+        """Return the data of one loader."""
+        check_loader(loader)
+        dataset: Any = loader.dataset
+        size = loader.batch_size or len(dataset)
+        return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
+
+    def fetch(self, samples: Sequence[tuple[int, int]]) -> Any:
+        """Return some samples, each by its agent and row, as the user's loader would."""
+        return self.collate([self.dataset[self.rows[agent][row]] for agent, row in samples])
 
     def check(self) -> None:
         """Raise if the collate function puts samples along another dimension, or mixes them."""
@@ -498,11 +1090,11 @@ class LoaderPart:
 
     def _check_independence(self) -> None:
         """Replace the first sample of small batches; the rows of all others must stay."""
-        count = len(self.rows)
+        count = len(self.dataset)
         # Several: functions that mix samples at random leave some batches as they are.
         for trial in range(_COLLATE_TRIALS):
             places = [(trial + k * (1 + count // 7)) % count for k in range(_COLLATE_SAMPLES + 1)]
-            one, other, *rest = (self.dataset[self.rows[place]] for place in places)
+            one, other, *rest = (self.dataset[place] for place in places)
             before, after = (
                 self._collate_with(trial, [changed, *rest]) for changed in (one, other)
             )
@@ -583,27 +1175,60 @@ def _restored_randomness() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
+def check_loader(loader: DataLoader[Any]) -> None:
+    """Raise for a loader from whose data set batches cannot be drawn."""
+    require_plain_loader(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        raise InvalidArgumentError(
+            "data_loader must have a data set with items by number, as batches are drawn from it "
+            "at random, found a stream: read it into a list first"
+        )
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        raise InvalidArgumentError("data_loader must have at least one sample, found none")
+
+
+class _NoSampler(Sampler[int]):
+    """The sampler of a private loader, from which nobody else may draw."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise CornError(
+            "batches must come from the private loader itself, found that another loader was made "
+            "of it: leave it out of accelerator.prepare(), and let Trainer resume with "
+            "ignore_data_skip=True"
+        )
+
+
 @final
-class PrivateLoader:
+class PrivateLoader(DataLoader[Any]):
     """Batches drawn as the accounting assumes, collated by the user's own function.
 
-    One iteration over it is one pass over the data on average; the next one goes on with the next
-    steps. It ends for good after the last step of the plan.
+    An iteration takes the steps that are left of a pass over the data; the next one goes on with
+    the next pass. After the last step of the plan it has no batches, and warns. Items are read in
+    this process.
     """
+
+    # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
+    _is_accelerate_prepared = True
 
     def __init__(
         self,
         optimizer: PrivateOptimizer,
-        parts: dict[int, LoaderPart],
+        source: LoopData,
         *,
-        batches_per_pass: int,
+        steps_per_epoch: int,
+        device: torch.device | str | None = None,
     ) -> None:
+        size = max(1, round(source.batch_size / optimizer.num_pieces))
+        super().__init__(
+            source.dataset, batch_size=size, sampler=_NoSampler(), collate_fn=source.collate
+        )
         self._optimizer = optimizer
-        self._parts = parts
-        self._length = batches_per_pass
+        self._source = source
+        self._steps_per_epoch = steps_per_epoch
+        self._device = device
 
     def __len__(self) -> int:
-        return self._length
+        return self._steps_per_epoch * self._optimizer.num_pieces
 
     def close(self) -> None:
         """End an agent's run before the last step; the others go on as their settings say.
@@ -614,12 +1239,26 @@ class PrivateLoader:
         """
         self._optimizer.leave()
 
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._length):
-            turn = self._optimizer.find_turn()
-            if turn is None:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        left = self._steps_per_epoch - self._optimizer.position % self._steps_per_epoch
+        for number in range(left * self._optimizer.num_pieces):
+            samples = self._optimizer.begin_batch()
+            if not samples:
+                if number == 0:
+                    warnings.warn(
+                        f"the loader has no batches left: all steps of the plan are used up after "
+                        f"step {self._optimizer.position}",
+                        CornWarning,
+                        stacklevel=2,
+                    )
                 return
-            yield self._optimizer.begin(turn, self._parts[turn.agent].fetch(turn.stepper.batch))
+            batch = self._source.fetch(samples)
+            if self._device is not None:
+                batch = tree_map(self._place, batch)
+            yield self._optimizer.show(batch, len(samples))
+
+    def _place(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, Tensor) else value
 
 
 class PrivateTraining(NamedTuple):
@@ -639,78 +1278,3 @@ def number_rows(size: int) -> AgentData:
     # The sampler then draws rows without holding samples, which the user's data set keeps.
     rows = torch.arange(size)
     return AgentData(rows, rows, (0, size))
-
-
-def simulate_turns(
-    plan: Plan,
-    model: UserModel,
-    sizes: Sequence[int],
-    update: UpdateRule,
-    *,
-    batch_size: int | None,
-    seed: int,
-    secure: bool,
-) -> Turns:
-    """Let all agents take their turns, one after the other.
-
-    Under gossip all models are mixed after the last of a step. With exact sums all agents have one
-    model, and releases are averaged.
-
-    Args:
-        plan: The network, the budget and the noise.
-        model: The user's module.
-        sizes: The number of samples of each agent.
-        update: The user's optimizer.
-        batch_size: Samples per mini-batch where the budget names none; None takes all.
-        seed: The public seed of noise and batches.
-        secure: Draw noise and batches from new secret keys instead.
-    """
-    dtype = getattr(torch, plan.dtype)
-    is_sum = plan.network.mixing == "sum"
-    # One row per agent, or one for all: they start from the user's model.
-    models = model.read().to(dtype).repeat(1 if is_sum else plan.num_agents, 1)
-    mixer = None if is_sum else Mixer(plan.network, dtype=dtype)
-    source = make_source(plan.decomposition, seed, is_secret=secure)
-    nonce = secrets.token_bytes(NONCE_BYTES) if secure else simulation_nonce(seed)
-    agents = []
-    for agent, size in enumerate(sizes):
-        query, rows = plan.budget.of_agent(agent).query, number_rows(size)
-        if secure:
-            sampler = BatchSampler.of_agent(query, rows, batch_size=batch_size)
-        else:
-            # A seed for each agent: agents of one size would draw the same samples from one.
-            choices = [SeededChoices((seed << 20) + agent)]
-            sampler = BatchSampler(rows, [query], batch_size=batch_size, choices=choices)
-        share = NoiseShare(plan, agent, source, nonce=nonce, num_parameters=model.num_parameters)
-        # Keys are used once, in this run, so that no ledger has to remember a release.
-        agents.append((AgentStepper(query, lambda step: step, sampler, update=update), share))
-    shown: Tensor | None = None
-    for step in range(plan.budget.num_steps):
-        messages = []
-        for agent, (stepper, share) in enumerate(agents):
-            stepper.begin(step, share, models[0 if is_sum else agent])
-            yield Turn(agent, stepper, shown)
-            shown = None
-            # Sizes of steps are those of the user's optimizer.
-            if is_sum:
-                messages.append(stepper.release_masked(observe=False))
-            else:
-                # The half step is kept, not mixed yet: in a step all agents' gradients are taken
-                # before any exchange.
-                models[agent] = stepper.release_half_step(step_size=1.0, observe=False)
-        if mixer is None:
-            total = np.add.reduce(messages, dtype=messages[0].dtype)
-            moved = agents[0][0].finish(total, step_size=1.0)
-            if moved is None:
-                raise CornError("masks of a simulation must cancel, found that they did not")
-            models[0] = moved
-            shown = models[0]
-        else:
-            models = mixer.mix(models[None])[0]
-            shown = models.mean(dim=0)
-    if mixer is None:
-        return models[0]
-    # A cool-down after the last step only mixes: it releases nothing and costs no privacy.
-    for _ in range(plan.cooldown_steps):
-        models = mixer.mix(models[None])[0]
-    return models.mean(dim=0)

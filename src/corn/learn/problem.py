@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -22,11 +22,12 @@ from torch.utils.data import Dataset as TorchDataset
 
 from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
-from corn.errors import InvalidArgumentError
+from corn.errors import InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
 from corn.learn.step import OptimizerFactory
 from corn.learn.tasks import Task
+from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
@@ -54,6 +55,10 @@ class SweepSettings:
         optimizer: makes the optimizer of torch that steps along the averaged release, with the step
             size as its learning rate; only for exact sums, and with ``momentum`` 0. None is a plain
             step, or one with ``momentum``.
+        clipping: a rule for each gradient before it is clipped to C (`corn.learn.update`).
+        mixing: a rule that mixes models in the place of the network's weights, for gossip.
+        local_rule: a class whose objects take steps along releases, in the place of DSGD, with
+            ``momentum`` 0.
     """
 
     num_steps: int
@@ -65,6 +70,9 @@ class SweepSettings:
     noise_keys: NoiseKeys = "none"
     momentum: float = 0.0
     optimizer: OptimizerFactory | None = None
+    clipping: Clipping | None = None
+    mixing: MixingRule | None = None
+    local_rule: Callable[[], LocalRule] | None = None
 
     def __post_init__(self) -> None:
         # The record is frozen. Plain integers, because NumPy's do not become JSON.
@@ -73,10 +81,16 @@ class SweepSettings:
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
         check_momentum(self.momentum)
-        if self.optimizer is not None and self.momentum:
+        if (self.optimizer is not None or self.local_rule is not None) and self.momentum:
             raise InvalidArgumentError(
-                f"momentum must be 0 with an optimizer, found {self.momentum}: give it to the "
-                "optimizer, which has its own"
+                f"momentum must be 0 with an optimizer or a local rule, found {self.momentum}: "
+                "they have their own"
+            )
+        replaced = (self.clipping, self.mixing, self.local_rule)
+        if self.noise_keys != "none" and any(rule is not None for rule in replaced):
+            raise InvalidArgumentError(
+                "clipping, mixing and local_rule are for simulations without keys, found "
+                f"noise_keys={self.noise_keys!r}: agents run what their plan says"
             )
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
@@ -219,15 +233,27 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
 
 def make_problem(
     task: Task,
-    datasets: Sequence[DataSource],
-    num_agents: int,
+    datasets: Sequence[DataSource] | Mapping[str, DataSource],
+    agents: int | Sequence[str],
     *,
     validation: DataSource | None = None,
     test: DataSource | None = None,
 ) -> TrainingProblem:
-    """Return the problem of a task on one data set for each agent."""
-    require_length("datasets", len(datasets), num_agents, per="agent")
-    own = [read_samples(each, of=f"agent {agent}") for agent, each in enumerate(datasets)]
+    """Return the problem of a task on one data set for each agent, in order or by its label.
+
+    ``agents`` are their number or their labels.
+    """
+    names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
+    require_length("datasets", len(datasets), len(names), per="agent")
+    if isinstance(datasets, Mapping):
+        # Numbers of agents without a label may be numbers in the mapping.
+        labelled = {str(label): each for label, each in datasets.items()}
+        missing = [name for name in names if name not in labelled]
+        rule, found = "those of the graph's agents", list_some(labelled)
+        advice = f"add {list_some(missing)}"
+        require(not missing, "labels of datasets", rule, found, advice=advice)
+        datasets = [labelled[name] for name in names]
+    own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(datasets)]
     given = {"validation": validation, "test": test}
     parts = {
         part: read_samples(each, of=f"the {part} data")

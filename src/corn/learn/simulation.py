@@ -10,8 +10,9 @@ Where releases are summed exactly all agents hold one model, and the tensor has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -45,6 +46,7 @@ from corn.learn.step import (
     smooth,
 )
 from corn.learn.tasks import Task
+from corn.learn.update import clip_by_rule
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
 from corn.privacy.budget import describe_queries
@@ -81,6 +83,9 @@ class Simulation:
         if settings.noise_keys == "secret":
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
+        self._compute: Callable[..., ClippedGradients] = compute_gradients
+        if settings.clipping is not None:
+            self._compute = partial(clip_by_rule, rule=settings.clipping)
         size = settings.batch_size
         if settings.noise_keys == "secret" and queries:
             # One sampler for each agent: in one batch of all agents, the number of one agent's
@@ -99,6 +104,11 @@ class Simulation:
         self._mixer = None
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
+        elif settings.mixing is not None:
+            raise InvalidArgumentError(
+                "mixing must be None with exact sums, whose masks hide single releases: choose a "
+                "network with mixing='gossip'"
+            )
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
@@ -106,7 +116,8 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
-        self._source, self._mechanism_of = self._make_noise()
+        self._sources, self._mechanism_of = self._make_noise()
+        self._source = self._sources.get(0)
         self._is_regular = _is_regular(self._mechanism_of.tolist())
         grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
@@ -120,6 +131,7 @@ class Simulation:
         # eavesdropper sees, for audits. Later steps overwrite the second tensor.
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
         self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
+        self._rule = None if settings.local_rule is None else settings.local_rule()
         self._optimizers = None
         if settings.optimizer is not None:
             require_exact_sums(network)
@@ -140,28 +152,6 @@ class Simulation:
     def alive(self) -> Tensor:
         """The runs that continue, shape (seeds, trials)."""
         return self._alive.clone()
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The state for a checkpoint; batches and noise follow from the step."""
-        return {
-            "step": self.step,
-            "parameters": self.parameters.cpu(),
-            "memory": None if self.memory is None else self.memory.cpu(),
-            "optimizers": None if self._optimizers is None else self._optimizers.save(),
-            "alive": self.alive,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        device = self._settings.device
-        self.step = state["step"]
-        self._alive = state["alive"].clone()
-        self.parameters = state["parameters"].to(device=device).clone()
-        if self.memory is not None:
-            self.memory = state["memory"].to(device=device).clone()
-        if self._optimizers is not None:
-            self._optimizers.restore(state["optimizers"])
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
@@ -188,24 +178,39 @@ class Simulation:
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
-        total, shape = self._settings.num_steps, self.parameters.shape
+        total = self._settings.num_steps
         step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
         if self._optimizers is not None:
             return self._optimizers.step(self.parameters, g, step_sizes, self._alive)
         # Zero for runs that were stopped, shape (seeds, 1, trials).
         eta = self._tensor(step_sizes)
         eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
+        if self._rule is not None:
+            return self._rule.take_step(self.parameters, g, eta.unsqueeze(-1), self._mix)
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         if self._mixer is None:
             return torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
         half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
+        return self._mix(half)
+
+    def _mix(self, values: Tensor) -> Tensor:
+        """Return values of shape (seeds, agents, trials, d) mixed over agents, as in a step."""
+        if self._mixer is None:
+            return values
         # W acts on agents alone, so trials and parameters are one axis to it.
-        mixed = self._mixer.mix(half.view(*shape[:2], -1)).view(shape)
+        flat, rule = values.view(*values.shape[:2], -1), self._settings.mixing
+        mixed = self._mixer.mix(flat) if rule is None else rule(flat, self.step)
+        if mixed.shape != flat.shape:
+            raise InvalidArgumentError(
+                f"mixing must keep the shape (seeds, agents, values) = {tuple(flat.shape)}, found "
+                f"{tuple(mixed.shape)}"
+            )
+        mixed = mixed.view(values.shape)
         # A trusted server gives all agents the exact average, whatever the network.
         for k in self._central:
-            mixed[:, :, k] = half[:, :, k].mean(dim=1, keepdim=True)
+            mixed[:, :, k] = values[:, :, k].mean(dim=1, keepdim=True)
         return mixed
 
     def _release_all(self) -> tuple[Tensor, Tensor]:
@@ -214,6 +219,7 @@ class Simulation:
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
+        self._source = self._sources.get(self.step, self._source)
         self._noise = None if self._source is None else self._source.draw(self.step)
         offset = None
         if isinstance(self._source, KeyedNoise):
@@ -229,9 +235,7 @@ class Simulation:
             chosen = models[seed_of if self._is_sum else cells]
             sizes = [len(batch.inputs) for batch in batches]
             found = join_gradients(
-                compute_gradients(
-                    self._task, own, batch, self._clip, clips_samples=self._clips_samples
-                )
+                self._compute(self._task, own, batch, self._clip, clips_samples=self._clips_samples)
                 for own, batch in zip(torch.split(chosen, sizes), batches, strict=True)
             )
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
@@ -302,9 +306,9 @@ class Simulation:
         shape = self.parameters.shape
         # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
         # leaves them as they are, up to rounding.
-        flat = self.parameters.view(shape[0], shape[1], -1)
-        for _ in range(self._settings.cooldown_steps):
-            flat = self._mixer.mix(flat)
+        flat, rule = self.parameters.view(shape[0], shape[1], -1), self._settings.mixing
+        for number in range(self._settings.cooldown_steps):
+            flat = self._mixer.mix(flat) if rule is None else rule(flat, self.step + number)
         self.parameters = flat.view(shape)
 
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
@@ -319,6 +323,13 @@ class Simulation:
         self._broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
         self.num_broken += count * self._has_noise * self._alive
 
+    def measure_average_noise(self) -> Tensor:
+        """Return the norm of the average of all agents' noise in this step, (seeds, trials)."""
+        if self._noise is None:
+            return torch.zeros(self._alive.shape)
+        norms: Tensor = torch.linalg.vector_norm(self._noise.mean(1), dim=-1)
+        return norms.index_select(1, self._mechanism_of)
+
     def _mean_norm(self, like: Tensor) -> Tensor:
         """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
         if self._noise is None:
@@ -326,31 +337,33 @@ class Simulation:
         norms: Tensor = torch.linalg.vector_norm(self._noise, dim=-1).mean(1)
         return norms.index_select(1, self._mechanism_of).to(like.dtype)
 
-    def _make_noise(self) -> tuple[StepNoise | None, Tensor]:
-        """Return the noise of all mechanisms, and the index of each trial's mechanism."""
-        settings = self._settings
+    def _make_noise(self) -> tuple[dict[int, StepNoise], Tensor]:
+        """Return the noise of all mechanisms from some steps on, and each trial's mechanism."""
         # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
         mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
         indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
-        noise_of = torch.tensor(indices, device=settings.device)
+        noise_of = torch.tensor(indices, device=self._settings.device)
         if all(mechanism.noise is None for mechanism in mechanisms):
-            return None, noise_of
+            return {}, noise_of
         # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        shares = [silence if c.noise is None else c.noise for c in mechanisms]
+        starts = {0, *(start for each in mechanisms for start, _ in each.later_noise)}
+        return {
+            start: self._make_source(mechanisms, [c.noise_at(start) or silence for c in mechanisms])
+            for start in starts
+        }, noise_of
+
+    def _make_source(
+        self, mechanisms: Sequence[Mechanism], shares: list[Decomposition]
+    ) -> StepNoise:
+        settings = self._settings
         where: dict[str, Any] = {
             "seeds": settings.seeds,
             "num_parameters": self._task.num_parameters,
             "device": settings.device,
         }
         if settings.noise_keys != "none":
-            drawn = [part for part in shares if isinstance(part, Decomposition)]
-            if len(drawn) < len(shares):
-                raise InvalidArgumentError(
-                    "noise of rings and tori of this size is for simulations without keys: use a "
-                    "plan, or noise_keys='none'"
-                )
-            return KeyedNoise(drawn, is_secret=settings.noise_keys == "secret", **where), noise_of
+            return KeyedNoise(shares, is_secret=settings.noise_keys == "secret", **where)
         if self._is_sum:
             # Rounding to the grid adds γ²/12 for each agent.
             totals = [
@@ -358,9 +371,9 @@ class Simulation:
                 for part, mechanism in zip(shares, mechanisms, strict=True)
             ]
             stds = [math.sqrt(total) / self._num_agents for total in totals]
-            return AverageNoise(stds, dtype=settings.torch_dtype, **where), noise_of
+            return AverageNoise(stds, dtype=settings.torch_dtype, **where)
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        return JointNoise(shares, dtype=settings.torch_dtype, **where), noise_of
+        return JointNoise(shares, dtype=settings.torch_dtype, **where)
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""

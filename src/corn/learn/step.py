@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import torch
@@ -614,15 +614,6 @@ class RunOptimizers:
             own.copy_(parameter.data)
         return updated
 
-    def save(self) -> list[dict[str, Any]]:
-        """Return the state of each optimizer: moments and counts of steps."""
-        return [optimizer.state_dict() for *_, optimizer in self._runs]
-
-    def restore(self, states: list[dict[str, Any]]) -> None:
-        """Continue from saved states."""
-        for (*_, optimizer), state in zip(self._runs, states, strict=True):
-            optimizer.load_state_dict(state)
-
 
 def require_exact_sums(network: Network) -> None:
     """Raise for gossip, in which each agent would keep moments of its own releases."""
@@ -650,16 +641,6 @@ def read_learning_rate(factory: OptimizerFactory) -> float:
     0.001
     """
     return float(_make_one(factory, torch.zeros(1))[1].param_groups[0]["lr"])
-
-
-def describe_optimizer(factory: OptimizerFactory | None) -> str:
-    """Return class and settings of the optimizers that a factory makes, without learning rate."""
-    if factory is None:
-        return ""
-    _, optimizer = _make_one(factory, torch.zeros(1))
-    kind, (group,) = type(optimizer), optimizer.param_groups
-    values = {name: group[name] for name in sorted(group) if name not in ("params", "lr")}
-    return f"{kind.__module__}.{kind.__qualname__} {values}"
 
 
 def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:

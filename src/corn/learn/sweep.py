@@ -1,32 +1,29 @@
-"""Sweeps: every trial for every seed, step by step, with measurements and checkpoints."""
+"""Sweeps: every trial for every seed, step by step, with measurements and traces."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import itertools
 import math
-import pickle
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from types import FrameType
 from typing import Any, final
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from corn.checks import require_count
-from corn.errors import FileFormatError, InvalidArgumentError
-from corn.files import writing_whole
+from corn.errors import InvalidArgumentError
 from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
+    TRACED,
     Breakdown,
     BreakdownCause,
     Result,
@@ -35,10 +32,11 @@ from corn.learn.metrics import (
     choose_measured,
     has_diverged,
     measure,
+    spread_of,
 )
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.simulation import Simulation
-from corn.learn.step import StepStatistics, describe_optimizer
+from corn.learn.step import StepStatistics
 from corn.threads import own_threads
 from corn.topology import Network
 
@@ -76,37 +74,35 @@ def catch_interruption() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
-# Increased when the fields of a checkpoint change: an older file is then refused, not misread.
-_VERSION = 5
-_FIELDS = {"step", "parameters", "memory", "optimizers", "alive", "rows", "stopped"}
+# Seconds between lines of progress where there is no terminal, such as in the log of a cluster.
+_SECONDS_BETWEEN_LINES = 30.0
 
 
-def _save_checkpoint(state: dict[str, Any], path: Path, *, fingerprint: str) -> None:
-    """Write the state of a sweep; a crash while writing leaves the previous file intact."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The measurements include losses on training data, which no noise covers.
-    private = writing_whole(path, durable=True, is_private=True)
-    with private as partial, partial.open("wb") as stream:
-        torch.save({"version": _VERSION, "fingerprint": fingerprint, **state}, stream)
+@contextmanager
+def _showing_progress(num_steps: int, num_runs: int) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts a step, and show the steps so far and the time left."""
+    what = f"training {num_runs} {'run' if num_runs == 1 else 'runs'}"
+    console = Console(stderr=True)
+    if console.is_terminal:
+        # Transient: it leaves nothing behind among the results.
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(what, total=num_steps)
+            yield lambda: bar.advance(task)
+        return
+    started = printed = time.monotonic()
+    steps = 0
 
+    def count() -> None:
+        nonlocal printed, steps
+        steps += 1
+        now = time.monotonic()
+        if now - printed >= _SECONDS_BETWEEN_LINES and steps < num_steps:
+            printed = now
+            left = timedelta(seconds=round((now - started) / steps * (num_steps - steps)))
+            line = f"{what}: step {steps} of {num_steps}, {left} left"
+            sys.stderr.write(f"{line}\n")
 
-def load_checkpoint(path: Path, *, fingerprint: str) -> dict[str, Any]:
-    """Read the state of the sweep with this fingerprint; raise for any other file."""
-    try:
-        # Plain data only: a checkpoint from an untrusted source cannot run code.
-        state: Any = torch.load(path, weights_only=True, map_location="cpu")
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged") from error
-    if not isinstance(state, dict) or not state.keys() >= _FIELDS:
-        raise FileFormatError(f"{path}: not a checkpoint of a sweep, or damaged")
-    if (state.get("version"), state.get("fingerprint")) != (_VERSION, fingerprint):
-        raise FileFormatError(
-            f"{path}: must be a checkpoint of this sweep, found one with other data, network, "
-            "mechanisms or settings: repeat those, or choose another file"
-        )
-    return state
+    yield count
 
 
 def run_sweep(
@@ -117,11 +113,8 @@ def run_sweep(
     settings: SweepSettings,
     evaluate_at: Sequence[int] | None = None,
     max_train_samples: int | None = 10_000,
-    checkpoint: Path | str | None = None,
-    checkpoint_every: int = 1000,
-    resume: bool = False,
     show_progress: bool = True,
-    on_rows: Callable[[Sequence[Row]], None] | None = None,
+    on_step: Callable[[Sequence[Row]], None] | None = None,
 ) -> Result:
     """Run every trial for every seed, all together, with common random numbers.
 
@@ -136,23 +129,25 @@ def run_sweep(
         evaluate_at: steps to measure at; by default 0, the last, and nineteen between.
         max_train_samples: number of evenly spaced samples to measure the training loss on; None
             for all.
-        checkpoint: a file for the state, written every ``checkpoint_every`` steps and at the end.
-        checkpoint_every: number of steps between checkpoints.
-        resume: continue from ``checkpoint`` if that file exists.
-        show_progress: draw a progress bar if stderr is a terminal.
-        on_rows: called with the measurements of each step that is measured.
+        show_progress: show the steps so far and the time left on stderr: a bar on a terminal, and
+            elsewhere a line every 30 seconds.
+        on_step: a function that gets the trace of each step, one row for each run, with the columns
+            of `TRACED`. Traces are of gradients without noise: they are private, for simulations
+            only, and refused with secret keys.
     """
-    if resume and settings.noise_keys == "secret":
-        # The steps after the checkpoint were released once already. New noise on the same
-        # gradients would be a second release, which the budget does not count.
+    if on_step is not None and settings.noise_keys == "secret":
         raise InvalidArgumentError(
-            "resume must be False with secret keys: steps that run again would spend more than the "
-            "budget; corn launch keeps a ledger of releases and can resume"
+            "on_step must be None with secret keys (secure=True): a trace has norms of gradients "
+            "and of noise, which no ε covers"
         )
-    require_count("checkpoint_every", checkpoint_every)
-    file = None if checkpoint is None else Path(checkpoint)
+    shown = _showing_progress(settings.num_steps, len(trials) * len(settings.seeds))
+    hidden: Any = nullcontext(lambda: None)
     # Threads gain little on products of this size, and lose much on a busy machine.
-    with own_threads():
+    with (
+        own_threads(),
+        catch_interruption() as interruption,
+        shown if show_progress else hidden as count_step,
+    ):
         loop = SweepLoop(
             problem,
             network,
@@ -160,28 +155,11 @@ def run_sweep(
             settings=settings,
             evaluate_at=evaluate_at,
             max_train_samples=max_train_samples,
+            on_step=on_step,
         )
-        # No file is a fresh start, so that one command both begins and resumes.
-        if resume and file is not None and file.exists():
-            loop.restore(load_checkpoint(file, fingerprint=loop.fingerprint))
-        console = Console(stderr=True)
-        is_hidden = not (show_progress and console.is_terminal)
-        # Transient: it leaves nothing behind among the results.
-        bar = Progress(console=console, transient=True, disable=is_hidden)
-        task = bar.add_task("training", total=settings.num_steps, completed=loop.step)
-        with catch_interruption() as interruption, bar:
-            while loop.step < settings.num_steps and not interruption.requested:
-                rows = loop.advance()
-                # A hidden bar would keep the times of a thousand steps.
-                if not is_hidden:
-                    bar.advance(task)
-                if rows and on_rows:
-                    on_rows(rows)
-                if file is not None and loop.step % checkpoint_every == 0:
-                    _save_checkpoint(loop.state, file, fingerprint=loop.fingerprint)
-        if file is not None:
-            # Also after Ctrl-C, so that the same command resumes where this one stopped.
-            _save_checkpoint(loop.state, file, fingerprint=loop.fingerprint)
+        while loop.step < settings.num_steps and not interruption.requested:
+            loop.advance()
+            count_step()
         return loop.finish()
 
 
@@ -201,8 +179,10 @@ class SweepLoop:
         settings: SweepSettings,
         evaluate_at: Sequence[int] | None = None,
         max_train_samples: int | None = None,
+        on_step: Callable[[Sequence[Row]], None] | None = None,
     ) -> None:
         _check_names(trials)
+        self._on_step = on_step
         self._problem = problem
         self._network = network
         self._trials = tuple(trials)
@@ -222,47 +202,13 @@ class SweepLoop:
         """The number of completed steps."""
         return self._simulation.step
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash, in hexadecimal, of everything that the result depends on."""
-        task = self._problem.task
-        settings = self._settings
-        data = self._data
-        W = self._network.sparse_matrix
-        plain = {
-            "task": task.describe(),
-            "settings": {**vars(settings), "optimizer": describe_optimizer(settings.optimizer)},
-            "mixing": self._network.mixing,
-            "offsets": data.offsets,
-            "trials": [(t.describe(), repr(t.schedule), repr(t.mechanism)) for t in self._trials],
-        }
-        digest = hashlib.sha256(json.dumps(plain).encode())
-        # A module's layers and frozen values show neither in ``describe`` nor in the start.
-        digest.update(getattr(task, "fingerprint", bytes)())
-        # Links, not W: in a large network that would be n² numbers.
-        arrays = [W.indptr, W.indices, W.data, np.array(self._network.schedule)]
-        for trial in self._trials:
-            noise = trial.mechanism.noise
-            if noise is not None:
-                # Members too: the same factors on other agents are other noise.
-                members = [np.array(group) for group in noise.seed_groups]
-                arrays += [noise.private_variance, *members, *noise.factors]
-        tensors = [data.inputs, data.targets]
-        # Initial parameters are part of it: a task may draw them in its own way.
-        tensors += [task.initialize(seed) for seed in settings.seeds]
-        # Measurements before and after an interruption must be of the same samples.
-        for name, part in sorted(self._parts.items()):
-            digest.update(f"{name} {len(part[1])}".encode())
-            tensors += part
-        for array in [*arrays, *(values.cpu().numpy() for values in tensors)]:
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
     def advance(self) -> list[Row]:
         """Run one step, with the cool-down after the last; return its measurements, if any."""
         # Statistics of a step must be asked for before it runs.
         due = self.step + 1 in self._steps
-        statistics = self._simulation.advance(observe=due)
+        statistics = self._simulation.advance(observe=due or self._on_step is not None)
+        if self._on_step is not None and statistics is not None:
+            self._on_step(self._trace(statistics))
         broken = self._simulation.find_broken()
         if broken is not None:
             self._stop(broken, "gradients-not-finite")
@@ -270,21 +216,6 @@ class SweepLoop:
             # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
         return self._measure(statistics) if due else []
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The present state, for a checkpoint."""
-        return {
-            **self._simulation.state,
-            "rows": list(self._rows),
-            "stopped": {run: (own.step, own.cause) for run, own in self._stopped.items()},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state of this sweep."""
-        self._simulation.restore(state)
-        self._rows = list(state["rows"])
-        self._stopped = {run: Breakdown(*own) for run, own in state["stopped"].items()}
 
     def finish(self) -> Result:
         """Return the result; an interrupted sweep is measured once more at its present step."""
@@ -309,6 +240,7 @@ class SweepLoop:
             notes=self._problem.notes + self._note_measured(),
             simulation=self._simulated,
             private_notes=tuple(self._describe_broken()),
+            cooldown_steps=self._settings.cooldown_steps if complete else 0,
         )
 
     @property
@@ -331,6 +263,22 @@ class SweepLoop:
             "finite and counted as zero; try a smaller step size"
             for s, v in torch.nonzero(counts).tolist()
         ]
+
+    def _trace(self, statistics: StepStatistics) -> list[Row]:
+        """Return the columns of `TRACED` for each run."""
+        columns = (
+            *(statistics.gradient_norm, statistics.fraction_clipped, statistics.noise_norm),
+            self._simulation.measure_average_noise(),
+            spread_of(self._simulation.parameters),
+        )
+        rows: list[Row] = []
+        for s, v in itertools.product(range(len(self._settings.seeds)), range(len(self._trials))):
+            ratio = self._trials[v].mechanism.disagreement_ratio
+            values = (float(column[s, v]) for column in columns)
+            kappa = math.nan if ratio is None else ratio
+            facts: Sequence[Any] = (*self._name((s, v)), self.step, *values, kappa)
+            rows.append(dict(zip(TRACED, facts, strict=True)))
+        return rows
 
     def _measure(self, statistics: StepStatistics | None) -> list[Row]:
         """Measure all runs, stop those that diverged, and return the rows of the others."""
@@ -374,7 +322,7 @@ def _run_of(row: Row) -> tuple[object, ...]:
 
 
 def _check_names(trials: Sequence[Trial]) -> None:
-    # Rows, files and checkpoints identify a run by these names.
+    # Rows and files identify a run by these names.
     names = [trial.describe() for trial in trials]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,18 @@ from torch import Tensor, nn
 from corn.covariance import (
     Decomposition,
     Design,
+    Objective,
     ObjectiveLike,
     ThreatModel,
     default_objective,
-    design,
 )
 from corn.covariance.design import read_objective
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.learn.mechanism import Mechanism, Trial, make_mechanisms
+from corn.learn.mechanism import Mechanism, TrainedWith, Trial, make_mechanisms
 from corn.learn.metrics import Result
 from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.step import OptimizerFactory, read_learning_rate
+from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.module import trained_parameters
@@ -39,24 +40,15 @@ from corn.topology import Network, choose_cooldown, load_network
 def train(
     source: Plan | Network | str | Path | nx.Graph,
     budget: PrivacyBudget | None = None,
-    noise: Design | Decomposition | None = None,
+    mechanism: TrainedWith = "corn",
     *,
     model: nn.Module | Task,
     loss: MeanLoss | None = None,
-    datasets: Sequence[DataSource],
+    datasets: Sequence[DataSource] | Mapping[str, DataSource],
     validation: DataSource | None = None,
     test: DataSource | None = None,
     step_size: float | Schedule | None = None,
-    schedule: ScheduleName = "constant",
     threat: ThreatModel | None = None,
-    num_steps: int | None = None,
-    batch_size: int | None = None,
-    seeds: Sequence[int] = (0,),
-    cooldown_steps: int | None = None,
-    momentum: float | None = None,
-    optimizer: OptimizerFactory | None = None,
-    dtype: str | None = None,
-    device: str = "cpu",
     secure: bool = False,
     **options: Any,
 ) -> Result:
@@ -68,37 +60,27 @@ def train(
         budget: the promise; its unit decides what is clipped. ``PrivacyBudget.for_sizes`` makes one
             for samples from the agents' numbers of samples. None trains without privacy, or with
             the plan's budget.
-        noise: a design or decomposition for this budget; by default the plan's, or a design of
-            mechanism ``corn`` against ``threat`` with the default objective.
+        mechanism: as for `corn.design`, ``central`` and ``none`` included; or a design, a
+            decomposition or a ``corn.learn.Mechanism`` for this budget.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
         loss: for a module: (outputs, targets) → mean loss.
-        datasets: one per agent; a data loader stands for its data set.
+        datasets: one per agent, in their order or by the labels of the graph; a data loader stands
+            for its data set.
         validation: samples to measure on.
         test: samples to measure on.
-        step_size: η₁, or a schedule; by default 0.01, or the optimizer's own learning rate.
-        schedule: ``constant``, ``inverse-sqrt`` or ``cosine``, if ``step_size`` is a number.
+        step_size: η₁, or a schedule such as ``corn.learn.Cosine(0.1)``; by default 0.01, or the
+            optimizer's own learning rate.
         threat: the adversary that the noise must hold against; by default the plan's, or that of
             the given noise, or one insider (an eavesdropper if there is one agent only). For
             networks too large for a seed per pair, take ``ThreatModel(0)``, an eavesdropper.
-        num_steps: T; by default the budget's.
-        batch_size: samples per mini-batch; by default the budget's, else each agent's whole data.
-        seeds: one run for each.
-        cooldown_steps: steps after the last that only mix, so that agents agree on one model; by
-            default the plan's, or one mixing time of the network. They cost messages, not privacy.
-        momentum: β of the average of releases that agents step along; by default the plan's, or
-            that of ``default_objective``. Noise that is designed here is designed for it.
-        optimizer: a function of a list of parameters that returns an optimizer of torch, such as
-            ``torch.optim.Adam``; only for exact sums. It steps along the average of all releases,
-            the same at all agents, and replaces ``momentum``. ``step_size`` and ``schedule`` set
-            its learning rate. It sees the parameters as one vector.
-        dtype: ``float32`` or ``float64``; by default the plan's, or float32.
-        device: the torch device to compute on.
         secure: draw noise from new secret keys, so that the models keep the promise and the result
             has a column ``epsilon``. Otherwise noise follows from the seeds, and nobody is
             protected. The promise covers the models of one run: another run on the same data
             spends ε again.
-        options: further options of :func:`corn.learn.sweep.run_sweep`: evaluation steps,
-            checkpoints, progress.
+        options: ``objective``, as for `corn.design`; any field of
+            :class:`corn.learn.SweepSettings`, such as ``num_steps``, ``seeds``, ``optimizer``,
+            ``clipping`` or ``mixing``, by default those of the plan or the budget and a cool-down
+            of one mixing time; and options of :func:`corn.learn.run_sweep`, such as ``on_step``.
 
     Raises:
         InfeasibleError: every run broke down. If only some did, a warning names them.
@@ -117,68 +99,64 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
+    plan = source if isinstance(source, Plan) else None
+    given = _take_settings(options)
+    objective = options.pop("objective", None)
+    optimizer = given.get("optimizer")
     if step_size is None:
         step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
-    if optimizer is not None:
-        # The optimizer has a momentum of its own; settings refuse a second one.
-        momentum = momentum or 0.0
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
-        if budget is not None or noise is not None or threat is not None:
+        if any((budget, mechanism != "corn", threat, objective is not None)):
             raise InvalidArgumentError(
-                "budget, noise and threat must be None with a plan, which has all three"
+                "budget, mechanism, threat and objective must not be given with a plan, which has "
+                "all of them"
             )
-        plan: Plan | None = source
         network = source.network
-        # The noise of a plan was designed for its momentum.
-        momentum = source.momentum if momentum is None else momentum
     else:
-        plan = None
         network = source if isinstance(source, Network) else load_network(source)
-        if budget is None and (noise is not None or threat is not None or secure):
-            raise InvalidArgumentError("noise, threat and secure need a budget, found None")
-    objective = default_objective(
-        1 if budget is None else budget.num_steps, mixing=network.mixing, momentum=momentum
-    )
+        is_private = mechanism not in ("corn", "none", "unclipped") or threat is not None or secure
+        if budget is None and is_private:
+            raise InvalidArgumentError("mechanism, threat and secure need a budget, found None")
+    if plan is None:
+        design_steps = 1 if budget is None else budget.num_steps
+        target = _choose_objective(objective, network, design_steps, given)
+    else:
+        target = plan.objective
     if secure and plan is None and budget is not None:
-        if noise is not None:
-            raise InvalidArgumentError("noise must be None with secure=True: give a plan instead")
+        if isinstance(mechanism, Design | Decomposition | Mechanism):
+            raise InvalidArgumentError(
+                "mechanism must be a name, a record or a function with secure=True, found noise: "
+                "give a plan instead"
+            )
         # Noise that protects somebody must also cover the rounding of floating point.
         plan = make_plan(
-            network, budget, threat=threat, objective=objective, cooldown_steps=cooldown_steps
+            network,
+            budget,
+            mechanism=mechanism,
+            threat=threat,
+            objective=target,
+            cooldown_steps=given.get("cooldown_steps"),
         )
     if plan is not None:
-        mechanism = Mechanism.from_plan(plan)
+        made = Mechanism.from_plan(plan)
     elif budget is None:
-        mechanism = Mechanism.non_private()
+        made = Mechanism.non_private()
     else:
-        if noise is None:
-            noise = design(network, budget, objective=objective, threat=threat)
-        name = noise.mechanism if isinstance(noise, Design) else "given noise"
-        mechanism = Mechanism.private(name, noise, budget, threat=threat)
-    if num_steps is None:
-        if mechanism.budget is None:
-            raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
-        num_steps = mechanism.budget.num_steps
-    if cooldown_steps is None:
-        # The plan's number, so that a simulation ends as its agents do.
-        planned = None if plan is None else plan.cooldown_steps
-        cooldown_steps = choose_cooldown(network, num_steps) if planned is None else planned
-    query = mechanism.query
-    settings = SweepSettings(
-        num_steps=num_steps,
-        # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
-        batch_size=batch_size if batch_size is not None or query is None else query.batch_size,
-        seeds=tuple(seeds),
-        cooldown_steps=cooldown_steps,
-        momentum=objective.momentum,
-        optimizer=optimizer,
-        dtype=dtype or ("float32" if plan is None else plan.dtype),
-        device=device,
+        (made,) = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
+    if given.get("num_steps") is None and plan is None and budget is None:
+        raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
+    settings = _make_settings(
+        given,
+        network,
+        made.budget or budget,
+        momentum=target.momentum,
+        cooldown_steps=None if plan is None else plan.cooldown_steps,
+        dtype="float32" if plan is None else plan.dtype,
         noise_keys="secret" if secure else "none",
     )
-    problem = make_problem(task, datasets, network.num_agents, validation=validation, test=test)
-    trials = [Trial(mechanism, make_schedule(step_size, schedule))]
+    problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
+    trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), breakdown in result.stopped.items():
         # There is one trial, so that runs are as many as seeds.
@@ -186,6 +164,53 @@ def train(
             raise InfeasibleError(f"every run broke down; seed {seed} {breakdown}")
         warnings.warn(f"seed {seed} {breakdown}", CornWarning, stacklevel=2)
     return result
+
+
+_SETTINGS = tuple(field.name for field in fields(SweepSettings))
+
+
+def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of sweeps among a function's options, without which those are left."""
+    return {name: options.pop(name) for name in _SETTINGS if name in options}
+
+
+def _make_settings(
+    given: Mapping[str, Any],
+    network: Network,
+    budget: PrivacyBudget | None,
+    *,
+    momentum: float,
+    cooldown_steps: int | None = None,
+    **more: Any,
+) -> SweepSettings:
+    """Return the settings that a caller gave, and those of plan and budget for the others."""
+    # None is the default of the network too, as for make_plan.
+    given = {name: value for name, value in given.items() if value is not None}
+    num_steps = given.get("num_steps") or (budget.num_steps if budget is not None else 1)
+    if cooldown_steps is None and "cooldown_steps" not in given:
+        cooldown_steps = choose_cooldown(network, num_steps)
+    usual = {
+        "num_steps": num_steps,
+        # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
+        "batch_size": None if budget is None else budget.batch_size,
+        "cooldown_steps": cooldown_steps,
+        # The momentum that the designs count on: trained with another, they would be suboptimal.
+        "momentum": 0.0 if "optimizer" in given or "local_rule" in given else momentum,
+    }
+    seeds = tuple(given.get("seeds", (0,)))
+    return SweepSettings(**{**usual, **more, **given, "seeds": seeds})
+
+
+def _choose_objective(
+    objective: ObjectiveLike | None, network: Network, num_steps: int, given: Mapping[str, Any]
+) -> Objective:
+    """Return the objective of designs: the caller's, or the default for this momentum."""
+    if objective is not None:
+        return read_objective(objective, network, num_steps)
+    # An optimizer or a rule has a momentum of its own; settings refuse a second one.
+    is_replaced = given.get("optimizer") is not None or given.get("local_rule") is not None
+    momentum = given.get("momentum") or (0.0 if is_replaced else given.get("momentum"))
+    return default_objective(num_steps, mixing=network.mixing, momentum=momentum)
 
 
 def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
@@ -237,28 +262,23 @@ def compare(
     *,
     model: nn.Module | Task,
     loss: MeanLoss | None = None,
-    datasets: Sequence[DataSource],
+    datasets: Sequence[DataSource] | Mapping[str, DataSource],
     validation: DataSource | None = None,
     test: DataSource | None = None,
-    mechanisms: Sequence[str] = MECHANISMS_TO_COMPARE,
+    mechanisms: str | Sequence[TrainedWith] | Mapping[str, TrainedWith] = MECHANISMS_TO_COMPARE,
     step_sizes: Sequence[float] = (),
     schedule: ScheduleName = "constant",
-    batch_size: int | None = None,
-    seeds: Sequence[int] = (0,),
-    objective: ObjectiveLike | None = None,
     threat: ThreatModel | None = None,
-    device: str = "cpu",
     **options: Any,
 ) -> Comparison:
     """Simulate training with several mechanisms, at the same ε and on the same batches.
 
     Arguments are those of :func:`train`, except for these. ``budget`` is the promise of every
     mechanism. ``validation`` has the samples by which step sizes are chosen; by default these are
-    the agents' own data. ``mechanisms`` are names, ``central`` and ``none`` among them, or
-    covariances of your own: ``NAME=R.npy``, ``NAME=FILE.py:FUNCTION``. ``step_sizes`` are those to
-    try; by default a search starts where clip and noise suggest. ``objective`` is what designs
-    minimise, as for :func:`corn.design`. ``threat`` is the adversary of ``corn`` and ``ldp``; by
-    default one insider.
+    the agents' own data. ``mechanisms`` are names, records and functions, as for `corn.design`,
+    ``central`` and ``none`` among them; a mapping has names for tables. ``step_sizes`` are those to
+    try; by default a search starts where clip and noise suggest. ``threat`` is the adversary of
+    ``corn`` and ``ldp``; by default one insider.
 
     Noise follows from public seeds: the models protect nobody. On private data every run counts;
     see :func:`corn.learn.price_all`.
@@ -278,22 +298,14 @@ def compare(
     ['ldp', 'none']
     """
     chosen = network if isinstance(network, Network) else load_network(network)
+    given = _take_settings(options)
     # One objective for all mechanisms: one designed for another would look worse than it is.
-    target = read_objective(objective, chosen, budget.num_steps)
+    target = _choose_objective(options.pop("objective", None), chosen, budget.num_steps, given)
     problem = make_problem(
-        make_task(model, loss), datasets, chosen.num_agents, validation=validation, test=test
+        make_task(model, loss), datasets, chosen.agent_names, validation=validation, test=test
     )
     made = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
-    settings = SweepSettings(
-        num_steps=budget.num_steps,
-        batch_size=budget.batch_size if batch_size is None else batch_size,
-        seeds=tuple(seeds),
-        # Mixing after the last step is post-processing: it costs no privacy.
-        cooldown_steps=choose_cooldown(chosen, budget.num_steps),
-        # The momentum that the designs count on: trained with another, they would be suboptimal.
-        momentum=target.momentum,
-        device=device,
-    )
+    settings = _make_settings(given, chosen, budget, momentum=target.momentum)
     return tune(
         problem,
         chosen,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from corn.checks import require_choice
 from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -54,6 +54,11 @@ class Comparison:
         """The mechanisms, each once."""
         return list(dict.fromkeys(trial.mechanism for trial in self.result.trials))
 
+    @property
+    def best_step_sizes(self) -> dict[str, str]:
+        """The best step size of each mechanism, as tables write it."""
+        return {name: schedule.describe() for name, schedule in self.schedules.items()}
+
     def score(self, column: str) -> dict[str, float]:
         """Return a column's last value at the best step size, averaged over seeds, by name."""
         return self._at_best(self.result.average(column))
@@ -62,8 +67,28 @@ class Comparison:
         """Return half the width of the 95 % interval of ``score``, by name (``Result``)."""
         return self._at_best(self.result.interval(column))
 
+    @property
+    def reference(self) -> str:
+        """The mechanism that others are compared with: the plan's or CorN, or else the first."""
+        names = list(self.schedules)
+        return next((name for name in ("plan", "corn") if name in names), names[0])
+
+    def differences(self, column: str, to: str | None = None) -> dict[str, tuple[float, float]]:
+        """Return each mechanism's score minus that of a reference, and half its 95 % interval.
+
+        Both are at their best step sizes, and paired by seed (`Result.difference`). ``to`` is the
+        name of the reference, by default `reference`.
+        """
+        keys = {name: (name, own) for name, own in self.best_step_sizes.items()}
+        target = keys[require_choice("to", self.reference if to is None else to, tuple(keys))]
+        return {
+            name: self.result.difference(column, key, target)
+            for name, key in keys.items()
+            if key != target
+        }
+
     def _at_best(self, values: dict[tuple[str, str], float]) -> dict[str, float]:
-        return {name: values[name, own.describe()] for name, own in self.schedules.items()}
+        return {name: values[name, own] for name, own in self.best_step_sizes.items()}
 
     @property
     def ends(self) -> dict[str, GridEnd]:
@@ -86,8 +111,16 @@ class Comparison:
 
         Scores that were not measured are left out, and all scores of a mechanism whose every run
         broke down (its step size is None). For the quadratic task the optimality gap is added.
+        ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
+        with `reference`.
         """
         scores, widths = self._collect(self.score), self._collect(self.interval)
+        # By column; of the reference itself there are none.
+        compared: dict[str, dict[str, tuple[float, float]]] = {}
+        for column in _SCORE_COLUMNS:
+            for name, found in self.differences(column).items():
+                if not math.isnan(found[0]):
+                    compared.setdefault(name, {})[column] = found
         prefix = "simulated_" if self.result.is_simulated else ""
         facts: dict[str, dict[str, object]] = {}
         for mechanism in self.mechanisms:
@@ -98,6 +131,7 @@ class Comparison:
                 "step_size": None if schedule is None else schedule.describe(),
                 **scores.get(name, {}),
                 "intervals": widths.get(name, {}),
+                "differences": compared.get(name, {}),
                 "num_step_sizes": sum(trial.mechanism is mechanism for trial in self.result.trials),
                 f"{prefix}epsilon": None if spent is None else float(spent.max()),
                 f"{prefix}epsilon_of_each_agent": spent,
@@ -138,14 +172,17 @@ class Comparison:
         return chosen
 
     def to_pandas(self) -> Any:
-        """Return the summary as a data frame with one row for each mechanism."""
-        # Columns that would hold a dictionary or an array in each cell of the frame.
-        hidden = ("intervals", "simulated_epsilon_of_each_agent", "epsilon_of_each_agent")
-        rows = [
-            {"mechanism": name, **{k: v for k, v in facts.items() if k not in hidden}}
-            for name, facts in self.summary.items()
-        ]
-        return make_frame(rows).set_index("mechanism")
+        """Return all measurements as one data frame: a row for each run and measured step.
+
+        ``is_best`` marks the runs at their mechanism's best step size.
+        """
+        best = set(self.best_step_sizes.items())
+        return make_frame(
+            [
+                {**row, "is_best": (row["mechanism"], row["step_size"]) in best}
+                for row in self.result.rows
+            ]
+        )
 
 
 def tune(
@@ -215,13 +252,11 @@ def search_step_sizes(
     *,
     settings: SweepSettings,
     schedule: ScheduleName = "constant",
-    checkpoint: Path | None = None,
     **options: Any,
 ) -> Result:
     """Run each mechanism with three step sizes, then with those that ``propose_places`` returns.
 
-    Every round after the first has a checkpoint of its own, with the number of the round in its
-    name. An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
+    An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
     searched only as long as one that does is. ``options`` are those of
     :func:`corn.learn.sweep.run_sweep`.
     """
@@ -235,20 +270,14 @@ def search_step_sizes(
     }
     losses: dict[Mechanism, dict[int, float]] = {m: {} for m in mechanisms}
     found: Result | None = None
-    number = 0
     while found is None or wanted:
-        number += 1
         schedules = {
             (m, k): make_schedule(step_size_at(k), schedule)
             for m, places in wanted.items()
             for k in places
         }
         trials = [Trial(m, own) for (m, _), own in schedules.items()]
-        # Each round has other trials, and a checkpoint fits one list of trials only.
-        file = checkpoint
-        if checkpoint is not None and number > 1:
-            file = checkpoint.with_name(f"{checkpoint.name}.{number}")
-        new = run_sweep(problem, network, trials, settings=settings, checkpoint=file, **options)
+        new = run_sweep(problem, network, trials, settings=settings, **options)
         # Half a round would compare runs of different lengths.
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")

@@ -1,24 +1,28 @@
-"""The module of the user's own training loop as a task, whose gradients the loop computes."""
+"""The module of the user's own training loop, through which each sample runs alone.
+
+While a batch of the private loader is under way, a call of the module runs it on one sample after
+the other, by ``torch.func.vmap``. So whatever its layers do, no sample can change the outputs of
+another one, and the backward pass gives the gradient of each sample.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.module import (
     differentiate,
     map_in_a_loop,
@@ -28,71 +32,43 @@ from corn.learn.tasks.module import (
 )
 from corn.learn.tasks.protocol import Gradients, Scores
 
-_TOLERANCE = 1e-3  # relative, between the sum over samples and autograd's own gradient
-
-
-# Layers that hooks call again must not be hooked then, nor by other hooks on the same module.
-_HOOKS = threading.local()
-
-
-def _is_paused() -> bool:
-    return getattr(_HOOKS, "are_paused", False)
-
-
-@contextmanager
-def _paused() -> Iterator[None]:
-    _HOOKS.are_paused = True
-    try:
-        yield
-    finally:
-        _HOOKS.are_paused = False
-
 
 @final
 class SampleGradients:
-    """Hooks on a module that collect the gradient of each sample.
+    """The gradient of each sample's training loss, from one backward pass of the user's loop.
 
-    The first dimension of every layer's inputs and outputs must number the samples, no sample may
-    change the row of another one, and each loss must depend on its own sample alone. All of this is
-    checked on the first batch of each kind.
+    ``begin`` announces a batch, and ``take`` takes its losses. In between, the module's calls are
+    replaced; without gradients, and at other times, they are as usual.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        # The gradient of each sample by parameter, shape (samples, …).
-        self._rows: dict[nn.Parameter, Tensor] = {}
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._owners = find_owners(module)
-        self._names = {
-            parameter: name or type(layer).__name__
-            for name, layer in self._owners.items()
-            for parameter in layer.parameters()
-        }
-        # Whether the module ran with gradients since the last losses.
-        self._was_called = False
-        # Kinds of inputs and of losses that were checked.
-        self._checked: set[tuple[Any, ...]] = set()
+        self._module = module
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        forward = module.forward
+        # A notebook that runs a cell again makes a module private twice.
+        self._forward = forward.usual if isinstance(forward, _SampleForward) else forward
+        module.forward = _SampleForward(self, module, self._forward)
+        # Batches whose losses are expected, in their order: the number of samples of each, and the
+        # inputs whose gradients are followed.
+        self._expected: list[tuple[int, list[Tensor]]] = []
         self._num_batches = 0
-        self._inputs: list[Tensor] = []
-        # Samples whose losses are differentiated to see whether others move; else None.
-        self._chosen: Tensor | None = None
-        self._are_mixed = False
-        for layer in self._owners.values():
-            layer.register_forward_hook(self._after_layer, with_kwargs=True)
-        module.register_forward_pre_hook(self._require_independence, with_kwargs=True)
+        self._is_inside = False
+        # Why modules run in a Python loop in place of ``vmap``; empty if they do not.
+        self._obstacle = ""
+        self._outputs: list[Tensor] = []
+        self._mode = ""  # of a backward pass of this class: "check" or "collect"
+        self._rows: dict[str, Tensor] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no gradient was collected since the last call of ``take`` or ``clear``."""
-        return not self._rows
+    def begin(self, batch: Any, num_samples: int) -> Any:
+        """Expect losses of a batch, after those before; return the batch to show to the loop.
 
-    def watch(self, batch: Any, num_samples: int) -> Any:
-        """Return a batch that shows, when it has gradients, which losses its samples reach.
-
-        This notices samples that the loop mixes before it calls the module. Every batch would cost
-        a gradient of its inputs, so the first one, the second, the fourth and so on are watched.
+        In the first batch, the second, the fourth and so on, its floats have gradients, which show
+        whether the loop mixes samples before it calls the module. In every batch that would take a
+        gradient of the inputs.
         """
+        inputs: list[Tensor] = []
+        self._expected.append((num_samples, inputs))
         self._num_batches += 1
-        self._inputs.clear()
         if self._num_batches & (self._num_batches - 1):
             return batch
 
@@ -100,284 +76,345 @@ class SampleGradients:
             is_real = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
             if not is_real or len(value) != num_samples:
                 return value
-            self._inputs.append(value.detach().requires_grad_())
+            inputs.append(value.detach().requires_grad_())
             # A copy, which the loop may change in place.
             with torch.enable_grad():
-                return self._inputs[-1].clone()
+                return inputs[-1].clone()
 
         return tree_map(follow, batch)
 
-    def take(self, losses: Tensor) -> Tensor:
-        """Return the gradient of each sample's loss, shape (samples, d), by one backward pass.
+    def end(self) -> None:
+        """Expect no losses."""
+        self._expected.clear()
+        self._forget()
 
-        It leaves the gradient of the sum in ``.grad``.
-        """
-        if not self._was_called:
+    def _forget(self) -> None:
+        self._outputs.clear()
+        self._rows.clear()
+
+    def take(self, losses: Tensor) -> Tensor:
+        """Return the gradient of each sample's loss, shape (samples, d)."""
+        if not self._expected:
+            raise CornError(
+                "the backward pass of optimizer.mean(losses) must run once for each batch, found a "
+                "second one: add up the losses of each sample first"
+            )
+        num_samples, inputs = self._expected[0]
+        if losses.shape != (num_samples,) or not losses.requires_grad:
+            raise InvalidArgumentError(
+                f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
+                f"vector with gradients, found shape {tuple(losses.shape)}"
+                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
+                "and for sequences the mean over each sample's own positions"
+            )
+        if not self._outputs:
             raise InvalidArgumentError(
                 "losses must be computed from the outputs of the whole module, found that it was "
                 "not called on tensors of this batch: call model(inputs), not single layers of it"
             )
-        # Which operations lead from layers to losses, not how often: sequences of other lengths
-        # have the same. A term that is added in a later pass brings a new kind.
-        kind = len(losses) > 1, _list_operations(losses)
-        is_new = kind not in self._checked or bool(self._inputs)
-        # In the sum every loss has weight 1, so that each row is the gradient of a sample's loss.
-        torch.autograd.backward(losses.sum(), retain_graph=is_new)
-        rows = self._join(len(losses))
-        # Before anything is released. Whether it holds depends on the program, not on data.
-        if is_new:
-            self._require_sum(rows)
-            self._require_own_losses(losses)
-            self._checked.add(kind)
-        self.clear()
-        self._inputs.clear()
-        self._was_called = False
+        self._require_own_losses(losses, inputs)
+        self._mode = "collect"
+        try:
+            # In the sum every loss has weight 1, so that each row is the gradient of one loss.
+            torch.autograd.backward(losses.sum())
+        finally:
+            self._mode = ""
+        for name, parameter in self._trained.items():
+            if parameter.grad is not None:
+                raise InvalidArgumentError(
+                    f"parameters must be used by calls of the module alone, found a gradient of "
+                    f"{name!r} from outside of them: no sample's gradient includes it; use the "
+                    "parameter in the module's forward()"
+                )
+        # A parameter that this batch did not use has no gradient.
+        pieces = [
+            self._rows.get(name, p.new_zeros(len(losses), p.numel())).flatten(1)
+            for name, p in self._trained.items()
+        ]
+        rows = torch.cat(pieces, dim=1)
+        self._expected.pop(0)
+        self._forget()
         return rows
 
-    def clear(self) -> None:
-        """Forget all gradients."""
-        self._rows.clear()
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of a call of the module."""
+        if self._is_inside or not self._expected or not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        call = _Call(self, self._module, (args, kwargs), self._expected[0][0])
+        # Outputs need gradients, though the parameters do not take part as tensors of this graph.
+        anchor = torch.zeros((), requires_grad=True)
+        outputs = _Alone.apply(call, anchor, *call.samples)  # type: ignore[no-untyped-call]
+        self._outputs.extend(x for x in outputs if x.requires_grad)
+        return call.assemble(outputs)
 
-    def _after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Keep a layer's inputs, and compute gradients of samples when those of outputs come."""
-        # Recurrent and attention layers return (outputs, state or weights).
-        result = output[0] if isinstance(output, tuple) else output
-        if _is_paused() or not torch.is_grad_enabled() or not result.requires_grad:
-            return
-        kept = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-        # Inputs are kept without a copy, so a later change in place would give wrong gradients.
-        versions = [a._version for a in kept if isinstance(a, Tensor)]
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let calls of the module run as usual."""
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
-        def collect(gradient: Tensor) -> None:
-            if self._chosen is not None:
-                self._look_at(gradient, self._chosen)
-                return
-            if versions != [a._version for a in kept if isinstance(a, Tensor)]:
-                raise InvalidArgumentError(
-                    f"the inputs of {type(layer).__name__} must not be changed in place after it "
-                    "used them, found that they were: use operations that return new tensors"
-                )
-            # Runs inside the user's backward pass, whose graph must not grow by these products.
-            with _paused(), torch.no_grad():
-                slopes_of = _differentiate(layer, kept, kwargs, gradient)
-            for name, slopes in slopes_of.items():
-                parameter = layer.get_parameter(name)
-                earlier = self._rows.get(parameter)
-                # A layer that runs twice in one pass, or shares its weights, adds up.
-                self._rows[parameter] = slopes if earlier is None else earlier + slopes
+    def map(
+        self,
+        function: Callable[..., Any],
+        dims: tuple[int | None, ...],
+        *args: Any,
+        is_slope: bool = False,
+    ) -> Any:
+        """Return a function's values of each sample, or its gradients by the first argument."""
+        obstacle = self._obstacle
+        if not obstacle:
+            chosen = grad(function) if is_slope else function
+            try:
+                # Fused attention has no batching rule, its plain formula has.
+                with sdpa_kernel(SDPBackend.MATH):
+                    return vmap(chosen, dims, randomness="different")(*args)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                obstacle = str(error).strip().split("\n")[0][:200]
+        # Modules without batching rules, such as recurrent ones, or that branch on their inputs.
+        chosen = differentiate(function) if is_slope else function
+        found = map_in_a_loop(chosen, dims)(*args)
+        if not self._obstacle:
+            self._obstacle = obstacle
+            warnings.warn(
+                f"{type(self._module).__name__} runs one sample at a time, which is many times "
+                f"slower: torch.func cannot vectorise it ({obstacle})",
+                CornWarning,
+                stacklevel=2,
+            )
+        return found
 
-        # On the output, not a full backward hook of the module: that one wraps inputs and outputs,
-        # and fails on later changes in place.
-        result.register_hook(collect)
+    def _require_own_losses(self, losses: Tensor, inputs: list[Tensor]) -> None:
+        """Raise unless the losses of some samples have no gradient in the rows of all others.
 
-    def _look_at(self, gradient: Tensor, chosen: Tensor) -> None:
-        """Note whether a gradient has other rows than those chosen."""
-        others = gradient[~chosen.to(gradient.device)]
-        # A broken sample has NaN in its own row, also where its loss has weight 0.
-        self._are_mixed |= bool(torch.nan_to_num(others, 0.0, 0.0, 0.0).any())
-
-    def _join(self, num_samples: int) -> Tensor:
-        pieces = []
-        for parameter in self._parameters:
-            # A layer that this batch did not use has no gradient, as in autograd.
-            rows = self._rows.get(parameter, parameter.new_zeros(num_samples, *parameter.shape))
-            # A layer that takes samples along another dimension, as (time, batch, …), is noticed
-            # here if that has another length, and by the check of independence if not.
-            if len(rows) != num_samples:
-                raise InvalidArgumentError(
-                    f"layer {self._names[parameter]!r} must take the {num_samples} samples of the "
-                    f"batch along its first dimension, found {len(rows)}: gradients of single "
-                    "samples need it, and so do layers with batch_first=True"
-                )
-            pieces.append(rows.reshape(num_samples, -1))
-        return torch.cat(pieces, dim=1)
-
-    def _require_sum(self, rows: Tensor) -> None:
-        """Raise unless the gradients of the samples add up to the gradient that autograd found."""
-        sums = torch.split(rows.sum(dim=0), [p.numel() for p in self._parameters])
-        for parameter, total in zip(self._parameters, sums, strict=True):
-            gradient = parameter.grad
-            usual = torch.zeros_like(total) if gradient is None else gradient.flatten()
-            # Relative to both norms: where gradients vanish there is nothing to compare.
-            scale = float(usual.norm()) + float(total.norm())
-            if float((usual - total).norm()) > _TOLERANCE * scale:
-                raise InvalidArgumentError(
-                    f"the gradients of single samples of layer {self._names[parameter]!r} do not "
-                    "add up to that of the batch: its parameters are used outside of the layer, "
-                    "or it draws random numbers; use unit='agent', or another layer"
-                )
-
-    def _require_own_losses(self, losses: Tensor) -> None:
-        """Raise unless the losses of some samples have no gradient in the rows of all others."""
+        Batches whose inputs are followed try all pairs of samples, others half of them.
+        """
         count = len(losses)
         numbers = torch.arange(count, device=losses.device)
         # Different weights, so that gradients of two losses do not cancel.
         weighted = losses * (1 + numbers / count)
-        self._are_mixed = False
         # Two numbers differ in a bit, so that each pair of samples is split, in both directions.
-        for bit, side in itertools.product(range((count - 1).bit_length()), (0, 1)):
-            self._chosen = (numbers >> bit) & 1 == side
+        splits = list(itertools.product(range((count - 1).bit_length()), (0, 1)))
+        if not inputs and splits:
+            splits = [splits[self._num_batches % len(splits)]]
+        for bit, side in splits:
+            chosen = (numbers >> bit) & 1 == side
+            self._mode = "check"
             try:
                 slopes = torch.autograd.grad(
-                    weighted[self._chosen].sum(),
-                    [*self._parameters, *self._inputs],
+                    weighted[chosen].sum(),
+                    [*self._outputs, *inputs],
                     retain_graph=True,
                     allow_unused=True,
                 )
-                for slope in slopes[len(self._parameters) :]:
-                    if slope is not None:
-                        self._look_at(slope, self._chosen)
             finally:
-                self._chosen = None
-        if self._are_mixed:
-            raise InvalidArgumentError(
-                "each of the losses must depend on its own sample alone, found one that depends on "
-                "others of the batch: compute one loss for each sample, in their order, with "
-                "reduction='none'; mix no samples before the model, as mixup does, and compare "
-                "none in the loss; unit='agent' allows all of this"
+                self._mode = ""
+            for slope in slopes:
+                # A broken sample has NaN in its own row, also where its loss has weight 0.
+                if slope is not None and torch.nan_to_num(slope[~chosen], 0.0, 0.0, 0.0).any():
+                    raise InvalidArgumentError(
+                        "each of the losses must depend on its own sample alone, found one that "
+                        "depends on others of the batch: compute one loss for each sample, in "
+                        "their order, with reduction='none'; mix no samples before the model, as "
+                        "mixup does, and compare none in the loss; unit='agent' allows all of this"
+                    )
+
+    def collect(self, call: _Call, slopes: Sequence[Tensor], samples: Sequence[Tensor]) -> None:
+        """Add up the gradients of a call's samples, in a backward pass through its outputs."""
+        if not self._mode:
+            raise CornError(
+                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
+                "after another backward pass a sample may have more weight than the accounting "
+                "assumes; compute losses with reduction='none'"
             )
-
-    def _require_independence(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Change one sample before the module runs, and raise if rows of others change.
-
-        Clipping a row bounds the influence of one sample only if no other sample has a part in it.
-        A layer that takes (time, batch, …) has other rows, which their number does not show where
-        there are as many times as samples; and a module may mix samples between its layers.
-        """
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
-        if _is_paused() or not torch.is_grad_enabled() or not tensors:
+        if self._mode == "check":
             return
-        self._was_called = True
-        count = len(tensors[0])
-        # Other lengths than before need no other check, unless they coincide with the samples.
-        kind = tuple(tuple(size == count for size in x.shape) for x in tensors)
-        if kind in self._checked or count < 2:
-            return
-        with _paused(), torch.no_grad():
-            usual = self._record(module, *tree_map(_copy, (args, kwargs)))
-            changed = self._record(module, *tree_map(partial(_change, count), (args, kwargs)))
-        for (name, before), (_, after) in zip(usual, changed, strict=True):
-            if len(before) == count and not _agree(before[1:], after[1:]):
-                raise InvalidArgumentError(
-                    f"each row of layer {name!r} must belong to one sample, found that a change of "
-                    "one sample changes the rows of others: use batch_first=True, or a layer that "
-                    "does not mix samples"
-                )
-        self._checked.add(kind)
+        weights = {name: p.detach() for name, p in self._trained.items()}
+        given = weights, list(samples), list(slopes)
+        found = self.map(call.weigh, (None, 0, 0), *given, is_slope=True)
+        for name, rows in found.items():
+            # A module that runs twice in one batch adds up.
+            earlier = self._rows.get(name)
+            self._rows[name] = rows if earlier is None else earlier + rows
 
-    def _record(self, module: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
-        """Return the inputs of each layer and the outputs of the module, in order."""
-        found: list[tuple[str, Tensor]] = []
 
-        def keep(name: str, inputs: Any) -> None:
-            leaves = tree_leaves(inputs)
-            found.extend((name, x.clone()) for x in leaves if isinstance(x, Tensor) and x.dim())
+class _SampleForward:
+    """The ``forward`` of the user's module; copies and pickles of the module have the usual one."""
 
-        def follow(name: str) -> Callable[..., None]:
-            return lambda _layer, own, named: keep(name or type(module).__name__, (own, named))
+    def __init__(self, gradients: SampleGradients, module: nn.Module, usual: Any) -> None:
+        self.usual = usual
+        self._module = module
+        self._run = gradients.run
 
-        handles = [
-            layer.register_forward_pre_hook(follow(name), with_kwargs=True)
-            for name, layer in self._owners.items()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # Of the class: the module's own attributes are not there yet when this is called.
+        return getattr, (self._module, "forward")
+
+
+class _Call:
+    """One call of the module, whose samples run alone."""
+
+    def __init__(
+        self, gradients: SampleGradients, module: nn.Module, given: Any, num_samples: int
+    ) -> None:
+        self.gradients = gradients
+        self._module = module
+        self._leaves, self._structure = tree_flatten(given)
+        self._is_split = [
+            isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
+        for x, is_split in zip(self._leaves, self._is_split, strict=True):
+            # A tensor that all samples see could have values of other samples.
+            if isinstance(x, Tensor) and x.dim() and not is_split and len(x) != 1:
+                raise InvalidArgumentError(
+                    f"tensors for the module must have the {num_samples} samples of the batch "
+                    f"along their first dimension, found shape {tuple(x.shape)}: use "
+                    "batch_first=True; make positions and masks that all samples share inside of "
+                    "forward(), or give them a first dimension of 1"
+                )
+        if not any(self._is_split):
+            raise InvalidArgumentError(
+                "the module must be called with a tensor of the batch, found none"
+            )
+        self._seed = int(torch.randint(1 << 62, ()))
+        device = self.samples[0].device.type
+        self._autocast = torch.autocast(
+            device,
+            torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+        )
+
+    @property
+    def samples(self) -> list[Tensor]:
+        """The tensors that have one row for each sample."""
+        return [x for x, own in zip(self._leaves, self._is_split, strict=True) if own]
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Give forward and backward pass the same random numbers, for dropout, and types."""
+        has_fast_path = torch.backends.mha.get_fastpath_enabled()
+        # Attention without gradients has a path of its own, which has no batching rule.
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
-            # The same random numbers each time, for dropout, and none taken from the user's.
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
-                keep(type(module).__name__, module(*args, **kwargs))
+            with torch.random.fork_rng(), self._autocast:
+                torch.manual_seed(self._seed)
+                yield
         finally:
-            for handle in handles:
-                handle.remove()
-        return found
+            torch.backends.mha.set_fastpath_enabled(has_fast_path)
+
+    def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors among the outputs for one sample."""
+        given = iter(samples)
+        leaves = [
+            next(given).unsqueeze(0) if own else x
+            for x, own in zip(self._leaves, self._is_split, strict=True)
+        ]
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        with self.gradients.inside():
+            output = functional_call(self._module, weights, args, kwargs)
+        self._outputs, self._output_structure = tree_flatten(output)
+        tensors = [x for x in self._outputs if isinstance(x, Tensor)]
+        for x in tensors:
+            if x.dim() and len(x) != 1:
+                raise InvalidArgumentError(
+                    "outputs of the module must have samples along their first dimension, found "
+                    f"shape {tuple(x.shape)} for a single one: use batch_first=True, and give "
+                    "squeeze() a dimension"
+                )
+        return tuple(x.squeeze(0) if x.dim() else x for x in tensors)
+
+    def weigh(self, weights: Any, samples: list[Tensor], slopes: list[Tensor]) -> Tensor:
+        """Return ⟨outputs, slopes⟩ of one sample, whose gradient is the product with slopes."""
+        outputs = [x for x in self.forward(weights, samples) if x.is_floating_point()]
+        products = (torch.sum(x * own) for x, own in zip(outputs, slopes, strict=True))
+        return torch.stack([each.to(slopes[0].dtype) for each in products]).sum()
+
+    def assemble(self, outputs: Sequence[Tensor]) -> Any:
+        """Return outputs in the structure of the module's."""
+        found = iter(outputs)
+        # Other objects, such as caches, are of one sample.
+        plain = (int, float, bool, str)
+        leaves = [
+            next(found) if isinstance(x, Tensor) else x if isinstance(x, plain) else None
+            for x in self._outputs
+        ]
+        return tree_unflatten(leaves, self._output_structure)
 
 
-def _list_operations(losses: Tensor) -> frozenset[tuple[str, str]]:
-    """Return the pairs of operations of which one uses the result of the other."""
-    found: set[tuple[str, str]] = set()
-    left: list[Any] = [losses.grad_fn]
-    visited = set(left)
-    while left:
-        node = left.pop()
-        for used, _ in node.next_functions:
-            if used is None:
-                continue
-            found.add((node.name(), used.name()))
-            if used not in visited:
-                visited.add(used)
-                left.append(used)
-    return frozenset(found)
+class _Alone(torch.autograd.Function):
+    """Outputs of the module for each sample alone; gradients of parameters are collected apart."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, _: Tensor, *samples: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of all samples."""
+        # Saved by autograd, which notices later changes in place.
+        ctx.save_for_backward(*samples)
+        ctx.call = call
+        # The parameters are those of the module.
+        with call.repeated():
+            outputs: tuple[Tensor, ...] = call.gradients.map(
+                call.forward, (None, 0), {}, list(samples)
+            )
+        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+        ctx.is_real = [x.is_floating_point() for x in outputs]
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Collect the gradient of each sample; return those of the inputs."""
+        call: _Call = ctx.call
+        samples = list(ctx.saved_tensors)
+        slopes = [own for own, is_real in zip(gradients, ctx.is_real, strict=True) if is_real]
+        with call.repeated():
+            call.gradients.collect(call, slopes, samples)
+        needed = [k for k in range(len(samples)) if ctx.needs_input_grad[2 + k]]
+        found: list[Tensor | None] = [None] * len(samples)
+        if needed:
+            found = _differentiate_inputs(call, samples, slopes, needed)
+        return (None, None, *found)
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _differentiate_inputs(
+    call: _Call, samples: list[Tensor], slopes: list[Tensor], needed: list[int]
+) -> list[Tensor | None]:
+    def weigh(own: list[Tensor], rest: list[Tensor], slopes: list[Tensor]) -> Tensor:
+        every = list(rest)
+        for k, value in zip(needed, own, strict=True):
+            every[k] = value
+        return call.weigh({}, every, slopes)
 
-
-def _change(count: int, value: Any) -> Any:
-    """Return a batch in which the first sample has other values of the same range."""
-    changed = _copy(value)
-    if not isinstance(value, Tensor) or not value.dim() or len(value) != count:
-        return changed
-    if value.dtype == torch.bool:
-        changed[0] = ~value[0]
-    elif value.numel() and not value.is_complex():
-        changed[0] = value.min() + value.max() - value[0]
-    return changed
-
-
-def _agree(before: Tensor, after: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    if before.shape != after.shape or not before.is_floating_point():
-        return torch.equal(before, after)
-    return torch.allclose(before, after, rtol=_TOLERANCE, atol=1e-6, equal_nan=True)
-
-
-def find_owners(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules that own trained parameters themselves, by name.
-
-    A module such as attention uses the parameters of its children directly, so that it is
-    differentiated as a whole.
-    """
-    owners: dict[str, nn.Module] = {}
-    for name, layer in module.named_modules():
-        # ``named_modules`` lists parents before children. An empty name is the module itself.
-        if any(name.startswith(f"{outer}.") or not outer for outer in owners):
-            continue
-        if any(p.requires_grad for p in layer.parameters(recurse=False)):
-            owners[name] = layer
-    return owners
-
-
-def _differentiate(layer: nn.Module, args: Any, kwargs: Any, gradient: Tensor) -> dict[str, Tensor]:
-    """Return the gradient of each sample by parameter name, from the gradient of the outputs."""
-    named = dict(layer.named_parameters())
-    trained = {name: p.detach() for name, p in named.items() if p.requires_grad}
-    fixed = {name: p.detach() for name, p in named.items() if not p.requires_grad}
-    fixed |= dict(layer.named_buffers())
-    inputs = [a for a in args if isinstance(a, Tensor)]
-
-    def product(weights: dict[str, Tensor], samples: list[Tensor], own: Tensor) -> Tensor:
-        # Layers expect a batch, so each sample is a batch of one. Tensors among keyword arguments
-        # are not split: the check of the sum refuses layers whose gradients come out wrong for it.
-        alone = iter([sample.unsqueeze(0) for sample in samples])
-        call = tuple(next(alone) if isinstance(a, Tensor) else a for a in args)
-        output = functional_call(layer, {**weights, **fixed}, call, kwargs)
-        result = output[0] if isinstance(output, tuple) else output
-        # The gradient of ⟨output, g⟩ is the product of g with the layer's Jacobian.
-        return torch.sum(result.squeeze(0) * own)
-
-    dims = (None, 0, 0)
-    # Fused attention has no batching rule, its plain formula has.
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        try:
-            found: dict[str, Tensor] = vmap(grad(product), dims)(trained, inputs, gradient)
-        except RuntimeError:
-            # Layers without a batching rule, such as recurrent ones.
-            found = map_in_a_loop(differentiate(product), dims)(trained, inputs, gradient)
+    given = [samples[k] for k in needed], samples, slopes
+    with call.repeated():
+        by_input = call.gradients.map(weigh, (0, 0, 0), *given, is_slope=True)
+    found: list[Tensor | None] = [None] * len(samples)
+    for k, own in zip(needed, by_input, strict=True):
+        found[k] = own
     return found
 
 
-# Gradients of single samples are clipped in float64, this many values at once.
-_VALUES_AT_ONCE = 1 << 22
+class _Mean(torch.autograd.Function):
+    """The mean of losses, whose backward pass takes the gradient of each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, take: Callable[[], None], mean: Tensor, _: Tensor) -> Tensor:
+        """Return the mean."""
+        ctx.take = take
+        return mean.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None]:
+        """Take the gradients, each of weight 1, whatever the mean was multiplied by."""
+        ctx.take()
+        return None, None, None
 
 
 @final
@@ -399,10 +436,8 @@ class UserModel:
         # Copies of all values that get no noise: every step is compared with them.
         self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
         self._samples = SampleGradients(module) if clips_samples else None
-        # One gradient for each sample of the batch, from ``backward`` to ``compute``.
-        self._rows: Tensor | None = None
-        # Copies of the trained parameters as CorN wrote them last, in their own types.
-        self._written: list[Tensor] = []
+        # Copies of the trained parameters as CorN left them last, in their own types.
+        self._written = [p.detach().clone() for p in self._trained]
         self._start = self.read()
 
     @property
@@ -422,6 +457,22 @@ class UserModel:
         """Return no scores: only the user's loop knows the loss."""
         return Scores(parameters.new_full((len(parameters),), torch.nan))
 
+    def gradient(
+        self,
+        parameters: Tensor,  # noqa: ARG002 - those of the module: see ``require_unchanged``
+        batch: Batch,  # noqa: ARG002 - the loop has it
+        *,
+        sample_clip: Tensor | None = None,
+    ) -> Gradients:
+        """Return the gradient of a batch as a whole after the user's backward pass."""
+        if sample_clip is not None:
+            raise CornError("gradients of samples are handed over by the loop")
+        if all(p.grad is None for p in self._trained):
+            raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
+        # A parameter that this batch did not reach counts as zero: the vector always has length d.
+        pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
+        return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
+
     def read(self) -> Tensor:
         """Return the trained parameters as one vector, in float64."""
         # In float64: parameters of several types then have one vector without loss.
@@ -436,12 +487,12 @@ class UserModel:
         self._written = [p.detach().clone() for p in self._trained]
 
     def require_unchanged(self) -> None:
-        """Raise if the trained parameters are not those of the last ``write``."""
+        """Raise if the trained parameters are not those of the start, or of the last ``write``."""
         if not has_same_values(self._written, [p.detach() for p in self._trained]):
             raise CornError(
-                "parameters must not change between a batch and optimizer.step(), found that they "
-                "did: the change could depend on data, and would be sent without noise; leave all "
-                "changes to the optimizer"
+                "parameters must not change but by optimizer.step(), found that they did: the "
+                "change could depend on data, and would be sent without noise; load weights before "
+                "make_private, and checkpoints by optimizer.load_state_dict()"
             )
 
     @torch.no_grad()
@@ -453,93 +504,46 @@ class UserModel:
 
     def forget_gradient(self) -> None:
         """Remove all gradients, so that no release is added to the next gradient."""
-        self._rows = None
-        if self._samples is not None:
-            self._samples.clear()
         for parameter in self._trained:
             parameter.grad = None
 
-    def watch(self, batch: Any, *, num_samples: int) -> Any:
-        """Return a batch for the user's loop; see ``SampleGradients.watch``."""
-        return batch if self._samples is None else self._samples.watch(batch, num_samples)
+    def begin(self, batch: Any, num_samples: int) -> Any:
+        """Return a batch for the user's loop; see ``SampleGradients.begin``."""
+        return batch if self._samples is None else self._samples.begin(batch, num_samples)
 
-    def backward(self, losses: Tensor, *, num_samples: int) -> None:
-        """Compute the gradient of each sample from the vector of their losses, and keep it."""
-        if self._samples is None:
+    def end(self) -> None:
+        """Let calls of the module run as usual, until the next batch."""
+        if self._samples is not None:
+            self._samples.end()
+
+    def mean(self, losses: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
+        """Return the mean of losses; its backward pass hands over each sample's gradient."""
+        samples = self._samples
+        if samples is None:
             raise CornError(
-                "optimizer.backward(losses) is for unit='sample', found unit='agent': call "
+                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
                 "loss.backward() with any loss of the batch"
             )
-        if losses.shape != (num_samples,) or not losses.requires_grad:
-            raise InvalidArgumentError(
-                f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
-                f"vector with gradients, found shape {tuple(losses.shape)}"
-                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
-                "and for sequences the mean over each sample's own positions"
-            )
-        if self._rows is not None:
-            raise CornError(
-                "optimizer.backward(losses) must be called once for each batch, found a second "
-                "call: add up the losses of each sample first"
-            )
-        self._require_no_gradient()
-        self._rows = self._samples.take(losses)
-        for parameter in self._trained:
-            parameter.grad = None
 
-    def _require_no_gradient(self) -> None:
-        """Raise if there are gradients that ``backward`` did not compute."""
-        is_empty = self._samples is None or self._samples.is_empty
-        if not is_empty or any(p.grad is not None for p in self._trained):
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.backward(losses), found "
-                "others: after loss.backward() a sample may have more weight than the accounting "
-                "assumes; compute losses with reduction='none', and remove other gradients by "
-                "optimizer.zero_grad()"
-            )
+        def take() -> None:
+            # Gradients at parameters that depend on the batch would depend on all of its samples.
+            self.require_unchanged()
+            # A backward pass has them disabled.
+            with torch.enable_grad():
+                receive(samples.take(losses))
 
-    @torch.no_grad()
-    def gradient(
-        self,
-        parameters: Tensor,  # noqa: ARG002 - those of the module: see ``require_unchanged``
-        batch: Batch,
-        *,
-        sample_clip: Tensor | None = None,
-    ) -> Gradients:
-        """Return the gradient of a batch after the user's backward pass."""
-        if self._samples is None or sample_clip is None:
-            if all(p.grad is None for p in self._trained):
-                raise CornError(
-                    "call loss.backward() before optimizer.step(): there is no gradient"
-                )
-            # A parameter that this batch did not reach counts as zero: the vector always has length
-            # d.
-            pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
-            return Gradients(torch.cat([g.flatten().cpu() for g in pieces]).view(1, 1, -1).clone())
-        self._require_no_gradient()
-        if self._rows is None:
-            raise CornError(
-                "call optimizer.backward(losses) before optimizer.step(), with one loss for each "
-                "sample: there is no gradient"
-            )
-        # Padding is in the user's batch as well. The weights of a ``Batch`` remove it from the sum.
-        return self._sum(self._rows.cpu(), batch, sample_clip)
+        anchor = torch.zeros((), requires_grad=True)
+        given = take, losses.detach().mean(), anchor
+        found: Tensor = _Mean.apply(*given)  # type: ignore[no-untyped-call]
+        return found
 
-    def _sum(self, rows: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
-        # In the clip's type, float64: see ``sum_clipped_samples``.
-        total = torch.zeros(rows.shape[1], dtype=sample_clip.dtype)
-        count = max(1, _VALUES_AT_ONCE // rows.shape[1])
-        factors = []
-        pieces = zip(torch.split(rows, count), torch.split(batch.weights[0], count), strict=True)
-        for own, weights in pieces:
-            found, factor = sum_clipped_samples(
-                own.to(sample_clip.dtype), sample_clip, weights, most_samples=batch.most_samples
+    def require_no_gradient(self) -> None:
+        """Raise if a parameter has a gradient, where gradients of samples are handed over."""
+        if self._samples is not None and any(p.grad is not None for p in self._trained):
+            raise CornError(
+                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
+                "remove them by optimizer.zero_grad()"
             )
-            total += found
-            factors.append(factor)
-        # As (cells, samples, trials), with one cell and one trial.
-        every = torch.cat(factors).view(1, -1, 1)
-        return Gradients.of_samples(total.view(1, 1, -1), every, batch.weights)
 
     def require_frozen(self) -> None:
         """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""

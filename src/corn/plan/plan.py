@@ -35,11 +35,10 @@ from corn.covariance.design import (
     read_objective,
     require_no_options,
 )
-from corn.covariance.disagreement import disagreement_ratio
 from corn.covariance.dual import solve_dual
+from corn.covariance.insiders import certify
 from corn.covariance.masks import design_masks, least_variance
-from corn.covariance.objective import energy_of_average
-from corn.covariance.pairs import certify
+from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -188,8 +187,8 @@ class Plan:
         return self.central_ratio * weighting_gain(self.precision_caps)
 
     @cached_property
-    def disagreement_ratio(self) -> float | None:
-        """κ of `corn.covariance.disagreement`: 0 for exact sums, None above 2000 agents."""
+    def disagreement_ratio(self) -> float:
+        """κ of `corn.covariance.objective`: 0 for exact sums."""
         return disagreement_ratio(
             self.network,
             self.decomposition,
@@ -431,10 +430,9 @@ def prove_lower_bound(
     if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
         return max(bounds)
-    is_of_pairs = all(len(group) == 2 for group in seed_groups)
     # Any multipliers prove a bound, so only their number must be right.
     shape = (math.comb(n, threat.max_colluders), n)
-    if is_of_pairs and multipliers is not None and multipliers.shape == shape:
+    if multipliers is not None and multipliers.shape == shape:
         proof = certify(
             A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
         )

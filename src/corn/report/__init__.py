@@ -1,17 +1,19 @@
 """Figures, tables and pages.
 
 - ``plot_comparison``, ``plot_training``: the ``--plot`` of one command each.
-- ``save_figure``: write a figure as PNG, SVG or PDF.
+- ``figure_style``: column width, font size, or a style file of Matplotlib of your own.
+- ``save_figure``: write a figure as PNG, SVG or PDF, with fonts that journals accept.
 """
 
 from corn.report.plots import (
     plot_comparison,
     plot_training,
 )
-from corn.report.style import MECHANISM_COLOURS, save_figure
+from corn.report.style import MECHANISM_COLOURS, figure_style, save_figure
 
 __all__ = [
     "MECHANISM_COLOURS",
+    "figure_style",
     "plot_comparison",
     "plot_training",
     "save_figure",

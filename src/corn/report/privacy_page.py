@@ -327,37 +327,31 @@ def _describe_checks(promise: ModelPromise, digest: str, keys: Path | None) -> S
     return Section("How to verify", (told,), commands=tuple(commands))
 
 
-def write_html(page: PrivacyPage) -> str:
-    """Return the page as one HTML file without scripts or other files."""
+def _template() -> jinja2.Template:
     source = resources.files("corn.report").joinpath("privacy_page.html").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(source).render(page=page)
+    return environment.from_string(source)
 
 
-_GREEN, _RED, _GREY, _INK = (226, 241, 231), (252, 228, 226), (243, 244, 246), (28, 32, 38)
-_MUTED, _LINE = (95, 102, 112), (217, 220, 225)
+def write_html(page: PrivacyPage) -> str:
+    """Return the page as one HTML file without scripts or other files."""
+    return _template().render(page=page)
+
+
+_GREEN, _RED, _INK, _MUTED = "#e2f1e7", "#fce4e2", "#1c2026", "#5f6670"
 
 
 def write_pdf(page: PrivacyPage) -> bytes:
     """Return the page as PDF; fpdf2 is an extra."""
     try:
-        from fpdf import FPDF
+        from fpdf import FPDF, TextStyle
     except ImportError as error:
         raise MissingExtraError("a report as PDF", extra="pdf") from error
     from matplotlib import get_data_path
 
-    class Pages(FPDF):  # type: ignore[misc]
-        """Pages with version and date at the foot."""
-
-        def footer(self) -> None:
-            self.set_y(-12)
-            self.set_font("sans", "", 7)
-            self.set_text_color(*_MUTED)
-            self.cell(0, 4, page.footer)
-
-    pdf: Any = Pages(format="A4")
+    pdf: Any = FPDF(format="A4")
     # Matplotlib comes with a font that has Greek letters; those of PDF readers have none.
     fonts = Path(get_data_path()) / "fonts" / "ttf"
     for style, name in (("", "DejaVuSans.ttf"), ("B", "DejaVuSans-Bold.ttf")):
@@ -366,65 +360,41 @@ def write_pdf(page: PrivacyPage) -> bytes:
     pdf.set_title("Privacy report")
     pdf.set_creator(f"CorN {__version__}")
     pdf.set_margin(16)
-    pdf.set_auto_page_break(True, margin=14)
+    pdf.set_auto_page_break(True, margin=12)
     pdf.add_page()
-    _write_lines(pdf, page)
-    return bytes(pdf.output())
-
-
-def _write_lines(pdf: Any, page: PrivacyPage) -> None:
-    following = {"new_x": "LMARGIN", "new_y": "NEXT"}
-
-    def write(text: str, size: float, height: float, *, style: str = "", **options: Any) -> None:
+    # The title by hand, because HTML in fpdf2 has no boxes.
+    for text, size, style, colour in (
+        ("Privacy report", 17, "B", _INK),
+        (page.title, 8.5, "", _MUTED),
+        (page.verdict, 10, "B", _INK),
+    ):
+        is_verdict = text is page.verdict
         pdf.set_font("sans", style, size)
-        pdf.multi_cell(0, height, text, **following, **options)
-
-    pdf.set_text_color(*_INK)
-    write("Privacy report", 17, 8, style="B")
-    pdf.set_text_color(*_MUTED)
-    write(page.title, 8.5, 4.6)
-    pdf.ln(2)
-    pdf.set_text_color(*_INK)
-    pdf.set_fill_color(*(_GREEN if page.holds else _RED))
-    write(page.verdict, 10, 6, style="B", fill=True, padding=2.5, align="L")
-    for section in page.sections:
-        pdf.ln(2.4)
-        write(section.heading, 10, 5.4, style="B")
-        for paragraph in section.paragraphs:
-            write(paragraph, 8, 4.1, align="L")
-            pdf.ln(0.7)
-        for item in section.items:
-            left = pdf.l_margin
-            pdf.set_font("sans", "", 8)
-            pdf.cell(4, 4.1, "•")
-            pdf.set_left_margin(left + 4)
-            write(item, 8, 4.1, align="L")
-            pdf.set_left_margin(left)
-            pdf.set_x(left)
-        if section.rows:
-            _write_table(pdf, section)
-        if section.commands:
-            pdf.set_fill_color(*_GREY)
-            pdf.set_font("mono", "", 6.6)
-            pdf.multi_cell(0, 4, "\n".join(section.commands), fill=True, padding=2, **following)
-
-
-def _write_table(pdf: Any, section: Section) -> None:
-    pdf.set_font("sans", "", 7.5)
+        pdf.set_text_color(colour)
+        pdf.set_fill_color(_GREEN if page.holds else _RED)
+        pdf.multi_cell(
+            0,
+            size * 0.55,
+            text,
+            align="L",
+            fill=is_verdict,
+            padding=2.5 if is_verdict else 0.5,
+            new_x="LMARGIN",
+            new_y="NEXT",
+        )
+    pdf.set_font("sans", "", 8)
     pdf.set_fill_color(255)
-    pdf.set_draw_color(*_LINE)
-    # Names on the left, numbers and digests on the right.
-    align = ("LEFT", *("RIGHT" for _ in section.columns[1:]))
-    from fpdf.fonts import FontFace
-
-    with pdf.table(
-        text_align=align,
-        col_widths=(3, *(2 for _ in section.columns[1:])),
-        borders_layout="HORIZONTAL_LINES",
-        line_height=4.4,
-        headings_style=FontFace(emphasis="BOLD"),
-    ) as table:
-        for cells in (section.columns, *section.rows):
-            row = table.row()
-            for cell in cells:
-                row.cell(cell)
+    template = _template()
+    sections = "".join(template.blocks["sections"](template.new_context({"page": page})))
+    pdf.write_html(
+        sections.replace("<p>", '<p line-height="1.25">'),
+        font_family="sans",
+        li_prefix_color=_INK,
+        tag_styles={
+            "h2": TextStyle("sans", "B", 10, color=_INK, t_margin=2.4, b_margin=0.6),
+            "p": TextStyle(t_margin=0, b_margin=0.4),
+            "li": TextStyle(l_margin=3, t_margin=0),
+            "pre": TextStyle("mono", "", 6.6, t_margin=0, b_margin=1),
+        },
+    )
+    return bytes(pdf.output())

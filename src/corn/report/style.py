@@ -1,13 +1,20 @@
-"""Style of figures: one colour and one name per mechanism, direct labels, file formats."""
+"""Style of figures: one colour, marker and name per mechanism, direct labels, file formats.
+
+``corn.mplstyle`` beside this file has sizes and fonts; users give their own by `figure_style`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox, DrawingArea, HPacker, TextArea
 
 from corn.errors import FileFormatError
 
@@ -42,6 +49,10 @@ SHORT_NAMES = {
 """Names for the ends of lines, where there is little room."""
 OWN_COLOUR = "#882255"
 """The colour of mechanisms of the user's own."""
+_MORE_COLOURS = (OWN_COLOUR, "#332288", "#44AA99", "#661100", "#999933")
+_MARKERS = {"corn": "D", "decor": "s", "ldp": "o", "zero-sum": "P", "central": "*", "none": ""}
+_MORE_MARKERS = ("X", "^", "v", "<", ">", "h")
+_DASHED = ("central", "none", "unclipped")
 
 INK = "#333333"
 PALE = "#BBBBBB"
@@ -70,17 +81,80 @@ def darken(colour: str) -> str:
     return _TEXT_COLOURS.get(colour, colour)
 
 
+class LineStyle(NamedTuple):
+    """The colour, the marker and the dashes of a line."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+def choose_styles(names: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a style for each mechanism, of which no two share colour and marker.
+
+    >>> choose_styles(["corn", "mine"])["corn"]
+    LineStyle(colour='#0072B2', marker='D', dashes='-')
+    """
+    names = list(names)
+    more = [name for name in names if name not in MECHANISM_COLOURS]
+    styles = {}
+    for name in names:
+        dashes = "--" if name in _DASHED else "-"
+        if name in MECHANISM_COLOURS:
+            styles[name] = LineStyle(MECHANISM_COLOURS[name], _MARKERS[name], dashes)
+        else:
+            place = more.index(name)
+            colour = _MORE_COLOURS[place % len(_MORE_COLOURS)]
+            styles[name] = LineStyle(colour, _MORE_MARKERS[place % len(_MORE_MARKERS)], dashes)
+    return styles
+
+
+_STYLE_FILE = Path(__file__).with_name("corn.mplstyle")
+
+
+@contextmanager
+def figure_style(
+    path: Path | str | None = None, *, width: float | None = None, font_size: float | None = None
+) -> Iterator[None]:
+    """Draw figures with the style of this package, changed by a style file of Matplotlib.
+
+    Args:
+        path: a file of settings of Matplotlib, such as a changed copy of ``corn.mplstyle``.
+        width: inches of one panel, such as the width of a paper's column.
+        font_size: points of the text.
+
+    Raises:
+        FileFormatError: the file cannot be read, or has other settings than those of Matplotlib.
+    """
+    with mpl.rc_context(fname=_STYLE_FILE):
+        if path is not None:
+            # Matplotlib logs settings that it does not know, and goes on without them.
+            try:
+                own = mpl.rc_params_from_file(path, use_default_template=False)
+            except (OSError, UnicodeDecodeError) as error:
+                raise FileFormatError(f"{path}: cannot be read as a style: {error}") from error
+            mpl.rcParams.update(own)
+        if width is not None:
+            mpl.rcParams["figure.figsize"] = (width, width / 1.3)
+        if font_size is not None:
+            mpl.rcParams["font.size"] = font_size
+        yield
+
+
 def check_figure_name(path: Path) -> None:
     """Raise unless the suffix of a file name is that of a format for figures."""
     if path.suffix not in FIGURE_SUFFIXES:
         raise FileFormatError(f"{path}: a figure's name must end in {', '.join(FIGURE_SUFFIXES)}")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path | str) -> None:
     """Write a figure in the format of its suffix; create the directory if it is missing."""
+    path = Path(path)
     check_figure_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    # Type 42 keeps letters as letters of a font. Journals refuse Type 3, Matplotlib's default.
+    with mpl.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
+        figure.savefig(path, dpi=160)
 
 
 _LINE_HEIGHT = 1.3  # of the font's size
@@ -88,19 +162,23 @@ _AXES_SHARE = 0.8  # of the figure's height, which the layout gives to the axes
 
 
 class LineEnd(NamedTuple):
-    """A line's name, the height at which it ends, and its colour."""
+    """A line's name, the height at which it ends, and its style."""
 
     text: str
     y: float
     colour: str
-    is_strong: bool = False
+    marker: str = ""
+    dashes: Any = "-"
+    is_open: bool = False
 
 
-def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -> None:
+def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float | None = None) -> None:
     """Write the name of each line to the right of the axes, next to where the line ends.
 
-    The limits of the axes must have been set. Names that would overlap are moved apart.
+    A piece of the line with its marker stands before the name, so that it can be told in black and
+    white. The limits of the axes must have been set. Names that would overlap are moved apart.
     """
+    font_size = mpl.rcParams["font.size"] if font_size is None else font_size
     figure_height = axes.get_figure(root=True).get_figheight()  # type: ignore[union-attr]
     # Points are 1/72 inch. The layout has not run yet, so that the height of the axes is estimated.
     distance = font_size * _LINE_HEIGHT / (72 * figure_height * _AXES_SHARE)
@@ -109,15 +187,32 @@ def label_ends(axes: Axes, ends: Sequence[LineEnd], *, font_size: float = 9.0) -
     left = axes.get_xlim()[0]
     wanted = [float(to_fraction.transform((left, end.y))[1]) for end in ends]
     for end, height in zip(ends, spread_apart(wanted, distance), strict=True):
-        axes.annotate(
+        sample = Line2D(
+            [0.7 * font_size, 1.7 * font_size, 2.7 * font_size],
+            [0, 0, 0],
+            color=end.colour,
+            linestyle=end.dashes,
+            marker=end.marker,
+            markevery=[1],
+            markerfacecolor="white" if end.is_open else end.colour,
+        )
+        # In points from the edge of the axes, whatever their size.
+        key = DrawingArea(3 * font_size, 0)
+        key.add_artist(sample)
+        name = TextArea(
             end.text,
-            (1.015, height),
-            xycoords="axes fraction",
-            va="center",
-            color=darken(end.colour),
-            fontsize=font_size,
-            fontweight="bold" if end.is_strong else "normal",
-            parse_math=False,
+            textprops={"color": darken(end.colour), "fontsize": font_size, "parse_math": False},
+        )
+        axes.add_artist(
+            AnnotationBbox(
+                HPacker(children=[key, name], pad=0, sep=1, align="center"),
+                (1, height),
+                xycoords="axes fraction",
+                box_alignment=(0, 0.5),
+                frameon=False,
+                pad=0,
+                annotation_clip=False,
+            )
         )
 
 

@@ -1,9 +1,15 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
-from corn.topology.connections import list_connections, opens_link
 from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
 from corn.topology.gossip import ONE_ROUND, Gossip
-from corn.topology.graphs import Graph, check_graph, is_connected, name_of
+from corn.topology.graphs import (
+    Graph,
+    check_graph,
+    is_connected,
+    list_connections,
+    name_of,
+    opens_link,
+)
 from corn.topology.mixing import (
     WEIGHTS,
     balance,

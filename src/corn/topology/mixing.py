@@ -26,8 +26,8 @@ SparseMatrix: TypeAlias = scipy.sparse.csr_array
 STOCHASTIC_TOLERANCE = 1e-8
 """The largest distance from one of the sum of a row or column of a mixing matrix."""
 
-MAX_AGENTS = 20_000
-"""The largest network held as dense matrices, of 3.2 GB each."""
+MAX_AGENTS = 5000
+"""The largest network that mixes by gossip: its weights are a dense matrix of 0.2 GB."""
 
 _SYMMETRY_TOLERANCE = 1e-12
 _SINKHORN_SWEEPS = 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -23,8 +23,8 @@ from corn.topology.files import (
     read_matrix,
 )
 from corn.topology.generators import GraphSpec
-from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound, accelerate
-from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree
+from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound
+from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree, name_of
 from corn.topology.mixing import (
     MAX_AGENTS,
     SparseMatrix,
@@ -32,16 +32,9 @@ from corn.topology.mixing import (
     check_sparse_weights,
     default_rule,
     graph_of,
-    is_symmetric,
     sparse_mixing_matrix,
 )
-from corn.topology.spectrum import (
-    MOST_DENSE,
-    Spectrum,
-    find_extremes,
-    sparse_spectrum,
-    spectrum,
-)
+from corn.topology.spectrum import Spectrum, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
@@ -94,13 +87,28 @@ class Network:
             is_two_way = not graph.is_directed()
             require(is_two_way, "mixing", "gossip on directed links", "sum", advice="use gossip")
             require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
-        # Raises if these weights do not admit the rounds.
-        object.__setattr__(self, "_schedule", self._make_schedule())
+        else:
+            require(
+                self.num_agents <= MAX_AGENTS,
+                "agents",
+                f"at most {MAX_AGENTS:,} for gossip",
+                f"{self.num_agents:,}",
+                advice="exact sums (mixing='sum') have no such limit",
+            )
+        # Raises if these weights do not admit the rounds. Plain ones do not depend on them.
+        is_plain = self.gossip.kind == "plain"
+        schedule = self.gossip.schedule(np.eye(1) if is_plain else matrix.toarray())
+        object.__setattr__(self, "_schedule", schedule)
 
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
         return int(self.sparse_matrix.shape[0])
+
+    @property
+    def agent_names(self) -> list[str]:
+        """The label of each agent in the graph that it came from, or its number."""
+        return [name_of(self.graph, agent) for agent in range(self.num_agents)]
 
     @property
     def schedule(self) -> tuple[GossipRound, ...]:
@@ -148,20 +156,10 @@ class Network:
             f"messages per step, {2 * self.tree.depth} hops, {num_steps:,} steps"
         )
 
-    def _make_schedule(self) -> tuple[GossipRound, ...]:
-        if self.gossip.kind == "chebyshev" and self.num_agents > MOST_DENSE:
-            return accelerate(find_extremes(self.sparse_matrix), self.gossip.rounds)
-        # Plain rounds do not depend on the weights.
-        is_plain = self.gossip.kind == "plain"
-        return self.gossip.schedule(np.eye(1) if is_plain else self.sparse_matrix.toarray())
-
 
 def measure_network(network: Network) -> Spectrum:
     """Return the spectrum of a step."""
-    # Weights of directed links are dense in the first place, and their speed takes all of them.
-    if network.num_agents <= MOST_DENSE or not is_symmetric(network.sparse_matrix):
-        return spectrum(network.step_matrix)
-    return sparse_spectrum(network.sparse_matrix, network.schedule)
+    return spectrum(network.step_matrix)
 
 
 def choose_cooldown(network: Network, num_steps: int) -> int:
@@ -200,14 +198,18 @@ def load_network(
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
-    network = _load(source, weights)
+    graph, matrix, name, rule = _load(source, weights)
     if mixing is None:
-        asks_for_gossip = weights is not None or network.weights == "given" or gossip != ONE_ROUND
-        mixing = "gossip" if asks_for_gossip or network.graph.is_directed() else "sum"
-    return replace(network, gossip=gossip, mixing=mixing)
+        asks_for_gossip = weights is not None or rule == "given" or gossip != ONE_ROUND
+        mixing = "gossip" if asks_for_gossip or graph.is_directed() else "sum"
+    return Network(graph, matrix, name, rule, gossip, mixing)
 
 
-def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Network:
+_Weighted: TypeAlias = tuple[Graph, FloatArray | SparseMatrix, str, str]
+"""A graph, its mixing matrix, where they came from, and the rule of the weights."""
+
+
+def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> _Weighted:
     if isinstance(source, np.ndarray):
         return _weigh(check_mixing_matrix(source), "given matrix", weights)
     if isinstance(source, nx.Graph):
@@ -228,13 +230,15 @@ def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> Netwo
         raise type(error)(f"{path}: {make_printable(str(error), limit=_MAX_REASON)}") from error
 
 
-def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> Network:
+def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> _Weighted:
     if isinstance(what, np.ndarray):
+        graph = graph_of(what)
         if weights is None:
-            return Network(graph_of(what), what, source)
-        what = graph_of(what)
+            # Here, and not in the record alone: an error is then about the file.
+            return check_graph(graph), what, source, "given"
+        what = graph
     rule = weights or default_rule(what)
-    return Network(what, sparse_mixing_matrix(what, rule), source, rule)
+    return what, sparse_mixing_matrix(what, rule), source, rule
 
 
 def _read(path: Path, *, directed: bool) -> Graph | FloatArray:

@@ -1,12 +1,18 @@
 """Connections between agents of a roster: authenticated, encrypted, and safe against replay.
 
-Nothing here knows of plans, models or noise. From the bottom up: ``key_exchange`` (a handshake),
-``channel`` (sealed messages over one connection), ``listener`` (one open port per agent), ``links``
-(channels to neighbours, with threads), and ``store`` (entries that agents leave for each other).
+Nothing here knows of plans, models or noise. From the bottom up: ``channel`` (a handshake, then
+sealed messages over one connection), ``listener`` (one open port per agent), ``links`` (channels to
+neighbours, with threads), and ``store`` (entries that agents leave for each other).
 """
 
-from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
-from corn.transport.key_exchange import TamperedError
+from corn.transport.channel import (
+    NO_SESSION,
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Purpose,
+    TamperedError,
+)
 from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 from corn.transport.store import (

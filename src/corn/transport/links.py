@@ -13,14 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import final
 
 from corn.errors import PublicError
 from corn.topology import opens_link
-from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose
-from corn.transport.key_exchange import TamperedError
+from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose, TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 
 _MAX_SPARE = 3
@@ -352,12 +352,19 @@ def open_links(
     opener: LinkOpener, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
 ) -> dict[int, Link]:
     """Connect to every neighbour, which must do the same; see :meth:`LinkOpener.open`."""
-    # One connects and the other waits, so the order does not matter: no cycle of waits can arise,
-    # as an agent accepts connections in other threads all the time.
     links: dict[int, Link] = {}
+
+    def open_one(peer: int) -> None:
+        links[peer] = opener.open(peer, timeout=timeout, check=check)
+
+    peers = sorted(neighbours)
+    # All at the same time: whoever waits for one that is gone still connects to the others, which
+    # would otherwise miss this agent too, and name it.
+    with ThreadPoolExecutor(max(len(peers), 1)) as pool:
+        opening = [pool.submit(open_one, peer) for peer in peers]
     try:
-        for peer in sorted(neighbours):
-            links[peer] = opener.open(peer, timeout=timeout, check=check)
+        for done in opening:
+            done.result()
     except BaseException:
         for link in links.values():
             link.close()

@@ -21,16 +21,17 @@ from corn.errors import CornError, PublicError
 from corn.parsing import format_address
 from corn.transport.channel import (
     GREETING_BYTES,
+    HANDSHAKE_BYTES,
     Channel,
     ChannelClosedError,
     Credentials,
     Purpose,
+    TamperedError,
     decode_greeting,
     initiate,
     receive_exactly,
     respond,
 )
-from corn.transport.key_exchange import HANDSHAKE_BYTES, TamperedError
 
 Address = tuple[str, int]
 _MAX_PORT = (1 << 16) - 1
@@ -80,12 +81,13 @@ class Listener:
 
     def __init__(self, address: Address | None, credentials: Credentials) -> None:
         try:
-            self._socket = None if address is None else _listen(address)
-        except OSError as error:
+            self._socket = None if address is None else open_port(address)
+        # UnicodeError is for names that no host can have.
+        except (OSError, UnicodeError) as error:
             where = "" if address is None else format_address(address)
             raise CornError(
                 f"{where}: cannot listen there: the port is taken, or the address is not this "
-                "machine's"
+                "machine's: name another with --listen ADDRESS:PORT"
             ) from error
         self._credentials = credentials
         # Replaced as a whole and never changed in place, so that threads read it without the lock.
@@ -282,9 +284,13 @@ def dial(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _listen(address: Address) -> socket.socket:
+def open_port(address: Address) -> socket.socket:
+    """Return a socket that listens at an address, of IPv4 or IPv6; raise ``OSError``."""
     _check_port(address)
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    # The name of a host may stand for an IPv6 address only. An empty one means all addresses.
+    family = socket.AF_INET
+    if address[0]:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 

@@ -15,8 +15,14 @@ from typing import Protocol, final
 
 from corn.errors import PublicError
 from corn.noise.stream import decode_fields, encode_fields
-from corn.transport.channel import NO_SESSION, Channel, ChannelClosedError, Credentials, Purpose
-from corn.transport.key_exchange import TamperedError
+from corn.transport.channel import (
+    NO_SESSION,
+    Channel,
+    ChannelClosedError,
+    Credentials,
+    Purpose,
+    TamperedError,
+)
 from corn.transport.listener import Address, Listener, UnreachableError
 
 # Limits for an agent of the roster that is damaged or malicious: it must not fill the host's
@@ -164,12 +170,15 @@ class RemoteStore:
 
     Args:
         connect: opens a channel to the host, within so many seconds.
-        timeout: seconds to wait for the host.
+        timeout: seconds to wait for the host's answers.
+        wait: seconds to wait for the host at first.
     """
 
-    def __init__(self, connect: Callable[[float], Channel], *, timeout: float) -> None:
-        self._connect, self._timeout, self._lock = connect, timeout, threading.Lock()
-        self._channel = self._open(timeout)
+    def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
+        self._connect = connect
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._channel = self._open(wait)
 
     def set(self, key: str, entry: bytes) -> bytes:
         """See ``Store``."""

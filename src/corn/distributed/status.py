@@ -1,22 +1,22 @@
-"""Monitoring of one agent's process: its log, its status as a page and as metrics, its protection.
+"""Status of a running agent: its state, the file and the server that show it, and its metrics.
 
-The status server answers every request with what the newest state has, and keeps nothing that a
+The file is in the private folder: it has times, and how long steps take shows how much data an
+agent has. The server answers every request with what the newest state has, and keeps nothing that a
 client sends.
 """
 
 from __future__ import annotations
 
-import base64
-import hmac
+import fcntl
 import json
-import logging
-import secrets
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jinja2
 from prometheus_client import (
@@ -36,31 +36,21 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from corn.distributed.handshake import is_public
-from corn.distributed.journal import Reports
-from corn.distributed.keyring import protect_process
-from corn.distributed.logs import LAST_EVENT, log_event, writing_log
-from corn.distributed.settings import AgentConfig
-from corn.distributed.state import (
-    FAILED,
-    STATE_NAME,
-    AgentState,
-    PrivateState,
-    judge_condition,
-    write_state,
-)
-from corn.distributed.storage import Folders, make_folders
-from corn.errors import CornError
+from corn.distributed.storage import Folders
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
+from corn.noise.ledger import is_open
+from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
 
 # The library would add a metric with the time at which it made each counter, at every request.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-STARTING = "starting"
-ACCESS_FILE = "status-password"
-_PASSWORD_BYTES = 24
+STATE_NAME, LOCK_NAME = "state.json", "running"
+STARTING, TRAINING, FAILED = "starting", "training", "failed"
+# One time-out is the normal price of a lost neighbour.
+_TIMEOUTS_UNTIL_STALE = 2
 # Limits on what strangers cost: at most so many connections at a time, for so long, and fifty new
 # ones a second.
 _MOST_CONNECTIONS = 16
@@ -76,32 +66,160 @@ _HEADERS = {
 }
 
 
-@dataclass
-class Status:
-    """The newest state of one agent, and its private numbers; None before training.
+@dataclass(frozen=True)
+class AgentState:
+    """The state of an agent at a moment; others may read it.
 
-    Threads that read it need no lock: the pair is replaced by one assignment.
+    Attributes:
+        phase: ``training``, ``failed``, or the status with which the agent ended.
+        epsilon: the ε spent, at most; ``delta`` is that of the promise, too.
+        protects: the unit and the clipping, in words.
+        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
+        releases_left: the releases that the ledger still allows.
+        neighbours: those that the agent is still linked to.
+        lost: agents that were lost, and the step at which each loss was noticed.
+        unreached: agents behind lost ones or broken links, which may go on by themselves.
+        steps_per_minute: over the last minute; 0 before there are two steps.
+        test_loss: of the agent's model on public data; None without any.
+        plan: the plan's fingerprint in hexadecimal.
+        timeout: seconds without a message after which a neighbour is lost.
+        updated: when the state was written, in seconds since 1970.
     """
 
     agent: int
-    newest: tuple[AgentState, PrivateState] | None = None
+    num_agents: int
+    phase: str
+    step: int
+    num_steps: int
+    epsilon: float
+    promised_epsilon: float
+    delta: float
+    unit: str
+    protects: str
+    adversary: str
+    simulation: str
+    releases_left: int
+    neighbours: tuple[int, ...]
+    lost: Mapping[str, int]
+    unreached: tuple[int, ...]
+    bytes_sent: int
+    steps_per_minute: float
+    test_loss: float | None
+    plan: str
+    corn_version: str
+    timeout: float
+    updated: float
+
+    def describe_agents(self) -> dict[int, str]:
+        """Return what this agent knows of every agent of the plan."""
+        others = "takes part" if self.phase == TRAINING else "took part to the end"
+        found = dict.fromkeys(range(self.num_agents), others)
+        found |= dict.fromkeys(self.unreached, "out of reach")
+        return found | {int(agent): f"lost at step {step}" for agent, step in self.lost.items()}
+
+    def describe(self) -> str:
+        """Return the state in one line; the line of the start says what ε means."""
+        loss = "" if self.test_loss is None else f"test loss {self.test_loss:.4g}, "
+        lost = f"lost {', '.join(self.lost)}, " if self.lost else ""
+        return (
+            f"step {self.step} of {self.num_steps}, {loss}{lost}"
+            f"{self.bytes_sent / 1e6:.3g} MB sent, {self.steps_per_minute:.0f} steps per minute, "
+            f"{'simulated ' if self.simulation else ''}ε spent at most "
+            f"{round_up(self.epsilon)} of {write_exactly(self.promised_epsilon)} "
+            f"(unit {self.unit}, δ = {write_exactly(self.delta)})"
+        )
+
+
+@final
+class StateFile:
+    """The state of one agent in its private folder, and a lock that shows whether it runs.
+
+    The kernel releases the lock when the process ends, however it ends, so that the state of a
+    killed agent is recognised.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE_NAME
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
+        self.close = weakref.finalize(self, os.close, lock)
+        # A second process of the same agent has no ledger, and does not come so far.
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, state: AgentState) -> None:
+        """Replace the state."""
+        write_state(self._path, state)
+
+
+def write_state(path: Path, state: AgentState) -> None:
+    """Replace the state of an agent; a reader sees the old or the new one."""
+    with writing_whole(path, is_private=True) as partial:
+        partial.write_text(json.dumps(asdict(state), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_states(out: Path) -> dict[int, tuple[AgentState, Path]]:
+    """Return the state and the private folder of all agents of a run that have written one."""
+    states: dict[int, tuple[AgentState, Path]] = {}
+    for path in Folders.of_run(out).private.glob(f"agent-*/{STATE_NAME}"):
+        document = read_json(path, kind="the state of an agent")
+        try:
+            state: AgentState = build(AgentState, document, "the state")
+        except InvalidArgumentError as error:
+            raise FileFormatError(f"{path}: not the state of an agent: {error}") from error
+        states[state.agent] = state, path.parent
+    return dict(sorted(states.items()))
+
+
+def has_ended(folder: Path) -> bool:
+    """Return whether the process of an agent is gone for certain, by its private folder."""
+    try:
+        return not is_open(folder / LOCK_NAME)
+    except FileFormatError:
+        return False
+
+
+class Condition(NamedTuple):
+    """The condition of an agent in words, and whether its operator must act."""
+
+    text: str
+    needs_action: bool = False
+
+
+def judge_condition(state: AgentState, *, is_gone: bool) -> Condition:
+    """Return the phase of an agent, or that its state is stale."""
+    if state.phase != TRAINING:
+        return Condition(state.phase, needs_action=state.phase == FAILED)
+    age = max(0.0, time.time() - state.updated)
+    if is_gone:
+        return Condition(f"stale: process gone, last news {age:.0f} s ago", needs_action=True)
+    if age > _TIMEOUTS_UNTIL_STALE * state.timeout:
+        return Condition(f"stale: no news for {age:.0f} s", needs_action=True)
+    return Condition(TRAINING)
+
+
+@dataclass
+class Status:
+    """The newest state of one agent; None before training."""
+
+    agent: int
+    newest: AgentState | None = None
 
     @property
     def phase(self) -> str:
         """``starting``, or that of the state."""
-        return STARTING if self.newest is None else self.newest[0].phase
+        return STARTING if self.newest is None else self.newest.phase
 
     @property
     def problem(self) -> str:
         """The reason why the agent is not healthy; empty if it is."""
         if self.newest is None:
             return ""
-        condition = judge_condition(self.newest[0], is_gone=False)
+        condition = judge_condition(self.newest, is_gone=False)
         return condition.text if condition.needs_action else ""
 
 
-def render_metrics(status: Status, *, show_private: bool = False) -> str:
-    """Return all metrics of an agent in Prometheus' text format; private ones only if asked for."""
+def render_metrics(status: Status) -> str:
+    """Return all metrics of an agent in Prometheus' text format."""
     registry, agent = CollectorRegistry(), str(status.agent)
 
     def show(name: str, text: str, value: float, **labels: str) -> None:
@@ -110,9 +228,9 @@ def render_metrics(status: Status, *, show_private: bool = False) -> str:
 
     show("info", "Version and phase.", 1, version=__version__, phase=status.phase)
     show("healthy", "1 unless /healthz fails.", not status.problem)
-    if status.newest is None:
+    state = status.newest
+    if state is None:
         return generate_latest(registry).decode()
-    state, local = status.newest
     numbers = {
         "step": ("Steps done.", state.step),
         "planned_steps": ("Steps to do.", state.num_steps),
@@ -139,24 +257,17 @@ def render_metrics(status: Status, *, show_private: bool = False) -> str:
         "simulation": state.simulation,
         "delta": write_exactly(state.delta),
     }
-    text = "Privacy loss so far under this plan, at most."
-    show("epsilon_spent", text, state.epsilon, **meaning)
-    show(
-        "epsilon_promised", "Privacy loss that the plan allows.", state.promised_epsilon, **meaning
-    )
-    if show_private:
-        for name, value in asdict(local).items():
-            show(f"private_{name}", "Private: depends on data without noise.", value)
+    spent, promised = state.epsilon, state.promised_epsilon
+    show("epsilon_spent", "Privacy loss so far under this plan, at most.", spent, **meaning)
+    show("epsilon_promised", "Privacy loss that the plan allows.", promised, **meaning)
     return generate_latest(registry).decode()
 
 
-def render_page(status: Status, *, show_private: bool = False) -> str:
+def render_page(status: Status) -> str:
     """Return the page as HTML."""
-    state, local = status.newest or (None, None)
     return _template().render(
         status=status,
-        state=state,
-        local=local if show_private else None,
+        state=status.newest,
         round_up=round_up,
         write_exactly=write_exactly,
         clock=lambda moment: datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S UTC"),
@@ -176,24 +287,18 @@ def _template() -> jinja2.Template:
 
 
 @contextmanager
-def serving_status(
-    address: tuple[str, int], status: Status, *, password: str | None = None
-) -> Iterator[tuple[str, int]]:
+def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[str, int]]:
     """Serve an agent's status at an address while the block lasts; yield the address in use.
-
-    With a password, pages show private numbers, and only to those who send it. The address alone
-    would not protect them: every user of a machine can connect to it.
 
     Raises:
         CornError: the address cannot be used.
     """
-    host, port = address
     try:
-        server = _StatusServer(address, status, password)
+        server = _StatusServer(address, status)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise CornError(f"--status {host}:{port}: cannot be served: {why}") from error
+        raise CornError(f"--status {format_address(address)}: cannot be served: {why}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:
@@ -213,9 +318,8 @@ class _StatusServer(ThreadingHTTPServer):
     # Closing must not wait for clients.
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], status: Status, password: str | None) -> None:
+    def __init__(self, address: tuple[str, int], status: Status) -> None:
         self.status = status
-        self.password = password
         self._connections: list[socket.socket] = []
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, _StatusHandler)
@@ -268,24 +372,19 @@ class _StatusHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request for a page."""
         path, status = self.path.partition("?")[0], self.server.status
-        show_private = self.server.password is not None
         if path == "/healthz":
-            # Without the password too: probes of service managers have none.
-            step = None if status.newest is None else status.newest[0].step
+            step = None if status.newest is None else status.newest.step
             facts = {"agent": status.agent, "phase": status.phase, "step": step}
             problem = status.problem
             code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
             body = json.dumps(facts | {"problem": problem}) + "\n"
             self._answer(body, "application/json", code)
-        elif path not in ("/", "/metrics"):
-            self.send_error(HTTPStatus.NOT_FOUND)
-        elif not self._is_allowed():
-            self.send_error(HTTPStatus.UNAUTHORIZED)
         elif path == "/":
-            self._answer(render_page(status, show_private=show_private), "text/html; charset=utf-8")
+            self._answer(render_page(status), "text/html; charset=utf-8")
+        elif path == "/metrics":
+            self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
         else:
-            text = render_metrics(status, show_private=show_private)
-            self._answer(text, CONTENT_TYPE_PLAIN_0_0_4)
+            self.send_error(HTTPStatus.NOT_FOUND)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -297,18 +396,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Log nothing: the lines of strangers do not belong into the log of a run."""
 
-    def _is_allowed(self) -> bool:
-        if self.server.password is None:
-            return True
-        # HTTP's basic authentication; any user name will do.
-        kind, _, encoded = self.headers.get("Authorization", "").strip().partition(" ")
-        try:
-            sent = base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
-        except ValueError:
-            return False
-        # In constant time: the time of a comparison by characters would reveal them one by one.
-        return kind.lower() == "basic" and hmac.compare_digest(sent, self.server.password.encode())
-
     def _answer(self, text: str, content_type: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         body = text.encode()
         # Without the versions and the time that send_response would add.
@@ -317,85 +404,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
-        if status == HTTPStatus.UNAUTHORIZED:
-            # It makes browsers ask for the password.
-            self.send_header("WWW-Authenticate", 'Basic realm="CorN"')
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-@contextmanager
-def monitor_agent(
-    config: AgentConfig,
-    reports: Reports,
-    *,
-    to_stderr: bool,
-    forward: Callable[[logging.LogRecord], None] | None = None,
-) -> Iterator[Reports]:
-    """Log, protect and, if asked to, serve an agent while the block lasts.
-
-    ``forward`` is called with every record of the log.
-
-    Yields:
-        ``reports`` that also feed the status server.
-
-    Raises:
-        CornError: the status server's address cannot be used.
-    """
-    agent = config.agent
-    protect_process(f"corn agent {agent}")
-    # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
-    # agents later, where the run needs it.
-    with suppress(CornError):
-        make_folders(config.out, agent)
-    folder = Folders.of_run(config.out).of_agent(agent).private
-    settings, status = config.monitoring, Status(agent)
-
-    def show(state: AgentState, local: PrivateState) -> None:
-        status.newest = state, local
-        if reports.on_state is not None:
-            reports.on_state(state, local)
-
-    with ExitStack() as stack:
-        stack.enter_context(
-            writing_log(settings.log_format, folder=folder, to_stderr=to_stderr, forward=forward)
-        )
-        log_event(agent, "process", f"corn {__version__} starts")
-        if settings.status is not None:
-            password = _make_password(folder) if settings.shows_private else None
-            host, port = stack.enter_context(
-                serving_status(settings.status, status, password=password)
-            )
-            shown = f"[{host}]" if ":" in host else host
-            # Where the password is, never the password: logs are forwarded.
-            needed = f", with the password in {folder / ACCESS_FILE}" * bool(password)
-            log_event(agent, "status", f"serves its status at http://{shown}:{port}/{needed}")
-        try:
-            yield replace(reports, on_state=show)
-        except BaseException as error:
-            if status.newest is not None:
-                failed = replace(status.newest[0], phase=FAILED, updated=time.time())
-                status.newest = failed, status.newest[1]
-                with suppress(OSError):
-                    write_state(folder / STATE_NAME, failed)
-            text = str(error) if isinstance(error, CornError) else type(error).__name__
-            log_event(
-                agent,
-                LAST_EVENT,
-                text.removeprefix(f"agent {agent}: "),
-                level=logging.ERROR,
-                is_private=not (isinstance(error, CornError) and is_public(error)),
-            )
-            raise
-
-
-def _make_password(folder: Path) -> str:
-    """Return a new password for private numbers, which is also in a file of the agent's owner."""
-    password = secrets.token_urlsafe(_PASSWORD_BYTES)
-    try:
-        with writing_whole(folder / ACCESS_FILE, is_private=True) as partial:
-            partial.write_text(password + "\n", encoding="ascii")
-    except OSError as error:
-        raise CornError(f"{folder / ACCESS_FILE}: cannot be written: {error.strerror}") from error
-    return password
