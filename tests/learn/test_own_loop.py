@@ -542,6 +542,7 @@ def test_unfit_objects_are_refused() -> None:
         ({"optimizer": torch.optim.SGD(make_model().parameters())}, "all of them and no others"),
         ({"data_loader": loaders()[:2]}, "one for each agent"),
         ({"data_loader": apart}, "one collate_fn"),
+        ({"data_loader": loaders()[:1] * N}, "found one twice"),
         ({"data_loader": DataLoader(Stream())}, "found a stream"),
         ({"data_loader": DataLoader(empty)}, "at least one sample"),  # type: ignore[arg-type]
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(2, 5)))}, "some agent got none"),
@@ -626,7 +627,7 @@ def test_collate_functions_that_keep_samples_apart_are_accepted() -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     start_with(augment)
     for side in ("left", "right"):
-        start_with(partial(pad, side), [Sequences()] * N)
+        start_with(partial(pad, side), [Sequences() for _ in range(N)])
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
     assert np.array_equal(states[2], np.random.get_state()[1])  # type: ignore[index]  # noqa: NPY002
