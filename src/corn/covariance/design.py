@@ -361,7 +361,8 @@ def _design_for_sums(
         threat = DEFAULT_THREAT if n > 1 else EAVESDROPPER
     threat = threat.resolve(network.graph, "sum")
     caps = _read_caps(budget, n)
-    noise = design_masks(caps, threat.seed_groups(network.graph), threat.max_colluders)
+    groups = threat.seed_groups(network.graph, "sum")
+    noise = design_masks(caps, groups, threat.max_colluders)
     energy = energy_of_average(objective, n) / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
     return Design(

@@ -56,7 +56,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
 from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
-from corn.topology import Graph, Mixing, Network, choose_cooldown, load_network
+from corn.topology import Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -262,7 +262,7 @@ class Plan:
             problem.scaled_objective,
             self.decomposition.rescale(1 / problem.scales),
             self.threat,
-            allowed_groups(self.network.graph, self.threat, self.mechanism),
+            allowed_groups(self.network, self.threat, self.mechanism),
             self.certificate.multipliers,
         )
         return bound / problem.strictest_cap
@@ -312,7 +312,7 @@ def make_plan(
     if is_masked and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
-        groups = threat.seed_groups(network.graph)
+        groups = threat.seed_groups(network.graph, "sum")
         shares = design_masks(caps, groups, threat.max_colluders)
         certificate = Certificate("optimal", "formula", 0.0, 0.0)
     else:
@@ -400,11 +400,12 @@ def require_sound(budget: PrivacyBudget) -> None:
             )
 
 
-def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
+def allowed_groups(network: Network, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
     """Return the seed groups that a mechanism may use under a threat; DECOR uses the links."""
     if mechanism == "decor":
-        return tuple(sorted({tuple(sorted(edge)) for edge in graph.edges}))
-    return threat.seed_groups(graph)
+        return tuple(sorted({tuple(sorted(edge)) for edge in network.graph.edges}))
+    is_masked = network.mixing == "sum" and mechanism == "corn"
+    return threat.seed_groups(network.graph, "sum" if is_masked else "gossip")
 
 
 def prove_lower_bound(
