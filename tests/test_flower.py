@@ -308,7 +308,7 @@ def test_a_crash_after_the_reservation_counts_the_round(
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("corn.learn.perturbation.draw_share", crash)
+        patch.setattr("corn.learn.perturbation.make_message", crash)
         with pytest.raises(OSError, match="killed"):
             release(agents[0], np.zeros(2), nonces)
     spent = agents[0].get_epsilon()

@@ -49,7 +49,6 @@ from corn.learn.step import (
     ClippedGradients,
     clip_gradients,
     compute_gradients,
-    read_sum,
     smooth,
 )
 from corn.learn.tasks import Gradients, MeanLoss, Task
@@ -58,7 +57,7 @@ from corn.learn.training import make_task
 from corn.learn.workloads import make_named_task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
 from corn.noise.ledger import compose_history, find_agents, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_offset
+from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
 from corn.threads import one_thread
@@ -347,7 +346,10 @@ def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> Fl
     for seed in offset_seeds:
         # A seed is of one release, so that there are no other steps to keep apart.
         offset += draw_offset(seed, 0, len(total))
-    return read_sum(total, plan, offset=offset / plan.num_agents)
+    if not is_possible(total, plan.largest_sum):
+        return None
+    n = plan.num_agents
+    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
 
 
 def is_seed(found: object) -> TypeGuard[bytes]:

@@ -116,15 +116,13 @@ def public_noise(num_agents: int = N) -> Iterator[None]:
         share: NoiseShare, plan: Plan, agent: int, _source: object, **options: Any
     ) -> None:
         source = make_public_source(plan.decomposition, agent, seed=SEED)
-        seed = options.pop("offset_seed")
+        share._step = int.from_bytes(options.pop("offset_seed"))  # type: ignore[attr-defined]
         make(share, plan, agent, source, **{**options, "nonce": nonce})
-        share._step = int.from_bytes(seed)  # type: ignore[attr-defined]
 
-    prepare = NoiseShare.prepare
+    take = NoiseShare.take
 
-    def prepare_public(share: NoiseShare, step: int) -> None:
-        prepare(share, share._step)  # type: ignore[attr-defined]
-        share._prepared = step
+    def take_public(share: NoiseShare, _step: int) -> Any:
+        return take(share, share._step)  # type: ignore[attr-defined]
 
     def draw_public(seed: bytes, _step: int, size: int) -> Any:
         return draw_offset(nonce, int.from_bytes(seed), size)
@@ -133,7 +131,7 @@ def public_noise(num_agents: int = N) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, function in (
             (NoiseShare, "__init__", make_public),
-            (NoiseShare, "prepare", prepare_public),
+            (NoiseShare, "take", take_public),
             (corn.engines, "draw_offset", draw_public),
             (corn.engines, "secrets", tokens),
         ):
@@ -170,7 +168,7 @@ def run_peers(
     take = NoiseShare.take
 
     def disturb(share: NoiseShare, step: int) -> Any:
-        if lose is not None and (share._agent, step) == (lose.agent, lose.step):
+        if lose is not None and (share.agent, step) == (lose.agent, lose.step):
             raise Gone
         return take(share, step)
 

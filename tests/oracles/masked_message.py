@@ -122,7 +122,7 @@ def _derive(at: Round, root: bytes, *fields: bytes | str | int) -> bytes:
 
 def _draw(at: Round, key: bytes, kind: str, owner: bytes, num_bytes: int) -> NDArray[np.uint8]:
     data = _join(kind, owner, at.run, 0, 0)
-    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/5").digest()
+    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/6").digest()
     return np.frombuffer(_encrypt(own, 2, num_bytes), np.uint8)
 
 
