@@ -73,9 +73,10 @@ $(VENV)/created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
+$(VENV)-flower/installed: SIMULATION = flwr[simulation]
 $(VENV)-%/installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)-$*
-	$(VENV)-$*/bin/pip install --quiet --editable '.[$*]' pytest pytest-xdist hypothesis
+	$(VENV)-$*/bin/pip install --quiet --editable '.[$*]' pytest pytest-xdist hypothesis $(SIMULATION)
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/created

@@ -51,7 +51,7 @@ from corn.distributed.rendezvous import host_store, join
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.summing import integer_type
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
-from corn.learn.perturbation import DrawnNoise, NoiseShare
+from corn.learn.perturbation import NoiseShare
 from corn.learn.schedule import Constant
 from corn.learn.step import (
     AgentStepper,
@@ -59,13 +59,12 @@ from corn.learn.step import (
     clip_factors,
     gradient_norms,
     no_statistics,
-    read_sum,
 )
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import ModuleTask
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.workloads import Workload
-from corn.noise.masks import WORDS
+from corn.noise.masks import WORDS, is_possible, read_total
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
@@ -110,20 +109,13 @@ class Job:
 
 
 class Silence:
-    """No noise, and for exact sums an offset of zero."""
+    """No noise."""
 
-    def __init__(self, plan: Plan, num_parameters: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._drawn = DrawnNoise(
-            torch.empty(0), np.zeros(num_parameters, np.float32), np.empty(0, np.uint16)
-        )
 
     def prepare(self, step: int) -> None:
         """Draw nothing."""
-
-    def take(self, step: int) -> DrawnNoise:  # noqa: ARG002
-        """Return nothing."""
-        return self._drawn
 
 
 class PlainStepper:
@@ -137,7 +129,7 @@ class PlainStepper:
 
     def begin(self, step: int, noise: Silence, parameters: Tensor) -> None:
         """Begin a step of the network."""
-        self._plan, self._offset = noise.plan, noise.take(step).offset
+        self._plan = noise.plan
         self.parameters, self.batch = parameters, self._batches.draw(step)
 
     @torch.no_grad()
@@ -159,7 +151,12 @@ class PlainStepper:
 
     def finish(self, total: Any, *, step_size: float) -> Tensor:
         """Return the step along the average."""
-        average = read_sum(total, self._plan, offset=self._offset, dtype=np.float32)
+        plan = self._plan
+        average = read_total(
+            total, num_agents=plan.num_agents, grid=plan.grid, offset=None, dtype=np.float32
+        )
+        if not is_possible(total, plan.largest_sum):
+            raise RuntimeError("a sum of clipped gradients is too large")
         return torch.sub(self.parameters, torch.from_numpy(average), alpha=step_size)
 
 
@@ -310,7 +307,7 @@ def run_steps(
     start = work.start
 
     def activate(plan: Plan, members: tuple[int, ...]) -> ActivePlan:
-        noise: Any = Silence(plan, len(start))
+        noise: Any = Silence(plan)
         if is_private:
             source = make_public_source(plan.decomposition, agent, seed=0)
             noise = NoiseShare(plan, agent, source, nonce=bytes(32), num_parameters=len(start))

@@ -58,13 +58,11 @@ def time_round(plan: Plan, num_parameters: int) -> tuple[float, float, float]:
     with TemporaryDirectory() as folder:
         make_keys(Path(folder), plan.num_agents)
         agents = [AgentRelease(plan, k, Path(folder)) for k in range(plan.num_agents)]
-        nonces = {k: agent.introduce()[0] for k, agent in enumerate(agents)}
         # Once before, as the first release verifies the plan and compiles.
-        for number in (1, 2):
+        for _ in range(2):
+            nonces = {agent.agent: agent.say_hello().nonce for agent in agents}
             began = time.perf_counter()
-            sent = [
-                each.release_update(update, round_number=number, nonces=nonces) for each in agents
-            ]
+            sent = [each.release(each.clip_update(update), nonces) for each in agents]
             client = (time.perf_counter() - began) / plan.num_agents
         began = time.perf_counter()
         if average_updates(plan, sent) is None:

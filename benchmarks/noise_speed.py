@@ -38,7 +38,7 @@ from corn.noise import (
     load_compiled,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, draw_mask, draw_offset
+from corn.noise.masks import WORDS, make_message
 from corn.noise.normals import PAIRS_PER_BLOCK, VALUES_PER_BLOCK, WORDS_PER_BLOCK
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -154,8 +154,17 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
         stepper.finish(total, step_size=0.01)
         digest_model(work.start)
 
-    out, mask, offset = np.empty(size), np.empty_like(total), np.empty(size, np.float32)
-    at: dict[str, Any] = {"source": source, "nonce": NONCE, "step": 0}
+    gradient = np.zeros(size, np.float32)
+    at: dict[str, Any] = {
+        "noise": noise,
+        "agent": 0,
+        "source": source,
+        "nonce": NONCE,
+        "step": 0,
+        "offset": (NONCE, 0),
+        "grid": plan.grid,
+        "bits": bits,
+    }
     num_masks = len(noise.memberships[0][noise.memberships[0] == 0])
     blocks = -(-size // VALUES_PER_BLOCK)
     shape = 1, 64, WORDS_PER_BLOCK
@@ -178,16 +187,14 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
 
     seconds = best_seconds(
         {
-            "step without noise": lambda: take_step(plain, Silence(plan, size)),
+            "step without noise": lambda: take_step(plain, Silence(plan)),
             "private step": lambda: take_step(private, share),
-            "share of the noise": lambda: draw_share(noise, 0, **at, stop=size, out=out),
-            "masks": lambda: draw_mask(noise, 0, **at, size=size, bits=bits, out=mask),
-            "offset": lambda: draw_offset(NONCE, 0, size, out=offset),
+            "noise, rounding and masks": lambda: make_message(gradient, 1.0, **at),
             "digest of the model": lambda: digest_model(work.start),
             "keystream alone": encrypt_least,
             "normals of words in a cache": transform_least,
         },
-        num_turns=25,
+        num_turns=150,
     )
     milliseconds = {name: 1000 * value for name, value in seconds.items()}
     without = milliseconds["step without noise"]

@@ -1,18 +1,16 @@
-r"""Design, verification, plan size and simulation for growing networks, with the exponent of each.
+r"""Plans, their verification, their files and simulations for growing networks, up to 10⁵ agents.
 
-Prints a line per size for Erdős–Rényi graphs of mean degree 10, and fits cost ~ n^exponent to the
-three largest sizes. Times are CPU seconds: other work on the machine must not count. Each size has
-a process of its own, whose largest memory is printed, and which ends after ``--limit`` seconds of
+Prints a line per size for random graphs in which each agent has ten links, against one insider,
+and fits cost ~ n^exponent to the three largest sizes. Times are CPU seconds: other work on the
+machine must not count. Each size has a process of its own, which ends after ``--limit`` seconds of
 CPU time. Larger sizes are then left out.
 
+    python benchmarks/scaling.py --sums 20,100,1000,10000,100000 --gossip 20,50,100,200,400 \
+        --steps 100,1000,10000,100000 --out costs.json --plot docs/images/scaling.png
+
 A step of a simulation (``--steps``) trains logistic regression on the task ``synthetic`` with
-corn, decor, ldp and none against an eavesdropper on a torus.
-
-    python benchmarks/scaling.py --insiders 0,1 --sizes 20,50,100,200,400,1000,2000 \
-        --steps 20,100,400,1000,2500,10000 --out costs.json --plot docs/images/scaling.png
-    python benchmarks/scaling.py --insiders 2 --sizes 20,50,100,200 --out costs.json
-
-Costs of earlier runs are read from the file of ``--out``, so that one picture shows them all.
+corn, ldp and none under exact sums. Costs of earlier runs are read from the file of ``--out``, so
+that one picture shows them all.
 """
 
 from __future__ import annotations
@@ -27,33 +25,32 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from corn import learn
-from corn.covariance import ThreatModel, default_objective
+from corn.covariance import default_objective
 from corn.learn.sweep import SweepLoop
 from corn.plan import load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
+from corn.report.style import INK, MECHANISM_COLOURS, LineEnd, label_ends, save_figure
 from corn.threads import limit_threads
-from corn.topology import load_network
+from corn.topology import Mixing, load_network
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Result = TypeVar("Result")
-Costs: TypeAlias = dict[str, dict[int, float]]
-Measure: TypeAlias = Callable[[int, int], dict[str, float]]
+Row: TypeAlias = dict[str, float]
+Costs: TypeAlias = dict[str, dict[str, dict[int, float]]]
+"""By what was measured, by the name of the cost, by the number of agents."""
 
 _DEGREE = 10
 _STEPS = 12
-# Not a cost, or done in another way above some size, so that no single exponent describes it.
-_NO_POWER_OF_N = ("value over bound", "design of all, s", "measurement, s")
-_PANELS = {
-    ", s": "CPU seconds",
-    ": plan file, MB": "plan file, MB",
-    ": streams": "most streams of an agent",
-    ": memory, MB": "memory of the process, MB",
-}
 _BUDGET = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=1000, clip=0.1)
+_SUM, _GOSSIP, _SIMULATION = "exact sums", "gossip", "simulation"
+_COLOURS = {_SUM: MECHANISM_COLOURS["corn"], _GOSSIP: MECHANISM_COLOURS["ldp"]}
 
 
 def main() -> None:
@@ -61,9 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", default="50,100,200", help="of plans; empty for none")
+    parser.add_argument("--sums", default="20,100,1000", help="sizes of plans for exact sums")
+    parser.add_argument("--gossip", default="20,50,100", help="sizes of plans for gossip")
     parser.add_argument("--steps", default="", help="sizes of simulated networks")
-    parser.add_argument("--insiders", default="0,1")
     parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a size")
     parser.add_argument("--out", type=Path, help="JSON file of all costs, read first if it exists")
     parser.add_argument("--plot", type=Path)
@@ -71,19 +68,25 @@ def main() -> None:
     costs: Costs = {}
     if given.out and given.out.exists():
         read = json.loads(given.out.read_text())
-        costs = {name: {int(n): v for n, v in column.items()} for name, column in read.items()}
-    for insiders in _read_numbers(given.insiders):
-        _measure_sizes(
-            _measure_plan,
-            _read_numbers(given.sizes),
-            f"{insiders} insiders",
-            insiders,
-            given,
-            costs,
-        )
-    _measure_sizes(_simulate, _read_numbers(given.steps), "simulation", 0, given, costs)
-    for name, column in costs.items():
-        print(f"{name}: {_fit(column)}")
+        costs = {
+            what: {name: {int(n): v for n, v in column.items()} for name, column in own.items()}
+            for what, own in read.items()
+        }
+    for what, sizes in ((_SUM, given.sums), (_GOSSIP, given.gossip), (_SIMULATION, given.steps)):
+        for size in _read_numbers(sizes):
+            row = _run_alone(what, size, given.limit)
+            if row is None:
+                print(f"n = {size}, {what}: stopped after {given.limit} CPU seconds", flush=True)
+                break
+            facts = ", ".join(f"{name} {value:.3g}" for name, value in row.items())
+            print(f"n = {size}, {what}: {facts}", flush=True)
+            for name, value in row.items():
+                costs.setdefault(what, {}).setdefault(name, {})[size] = value
+            if given.out:
+                given.out.write_text(json.dumps(costs, indent=1))
+    for what, own in costs.items():
+        for name, column in own.items():
+            print(f"{what}, {name}: {_fit(column)}")
     if given.plot:
         _draw(costs, given.plot)
 
@@ -92,33 +95,15 @@ def _read_numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
 
-def _measure_sizes(
-    measure: Measure,
-    sizes: list[int],
-    what: str,
-    insiders: int,
-    given: argparse.Namespace,
-    costs: Costs,
-) -> None:
-    for size in sizes:
-        row = _run_alone(measure, size, insiders, given.limit)
-        if row is None:
-            print(f"n = {size}, {what}: stopped after {given.limit} CPU seconds", flush=True)
-            return
-        _note(row, what, size, costs)
-        if given.out:
-            given.out.write_text(json.dumps(costs, indent=1))
-
-
-def _run_alone(measure: Measure, size: int, insiders: int, limit: int) -> dict[str, float] | None:
+def _run_alone(what: str, size: int, limit: int) -> Row | None:
     """Return the costs that a new process measures, or None if it takes too long."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(measure, size, insiders, limit, sender))
+    process = context.Process(target=_report, args=(what, size, limit, sender))
     process.start()
     sender.close()
     try:
-        row: dict[str, float] = receiver.recv()
+        row: Row = receiver.recv()
     except EOFError:
         process.join()
         if process.exitcode != -signal.SIGXCPU:
@@ -128,17 +113,18 @@ def _run_alone(measure: Measure, size: int, insiders: int, limit: int) -> dict[s
     return row
 
 
-def _report(measure: Measure, size: int, insiders: int, limit: int, sender: Connection) -> None:
+def _report(what: str, size: int, limit: int, sender: Connection) -> None:
     limit_threads()
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    row = measure(size, insiders)
+    mixing: Mixing = "gossip" if what == _GOSSIP else "sum"
+    row = _simulate(size) if what == _SIMULATION else _measure_plan(size, mixing)
     row["memory, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     sender.send(row)
 
 
-def _measure_plan(size: int, insiders: int) -> dict[str, float]:
-    network = load_network(f"er:n={size},p={min(0.5, _DEGREE / (size - 1)):.6g},seed=3")
-    plan, seconds = _time(lambda: make_plan(network, _BUDGET, threat=ThreatModel(insiders)))
+def _measure_plan(size: int, mixing: Mixing) -> Row:
+    network = load_network(f"regular:n={size},degree={_DEGREE},seed=3", mixing=mixing)
+    plan, seconds = _time(lambda: make_plan(network, _BUDGET))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "plan.corn")
         save_plan(plan, path)
@@ -149,44 +135,28 @@ def _measure_plan(size: int, insiders: int) -> dict[str, float]:
         raise SystemExit(f"n = {size}: {verified.problems[0]}")
     return {
         "plan, s": seconds,
-        "load, s": loading,
-        "verify, s": checking,
+        "load and verify, s": loading + checking,
         "plan file, MB": megabytes,
-        "streams": float(max(plan.decomposition.count_streams())),
         "value over bound": plan.certificate.value / plan.certificate.lower_bound,
     }
 
 
-def _simulate(size: int, insiders: int) -> dict[str, float]:
-    """Return the costs of a simulation of about ``size`` agents on a torus."""
-    rows = max(3, int(size**0.5))
-    network = load_network(f"torus:{rows}x{size // rows}", mixing="gossip")
-    problem = learn.Workload("synthetic").build(network.num_agents)
-    names = ["corn", "decor", "ldp", "none"]
-    target, threat = default_objective(_BUDGET.num_steps), ThreatModel(insiders)
-    methods, designing = _time(
-        lambda: learn.make_mechanisms(names, network, _BUDGET, objective=target, threat=threat)
+def _simulate(size: int) -> Row:
+    """Return the time of a step of all mechanisms."""
+    network = load_network(f"regular:n={size},degree={_DEGREE},seed=3")
+    problem = learn.Workload("synthetic").build(size)
+    methods = learn.make_mechanisms(
+        ["corn", "ldp", "none"],
+        network,
+        _BUDGET,
+        objective=default_objective(_BUDGET.num_steps, mixing="sum"),
     )
     trials = [learn.Trial(method, learn.make_schedule(0.1, "constant")) for method in methods]
     settings = learn.SweepSettings(num_steps=_STEPS, batch_size=16, seeds=(0,))
-    loop, measuring = _time(
-        lambda: SweepLoop(problem, network, trials, settings=settings, evaluate_at=[0])
-    )
+    loop = SweepLoop(problem, network, trials, settings=settings, evaluate_at=[0])
     loop.advance()  # the first step makes what later ones reuse
     _, seconds = _time(lambda: [loop.advance() for _ in range(_STEPS - 2)])
-    return {
-        "design of all, s": designing,
-        "step, s": seconds / (_STEPS - 2),
-        "measurement, s": measuring,
-    }
-
-
-def _note(row: dict[str, float], what: str, size: int, costs: Costs) -> None:
-    for name, value in row.items():
-        if name not in _NO_POWER_OF_N:
-            costs.setdefault(f"{what}: {name}", {})[size] = value
-    facts = ", ".join(f"{name} {value:.3g}" for name, value in row.items())
-    print(f"n = {size}, {what}: {facts}", flush=True)
+    return {"step, s": seconds / (_STEPS - 2)}
 
 
 def _time(work: Callable[[], Result]) -> tuple[Result, float]:
@@ -204,18 +174,30 @@ def _fit(column: dict[int, float]) -> str:
 def _draw(costs: Costs, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(2, 2, figsize=(14, 8), layout="constrained")
-    for axes, (ending, label) in zip(panels.flat, _PANELS.items(), strict=True):
-        for name, column in costs.items():
-            if name.endswith(ending):
-                sizes, values = zip(*sorted(column.items()), strict=True)
-                axes.loglog(
-                    sizes, values, "o-", label=f"{name.removesuffix(ending)}, {_fit(column)}"
-                )
-        axes.set_xlabel("agents")
-        axes.set_ylabel(label)
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+    panels[0].set_title("Plans of exact sums need no search")
+    _draw_lines(panels[0], costs, "plan, s", "CPU seconds to make a plan")
+    panels[1].set_title("Everybody can verify a plan")
+    _draw_lines(panels[1], costs, "load and verify, s", "CPU seconds to verify it")
+    panels[2].set_title("Simulations grow with the agents")
+    simulated = {_SUM: costs.get(_SIMULATION, {})}
+    _draw_lines(panels[2], simulated, "step, s", "CPU seconds of a simulated step")
+    save_figure(figure, path)
+
+
+def _draw_lines(axes: Axes, costs: Costs, name: str, label: str) -> None:
+    """Draw one cost over the number of agents, each line with its name at its end."""
+    ends = []
+    for what, colour in _COLOURS.items():
+        column = costs.get(what, {}).get(name)
+        if column:
+            sizes, values = zip(*sorted(column.items()), strict=True)
+            axes.loglog(sizes, values, "o-", color=colour, markersize=4)
+            ends.append(LineEnd(what, values[-1], colour))
+    axes.set_xlabel("agents", color=INK)
+    axes.set_ylabel(label, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    label_ends(axes, ends)
 
 
 if __name__ == "__main__":

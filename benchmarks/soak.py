@@ -64,7 +64,7 @@ class RecordingWorkload(Workload):
         faulthandler.register(signal.SIGUSR1, stacks)
 
         def record(share: NoiseShare, step: int) -> DrawnNoise:
-            line = f"{agent} {share._nonce.hex()} {step}\n"
+            line = f"{agent} {share.nonce.hex()} {step}\n"
             with Path(path).open("a", encoding="ascii") as stream:
                 stream.write(line)  # short enough to be written at once
             time.sleep(pause)

@@ -14,8 +14,7 @@ import numpy as np
 from sklearn.datasets import make_classification
 
 import corn
-from corn.distributed import make_keys
-from corn.engines import AgentRelease
+from corn.engines import AgentRelease, make_sites
 from corn.flower import CornMod, CornStrategy
 from corn.privacy.rounding import round_up
 
@@ -63,9 +62,9 @@ def main() -> None:
     budget = corn.PrivacyBudget(epsilon=20, delta=1e-5, num_steps=NUM_ROUNDS, clip=CLIP)
     plan = corn.make_plan(corn.load_network(f"complete:{NUM_CLINICS}", mixing="sum"), budget)
     corn.save_plan(plan, FOLDER / "plan.corn")
-    keys = FOLDER / "keys"  # every clinic has its own in a deployment
-    make_keys(keys, NUM_CLINICS)
-    client, server = ClientApp(mods=[CornMod(FOLDER / "plan.corn", keys)]), ServerApp()
+    # Every clinic makes its own folder in a deployment.
+    make_sites(FOLDER, plan, [str(clinic) for clinic in range(NUM_CLINICS)])
+    client, server = ClientApp(mods=[CornMod(FOLDER / "{site}")]), ServerApp()
     client.train()(train)
     server.main()(serve)
     run_simulation(server, client, NUM_CLINICS)
@@ -73,7 +72,8 @@ def main() -> None:
     print(f"{plan.describe()}; the server sees every message")
     print(f"noise of the average: {plan.central_ratio:.3f} × a trusted server's")
     print(f"test accuracy {accuracy(weights, slice(600, None)):.3f}")
-    spent = [AgentRelease(plan, agent, keys).get_epsilon() for agent in range(NUM_CLINICS)]
+    sites = [AgentRelease(plan, agent, FOLDER / str(agent)) for agent in range(NUM_CLINICS)]
+    spent = [site.get_epsilon() for site in sites]
     print(f"ε spent by each clinic: {', '.join(map(round_up, spent))}")
 
 

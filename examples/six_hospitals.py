@@ -7,8 +7,10 @@ this machine; ``docs/tutorials/hospitals.md`` explains them.
 """
 
 import csv
+import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,26 @@ def write_files(folder: Path) -> None:
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *draw_patients(size, rng, first)])
         first += size
+
+
+def make_folders(folder: Path, names: Sequence[str]) -> Path:
+    """Make a plan, and a folder for each site behind an engine; return the consortium file.
+
+    At real sites everybody makes an own key, and puts the file, its plan and the roster beside it.
+    """
+    from corn.engines import make_sites
+    from corn.learn.consortium import load_consortium
+    from corn.plan import make_plan, save_plan
+
+    if not (folder / "made").exists():
+        write_files(folder / "made")
+    agreed = load_consortium(folder / "made" / "consortium.toml")
+    plan = make_plan(agreed.load_network(), agreed.make_budget(), threat=agreed.make_threat())
+    save_plan(plan, agreed.plan_path)
+    make_sites(folder, agreed.path, names)
+    for name, site in zip(names, agreed.sites, strict=True):
+        shutil.copy(folder / "made" / f"{site.name}.csv", folder / name / "data.csv")
+    return agreed.path
 
 
 if __name__ == "__main__":

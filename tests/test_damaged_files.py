@@ -8,10 +8,15 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
+from pyarrow.csv import write_csv
 
 from corn.covariance import Horizon
 from corn.distributed.planning import PlanningRequest, read_request
+from corn.learn.consortium import load_consortium
+from corn.learn.file_data import FileWorkload
 from corn.noise import (
     Roster,
     generate_identity,
@@ -49,11 +54,46 @@ def write_request(path: Path) -> None:
     path.write_text(PlanningRequest(BUDGET, Horizon(5)).to_text())
 
 
+CONSORTIUM = """
+graph = "complete:3"
+[data]
+target = "ill"
+classes = ["no", "yes"]
+[data.columns]
+age = { bounds = [0, 100], missing = 50 }
+ward = { categories = ["a", "b"] }
+day = { kind = "date", bounds = [2020-01-01, 2021-01-01] }
+[promise]
+epsilon = 8
+[training]
+steps = 4
+batch-size = 10
+[[sites]]
+name = "north"
+samples = 200
+[[sites]]
+name = "south"
+samples = 20
+[[sites]]
+name = "hill"
+samples = 20
+accepts = false
+"""
+TABLE = {"age": list(range(20)), "dose": [1.5 * k for k in range(20)], "ill": ["no", "yes"] * 10}
+
+
+def read_samples(path: Path) -> object:
+    return FileWorkload(path, "ill", held_out=0).build(1)
+
+
 FILES: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "a.corn": (lambda path: save_plan(make_plan(NETWORK, BUDGET), path), load_plan),
     "roster.json": (write_roster, load_roster),
     "agent-0.key": (lambda path: save_identity(generate_identity(), path), load_identity),
     "request.json": (write_request, read_request),
+    "consortium.toml": (lambda path: path.write_text(CONSORTIUM), load_consortium),
+    "a.csv": (lambda path: write_csv(pa.table(TABLE), path), read_samples),
+    "a.parquet": (lambda path: parquet.write_table(pa.table(TABLE), path), read_samples),
     "g.json": (write_node_link, load_network),
     "g.graphml": (write_graphml, load_network),
     "g.edges": (lambda path: path.write_text("0 1 2.5\n1 2 1\n2 0 1\n"), load_network),

@@ -13,12 +13,20 @@ import torch
 from torch import nn
 
 from corn.distributed.keyring import make_keys
-from corn.engines import AgentRelease, GradientSteps, ServerSums, SumRounds, sum_releases
+from corn.engines import (
+    AgentRelease,
+    GradientSteps,
+    Hello,
+    ServerSums,
+    SumRounds,
+    sum_releases,
+)
 from corn.errors import CornError, PublicError
 from corn.learn.step import ClippedGradients, clip_gradients
 from corn.learn.tasks import Gradients
 from corn.learn.tasks.module import ModuleTask
 from corn.noise import BudgetSpentError, load_roster
+from corn.noise.ledger import read_history
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -55,6 +63,12 @@ def gradient(value: float) -> ClippedGradients:
     values = torch.full((1, 1, D), value, dtype=torch.float64)
     clip = torch.tensor([1.0], dtype=torch.float64)
     return clip_gradients(Gradients(values), clip, clips_samples=False)
+
+
+def count_left(own: AgentRelease) -> int:
+    """Return the releases that an agent's ledger allows."""
+    history = read_history([own._keys], own.agent)
+    return BUDGET.num_steps - sum(each.num_releases for each in history.expenses)
 
 
 Ask = Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -98,7 +112,7 @@ def test_all_agents_get_the_same_average_with_the_noise_of_the_plan(
     expected = np.sqrt(theta / N)
     assert noise.std() / expected == pytest.approx(1, abs=0.25)
     assert not np.array_equal(sums[0][0], sums[1][0])
-    assert agents[0].introduce()[1] == BUDGET.num_steps - 3
+    assert count_left(agents[0]) == BUDGET.num_steps - 3
 
 
 def test_a_sum_without_an_agent_begins_after_the_wait_and_then_at_once(
@@ -114,7 +128,7 @@ def test_a_sum_without_an_agent_begins_after_the_wait_and_then_at_once(
     assert time.monotonic() - began < 1.9
     (late,) = run_all(agents[3:], honest(impatient), at(1))
     assert late is None
-    assert agents[3].introduce()[1] == BUDGET.num_steps
+    assert count_left(agents[3]) == BUDGET.num_steps
     back = run_all(agents, honest(impatient), at(2))
     assert all(np.array_equal(each, back[0]) for each in back)
 
@@ -162,25 +176,33 @@ def test_a_server_that_shows_two_groups_different_sums_has_no_sum_of_both_again(
     averages = run_all(agents, lie)
     assert not np.array_equal(averages[0], averages[3])
     # It forwards the hellos of all as if all had one model.
-    hellos = [own.say_hello(bytes([own.agent // 2]) * 32) for own in agents]
+    hellos = [own.say_hello(bytes([own.agent // 2]) * 32).encode() for own in agents]
     with pytest.raises(PublicError, match="another plan or model"):
-        agents[0].release_to(gradient(0.1), [list(each) for each in hellos], own=hellos[0])
+        agents[0].read_hellos(hellos, bytes(32))
 
 
 def test_a_server_cannot_forge_repeat_or_leave_out_hellos(agents: list[AgentRelease]) -> None:
     hellos = [own.say_hello(MODEL) for own in agents]
-    listed = [list(each) for each in hellos]
-    forged = [*listed[:3], [*listed[3][:3], b"x" * 32, listed[3][4]]]
-    other = agents[0].say_hello(MODEL)  # a new run: the earlier hello is of no use
-    before = agents[0].introduce()[1]
-    for wrong in (forged, listed[1:], [*listed, listed[1]], [*listed[:3], "hello"], listed[:1]):
-        own = hellos[0]
+    said = [each.encode() for each in hellos]
+    forged = [*said[:3], hellos[3]._replace(nonce=b"x" * 32).encode()]
+    stranger = [*said[:3], hellos[3]._replace(agent=N).encode()]
+    wrong: tuple[list[Any], ...] = (
+        forged,
+        stranger,
+        said[1:],
+        [*said, said[1]],
+        [said[0], said[0]],
+        said[:1],
+        [],
+    )
+    for hellos_shown in (*wrong, [*said[:3], b"hello"], [*said[:3], "hello"], [*said[:3], None]):
         with pytest.raises(PublicError, match="refuses"):
-            agents[0].release_to(gradient(0.1), wrong, own=own)
+            agents[0].read_hellos(hellos_shown, MODEL)
+    nonces = agents[0].read_hellos(said, MODEL)
+    agents[0].say_hello(MODEL)  # a new run: the earlier hello is of no use
     with pytest.raises(PublicError, match="nonce"):
-        agents[0].release_to(gradient(0.1), listed, own=hellos[0])
-    assert agents[0].introduce()[1] == before
-    assert other.nonce != hellos[0].nonce
+        agents[0].release(gradient(0.1), nonces)
+    assert count_left(agents[0]) == BUDGET.num_steps
 
 
 def test_masks_that_do_not_cancel_make_a_sum_void(
@@ -199,12 +221,11 @@ def test_masks_that_do_not_cancel_make_a_sum_void(
 
 
 def test_one_agent_cannot_speak_for_another(agents: list[AgentRelease], rounds: SumRounds) -> None:
-    stranger = [1, bytes(32), MODEL, bytes(32), bytes(64)]
-    assert rounds.answer({"hello": stranger}, "site-0")["status"] == "refused"
-    for wrong in ([1], "x", [1, 2, 3, 4, 5], [True, bytes(32), MODEL, bytes(32), bytes(64)], None):
+    stranger = Hello(1, bytes(32), MODEL, bytes(32), bytes(64)).encode()
+    for wrong in (stranger, b"", [1], "x", [1, 2, 3, 4, 5], None):
         assert rounds.answer({"hello": wrong}, "site-0")["status"] == "refused"
     for own in agents:
-        last = rounds.answer({"hello": list(own.say_hello(MODEL))}, f"site-{own.agent}")
+        last = rounds.answer({"hello": own.say_hello(MODEL).encode()}, f"site-{own.agent}")
     assert last["status"] == "begun"
     words = np.zeros(D, np.uint16)
     message = {"sum": last["sum"], "agent": 2, "integers": words, "offset_seed": bytes(32)}

@@ -21,7 +21,11 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OPTIONS = {"reconstruct_images.py": ["--graph", "ring:6", "--steps", "20", "--images", "3"]}
 CORN = [sys.executable, "-m", "corn"]
 # Libraries that are in environments of their own.
-NEEDED = {"flower_app.py": ["flwr", "ray"], "fine_tuning.py": ["transformers", "peft"]}
+NEEDED = {
+    "flower_app.py": ["flwr", "ray"],
+    "flower_hospitals.py": ["flwr", "ray"],
+    "fine_tuning.py": ["transformers", "peft"],
+}
 
 
 def test_there_are_examples() -> None:

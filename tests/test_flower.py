@@ -21,14 +21,17 @@ from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
-from corn.distributed.keyring import (
-    find_terms,
-    make_keys,
-    open_ledger,
-)
+from corn.distributed.keyring import find_terms, make_keys, open_ledger
 from corn.distributed.rendezvous import name_kind
 from corn.distributed.requirements import RequirementError
-from corn.engines import AgentRelease, MaskedUpdate, average_updates, plan_for
+from corn.engines import (
+    AgentRelease,
+    MaskedUpdate,
+    average_updates,
+    decode_hello,
+    make_sites,
+    plan_for,
+)
 from corn.errors import (
     CornError,
     FileFormatError,
@@ -39,8 +42,9 @@ from corn.errors import (
 )
 from corn.flower import CornMod, CornStrategy
 from corn.noise import BudgetSpentError, load_identity, load_roster
+from corn.noise.ledger import read_history
 from corn.noise.masks import draw_offset
-from corn.plan import fingerprint, make_plan, save_plan, verify_plan
+from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
@@ -58,20 +62,19 @@ def agents(tmp_path: Path) -> list[AgentRelease]:
     return [AgentRelease(PLAN, agent, tmp_path) for agent in range(N)]
 
 
-def introduce(agents: list[AgentRelease], *numbers: int) -> dict[int, bytes]:
-    return {k: agents[k].introduce()[0] for k in numbers or range(len(agents))}
+def greet(agents: list[AgentRelease], *numbers: int) -> dict[int, bytes]:
+    """Return the nonces of new hellos, by default of all agents."""
+    return {k: agents[k].say_hello().nonce for k in numbers or range(len(agents))}
+
+
+def release(own: AgentRelease, update: Any, nonces: dict[int, bytes]) -> MaskedUpdate:
+    return own.release(own.clip_update(update), nonces)
 
 
 def release_all(
-    agents: list[AgentRelease],
-    updates: dict[int, Any],
-    nonces: dict[int, bytes],
-    round_number: int = 1,
+    agents: list[AgentRelease], updates: dict[int, Any], nonces: dict[int, bytes]
 ) -> list[MaskedUpdate]:
-    return [
-        agents[k].release_update(update, round_number=round_number, nonces=nonces)
-        for k, update in sorted(updates.items())
-    ]
+    return [release(agents[k], update, nonces) for k, update in sorted(updates.items())]
 
 
 def is_uniform(words: Any) -> bool:
@@ -86,7 +89,7 @@ def test_the_average_has_the_noise_of_a_trusted_server_times_n_over_n_minus_q(
     agents: list[AgentRelease], present: tuple[int, ...]
 ) -> None:
     update, m = np.full(D, BUDGET.clip / np.sqrt(D) / 2), len(present)
-    nonces = introduce(agents, *present)
+    nonces = greet(agents, *present)
     found = average_updates(
         plan_for(PLAN, tuple(present)),
         release_all(agents, dict.fromkeys(present, update), nonces),
@@ -106,13 +109,13 @@ def test_every_message_follows_from_keys_by_a_second_implementation(
 ) -> None:
     rng = np.random.default_rng(1)
     updates = {k: rng.standard_normal(D) * 1e-3 for k in present}
-    nonces = introduce(agents, *present)
     roster = load_roster(tmp_path / "roster.json")
     public_keys = {k: roster.public_key(k) for k in range(N)}
     secrets = {k: load_identity(tmp_path / f"agent-{k}.key").secret.reveal() for k in present}
-    for number in (1, 2):
-        sent = dict(zip(present, release_all(agents, updates, nonces, number), strict=True))
-        at = masked_message.Round(PLAN, plan_for(PLAN, tuple(present)), nonces, number)
+    for _ in range(2):
+        nonces = greet(agents, *present)
+        sent = dict(zip(present, release_all(agents, updates, nonces), strict=True))
+        at = masked_message.Round(PLAN, plan_for(PLAN, tuple(present)), nonces)
         for k, update in updates.items():
             noise = masked_message.draw_private_noise(at, k, secrets[k], D)
             mask = masked_message.draw_mask(at, k, secrets[k], public_keys, D)
@@ -128,9 +131,9 @@ def test_the_sum_is_exact_and_fewer_messages_are_uniform(
     """The oracle has the noise of each agent by itself, and adds in fractions."""
     rng = np.random.default_rng(1)
     updates = {k: rng.standard_normal(D) * 1e-3 for k in range(N)}
-    nonces = introduce(agents)
+    nonces = greet(agents)
     sent = release_all(agents, updates, nonces)
-    at = masked_message.Round(PLAN, PLAN, nonces, 1)
+    at = masked_message.Round(PLAN, PLAN, nonces)
     total, offsets = [0] * D, [Fraction(0)] * D
     for k, update in updates.items():
         secret = load_identity(tmp_path / f"agent-{k}.key").secret.reveal()
@@ -153,14 +156,13 @@ def test_the_sum_is_exact_and_fewer_messages_are_uniform(
 
 
 def test_an_update_is_clipped_whatever_it_is(agents: list[AgentRelease]) -> None:
-    nonces = introduce(agents)
     direction = np.full(D, 1 / np.sqrt(D))
     std = float(PLAN.decomposition.total_variance) ** 0.5
     wanted = [(1e9 * direction, BUDGET.clip), (np.full(D, np.nan), 0)]
-    for number, (update, expected) in enumerate(wanted, start=1):
+    for update, expected in wanted:
         given = update.copy()
         others = dict.fromkeys(range(1, N), np.zeros(D))
-        sent = release_all(agents, {0: update, **others}, nonces, number)
+        sent = release_all(agents, {0: update, **others}, greet(agents))
         np.testing.assert_array_equal(update, given)
         average = average_updates(PLAN, sent)
         assert average is not None
@@ -198,49 +200,38 @@ def test_a_client_refuses_a_plan_that_its_owner_does_not_allow(limit: str, tmp_p
     plan = make_plan(PLAN.network, PrivacyBudget(1, 0.9, num_steps=5, clip=0.5))
     required = Requirements(**{"unit": "agent", limit: 1})  # type: ignore[arg-type]
     with pytest.raises(RequirementError) as caught:
-        AgentRelease(plan, 0, tmp_path, requirements=required).introduce()
+        AgentRelease(plan, 0, tmp_path, requirements=required).say_hello()
     assert "20" not in name_kind(caught.value)
     # The refusal leaves the ledger to others, and a limit that is kept refuses nothing.
-    AgentRelease(plan, 0, tmp_path).introduce()
+    AgentRelease(plan, 0, tmp_path).say_hello()
     kept = Requirements(**{"unit": "agent", limit: 20.1})  # type: ignore[arg-type]
     others = [AgentRelease(PLAN, k, tmp_path) for k in range(N)]
     own = AgentRelease(PLAN, 1, tmp_path, requirements=kept)
-    nonces = introduce(others) | {1: own.introduce()[0]}
-    for number in (1, 2):
-        own.release_update(np.zeros(9), round_number=number, nonces=nonces)
+    for _ in range(2):
+        release(own, np.zeros(9), greet(others) | {1: own.say_hello().nonce})
 
 
 def test_no_noise_is_released_twice(agents: list[AgentRelease]) -> None:
     update = np.zeros(3)
-    with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[0].release_update(update, round_number=1, nonces=dict.fromkeys(range(N), bytes(32)))
-    nonces = introduce(agents)
-    agents[0].release_update(update, round_number=2, nonces=nonces)
-    for number in (1, 2):
-        with pytest.raises(PublicError, match=f"refuses to release round {number} again"):
-            agents[0].release_update(update, round_number=number, nonces=nonces)
-    agents[0].introduce()
-    with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[0].release_update(update, round_number=3, nonces=nonces)
-
-
-def test_a_server_cannot_name_other_agents_or_nonces_during_a_run(
-    agents: list[AgentRelease],
-) -> None:
-    nonces = introduce(agents)
-    agents[0].release_update(np.zeros(3), round_number=1, nonces=nonces)
+    with pytest.raises(PublicError, match="refuses to release"):
+        release(agents[0], update, dict.fromkeys(range(N), bytes(32)))
+    nonces = greet(agents)
+    release(agents[0], update, nonces)
     fewer = {k: nonces[k] for k in (0, 1, 2)}
-    for other in (fewer, {**nonces, 1: bytes(32)}):
-        with pytest.raises(PublicError, match="agents or their nonces changed"):
-            agents[0].release_update(np.zeros(3), round_number=2, nonces=other)
-    agents[0].release_update(np.zeros(3), round_number=2, nonces=nonces)
+    # The same nonces again, other agents, and other nonces of them under the same own one.
+    for other in (nonces, fewer, {**nonces, 1: bytes(32)}):
+        with pytest.raises(PublicError, match="refuses to release"):
+            release(agents[0], update, other)
+    agents[0].say_hello()
+    with pytest.raises(PublicError, match="refuses to release"):
+        release(agents[0], update, nonces)
 
 
 def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_words(
     agents: list[AgentRelease],
 ) -> None:
     """Agents 0 and 1 are told that 3 is lost, 2 and 3 that nobody is, with the true nonces."""
-    nonces, zero = introduce(agents), np.zeros(D)
+    nonces, zero = greet(agents), np.zeros(D)
     fewer = {k: nonces[k] for k in (0, 1, 2)}
     sent = release_all(agents, dict.fromkeys((0, 1), zero), fewer)
     sent += release_all(agents, dict.fromkeys((2, 3), zero), nonces)
@@ -249,25 +240,18 @@ def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_
             assert is_uniform(sum(each.integers for each in subset))
     assert average_updates(PLAN, sent) is None
     assert average_updates(plan_for(PLAN, (0, 1, 2)), sent[:3]) is None
-    # Nor can agent 2 complete the other sum later: not in this run, not in another one.
-    for number in (1, 2):
+    # Nor can agent 2 complete the other sum later, before or after its next hello.
+    for _ in range(2):
         with pytest.raises(PublicError, match="refuses to release"):
-            agents[2].release_update(zero, round_number=number, nonces=fewer)
-    agents[2].introduce()
-    with pytest.raises(PublicError, match="not the one it contributed"):
-        agents[2].release_update(zero, round_number=1, nonces=fewer)
+            release(agents[2], zero, fewer)
+        agents[2].say_hello()
 
 
-def test_a_sum_over_different_rounds_or_runs_is_uniform(agents: list[AgentRelease]) -> None:
-    nonces, zero = introduce(agents), np.zeros(D)
-    sent = release_all(agents, dict.fromkeys((0, 1, 2), zero), nonces, 1)
-    late = agents[3].release_update(zero, round_number=2, nonces=nonces)
-    assert is_uniform(sum(each.integers for each in [*sent, late]))
-    renewed = nonces | introduce(agents, 3)
-    other = agents[3].release_update(zero, round_number=1, nonces=renewed)
+def test_a_sum_over_different_runs_is_uniform(agents: list[AgentRelease]) -> None:
+    nonces, zero = greet(agents), np.zeros(D)
+    sent = release_all(agents, dict.fromkeys((0, 1, 2), zero), nonces)
+    other = release(agents[3], zero, nonces | greet(agents, 3))
     assert is_uniform(sum(each.integers for each in [*sent, other]))
-    # The same round under the same masks, for other data: what a ledger prevents.
-    assert average_updates(PLAN, [*sent, late]) is None
     assert average_updates(PLAN, [*sent, other]) is None
 
 
@@ -275,19 +259,17 @@ def test_the_ledger_ends_the_run_and_counts_the_loss(agents: list[AgentRelease])
     """A new run for each release, of other agents each time: one ledger counts all of them."""
     assert agents[1].get_epsilon() == 0
     sets = [(0, 1, 2, 3), (0, 1, 2), (1, 3), (0, 1), (1, 2, 3)]
-    for left, numbers in enumerate(reversed(sets)):
-        assert agents[1].introduce()[1] == BUDGET.num_steps - left
-        agents[1].release_update(np.zeros(2), round_number=1, nonces=introduce(agents, *numbers))
+    for numbers in sets:
+        release(agents[1], np.zeros(2), greet(agents, *numbers))
     assert 19.9 < agents[1].get_epsilon() <= 20
-    nonces = introduce(agents)
     with pytest.raises(BudgetSpentError):
-        agents[1].release_update(np.zeros(2), round_number=1, nonces=nonces)
+        agents[1].say_hello()
 
 
 def test_a_total_that_is_not_known_is_not_stated(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    agents[1].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
+    release(agents[1], np.zeros(2), greet(agents))
     (ledger,) = tmp_path.glob("agent-1-*.ledger")
     ledger.unlink()
     with pytest.raises(FileFormatError, match=r"total is not known: .*\.ledger: is missing"):
@@ -297,94 +279,56 @@ def test_a_total_that_is_not_known_is_not_stated(
 def test_no_restored_file_but_the_ledger_lets_noise_be_released_twice(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    """The attack: files beside the key are put back to their content before round 1."""
-    release = partial(
-        agents[0].release_update, np.zeros(50), round_number=1, nonces=introduce(agents)
-    )
+    """The attack: files beside the key are put back to their content before the release."""
+    release_again = partial(release, agents[0], np.zeros(50), greet(agents))
     snapshot = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    first = release()
+    first = release_again()
     kept = [path for path in snapshot if path.suffix != ".ledger"]
     subsets = [subset for size in range(len(kept) + 1) for subset in combinations(kept, size)]
     assert len(subsets) >= 2 ** (N + 1)
     for subset in subsets:
         for path in subset:
             path.write_bytes(snapshot[path])
-        with pytest.raises(PublicError, match="refuses to release round 1 again"):
-            release()
+        with pytest.raises(PublicError, match="refuses to release"):
+            release_again()
     # With the ledger nothing can be noticed: the update would be free of noise in the difference,
     # but for the rounding with another offset.
     for path, content in snapshot.items():
         path.write_bytes(content)
-    difference = (release().integers - first.integers).astype(np.int16)
+    difference = (release_again().integers - first.integers).astype(np.int16)
     assert np.abs(difference).max() <= 1
 
 
 def test_a_crash_after_the_reservation_counts_the_round(
     agents: list[AgentRelease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nonces = introduce(agents)
+    nonces = greet(agents)
 
     def crash(*_: object, **__: object) -> None:
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("corn.learn.perturbation.draw_share", crash)
+        patch.setattr("corn.learn.perturbation.make_message", crash)
         with pytest.raises(OSError, match="killed"):
-            agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
+            release(agents[0], np.zeros(2), nonces)
     spent = agents[0].get_epsilon()
     assert spent > 0
-    with pytest.raises(PublicError, match="refuses to release round 1 again"):
-        agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
-    agents[0].release_update(np.zeros(2), round_number=2, nonces=nonces)
+    with pytest.raises(PublicError, match="refuses to release"):
+        release(agents[0], np.zeros(2), nonces)
+    release(agents[0], np.zeros(2), greet(agents))
     assert agents[0].get_epsilon() > spent
-
-
-BAD_ROUNDS = [True, False, 0, -1, 10**15 + 1, 2**70, 10**5000, 1.0, "1", None]
-
-
-@pytest.mark.parametrize("number", BAD_ROUNDS, ids=range(len(BAD_ROUNDS)))
-def test_rounds_that_are_no_rounds_are_refused_before_anything_is_written(
-    agents: list[AgentRelease], tmp_path: Path, number: Any
-) -> None:
-    nonces = introduce(agents)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(PublicError, match="round must be a whole number from 1 to"):
-        agents[0].release_update(np.zeros(2), round_number=number, nonces=nonces)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
-
-
-def test_a_late_round_leaves_a_readable_state(agents: list[AgentRelease]) -> None:
-    """A server can only keep the agent from further rounds of this run."""
-    nonces = introduce(agents)
-    agents[0].release_update(np.zeros(2), round_number=10**15, nonces=nonces)
-    with pytest.raises(PublicError, match="refuses to release round 2 again"):
-        agents[0].release_update(np.zeros(2), round_number=2, nonces=nonces)
-    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
-
-
-def test_agents_must_be_of_the_plan_with_this_one_among_them(agents: list[AgentRelease]) -> None:
-    nonces = introduce(agents)
-    alone, without = {0: nonces[0]}, {k: nonces[k] for k in (1, 2, 3)}
-    more = nonces | {agent: bytes(32) for agent in range(N, 100_000)}
-    for wrong in (alone, without, more, {**nonces, -1: bytes(32)}, {}):
-        with pytest.raises(PublicError, match="refuses to release: agents must be"):
-            agents[0].release_update(np.zeros(2), round_number=1, nonces=wrong)
-    with pytest.raises(InvalidArgumentError, match="nonce must be 32 bytes"):
-        agents[0].release_update(np.zeros(2), round_number=1, nonces={**nonces, 1: b"short"})
-    agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
 
 
 def test_the_loss_is_that_of_the_least_noise_of_any_run(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
+    release(agents[0], np.zeros(2), greet(agents))
     alone = agents[0].get_epsilon()
     largest = 4 * float(PLAN.precision_caps[0])
     with open_ledger(tmp_path, 0, PLAN, precision=largest) as ledger:
         ledger.reserve(0)
     # Flower's own runs have more noise, and do not hide it.
-    agents[0].release_update(np.zeros(2), round_number=1, nonces=introduce(agents))
+    release(agents[0], np.zeros(2), greet(agents))
     expected = compose_expenses([Expense(find_terms(PLAN, 0), largest, 3)], 1e-5).epsilon
     assert agents[0].get_epsilon() == expected > 2 * alone
 
@@ -392,10 +336,10 @@ def test_the_loss_is_that_of_the_least_noise_of_any_run(
 def test_keys_that_cannot_be_used_cost_no_release(
     agents: list[AgentRelease], tmp_path: Path
 ) -> None:
-    nonces = introduce(agents)
+    nonces = greet(agents)
     (tmp_path / "roster.json").rename(tmp_path / "elsewhere")
     with pytest.raises(FileFormatError, match=r"roster\.json"):
-        agents[0].release_update(np.zeros(2), round_number=1, nonces=nonces)
+        release(agents[0], np.zeros(2), nonces)
     assert agents[0].get_epsilon() == 0
 
 
@@ -406,9 +350,7 @@ def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     )
     nonces = dict.fromkeys(range(3), bytes(32))
     with pytest.raises(InvalidArgumentError, match="an update is one gradient"):
-        AgentRelease(make_plan(network, sample), 0, tmp_path).release_update(
-            np.zeros(2), round_number=1, nonces=nonces
-        )
+        release(AgentRelease(make_plan(network, sample), 0, tmp_path), np.zeros(2), nonces)
     gossip = make_plan(load_network("complete:3", mixing="gossip"), BUDGET)
     alone = make_plan(network, BUDGET, mechanism="ldp")
     for plan in (gossip, alone):
@@ -434,13 +376,17 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # Flower's own objects from here on.
 
 
+def make_folders(tmp_path: Path, plan: Plan) -> Path:
+    """Make the folders of sites; return their path with the place of the site's number."""
+    make_sites(tmp_path / "sites", plan, [str(agent) for agent in range(N)])
+    return tmp_path / "sites" / "{site}"
+
+
 @pytest.fixture
 def mod(tmp_path: Path) -> Iterator[CornMod]:
     pytest.importorskip("flwr.app")
-    make_keys(tmp_path / "keys", N)
-    save_plan(PLAN, tmp_path / "plan.corn")
     with flower_runtime():
-        yield CornMod(tmp_path / "plan.corn", tmp_path / "keys")
+        yield CornMod(make_folders(tmp_path, PLAN))
 
 
 @pytest.fixture
@@ -464,8 +410,8 @@ def start(grid: Grid, num_rounds: int, strategy: Any = None, **options: Any) -> 
 
 def spent(tmp_path: Path) -> list[int]:
     """Return the number of releases that each agent's ledger has counted."""
-    own = (AgentRelease(PLAN, agent, tmp_path / "keys") for agent in range(N))
-    return [BUDGET.num_steps - each.introduce()[1] for each in own]
+    found = (read_history([tmp_path / "sites" / str(agent)], agent) for agent in range(N))
+    return [sum(each.num_releases for each in history.expenses) for history in found]
 
 
 def test_the_model_of_the_server_is_that_of_exact_integer_arithmetic(grid: Grid) -> None:
@@ -498,7 +444,7 @@ def test_a_reply_has_masked_integers_and_nothing_else(grid: Grid) -> None:
     for reply in grid.replies[N:]:
         assert set(reply.content) == {"arrays", "corn"}
         assert set(reply.content["arrays"]) == {"integers"}
-        assert set(reply.content["corn"]) == {"offset-seed"}
+        assert set(reply.content["corn"]) == {"offset-seed", "hello"}
         assert not reply.content.metric_records
 
 
@@ -545,8 +491,25 @@ def test_a_round_without_a_client_is_void_and_the_others_go_on(
     # The void round counts for those who released in it.
     assert spent(tmp_path) == [4, 4, 1, 4]
     last = [message for _, message in grid.asked if "config" in message.content][-1]
-    assert last.content["config"]["corn.agents"] == [0, 1, 3]
-    assert last.content["config"]["corn.plan"] == fingerprint(plan_for(PLAN, (0, 1, 3))).hex()
+    hellos = map(decode_hello, last.content["config"]["corn.hellos"])
+    assert [hello.agent for hello in hellos] == [0, 1, 3]
+
+
+def test_a_client_that_was_started_anew_takes_part_again(grid: Grid, tmp_path: Path) -> None:
+    """Node 72 is lost in round 2, and its site comes back as node 82."""
+
+    def change(_: int, message: Any) -> Any:
+        is_lost = message.content.config_records.get("config", {}).get("server-round") == 2
+        if is_lost and message.metadata.dst_node_id == 72:
+            nodes[2] = 82
+            return None
+        return message
+
+    nodes = grid.get_node_ids()
+    grid.get_node_ids = lambda: nodes  # type: ignore[method-assign]
+    grid.change = change
+    assert start(grid, 4).arrays is not None
+    assert spent(tmp_path) == [4, 4, 3, 4]
 
 
 def test_training_stops_with_the_last_model_where_too_few_are_left(
@@ -606,10 +569,9 @@ def test_training_ends_with_the_budget(
 ) -> None:
     start(grid, 3)
     start(grid, 9)
-    assert "all releases that the ledgers allow were made" in caplog.text
+    assert "the ledger of node 70 allows no more releases" in caplog.text
     assert spent(tmp_path) == [5] * N
-    start(grid, 1)
-    assert "the ledger of agent 0 allows no more releases" in caplog.text
+    assert start(grid, 1).arrays is None or not len(start(grid, 1).arrays)
     assert spent(tmp_path) == [5] * N
 
 
@@ -625,51 +587,21 @@ def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None
     with pytest.raises(CornError, match="4 nodes must be connected, found 1"):
         start(twice, 1, timeout=0.01)
     other = make_plan(PLAN.network, PrivacyBudget(2, 1e-5, num_steps=5, clip=0.5))
-    save_plan(other, tmp_path / "other.corn")
+    folders = make_folders(tmp_path / "other", other)
     with pytest.raises(CornError, match="agent 0 has another plan than the server"):
-        start(Grid(CornMod(tmp_path / "other.corn", tmp_path / "keys"), grow), 1)
+        start(Grid(CornMod(folders), grow), 1)
     assert spent(tmp_path) == [0] * N
 
 
-def last_messages(grid: Grid) -> list[Any]:
-    """Return the messages of the last round to all agents."""
-    return [message for _, message in grid.asked[-N:]]
-
-
-def rewrite(message: Any, **changes: Any) -> Any:
-    """Return a message with other entries in its configuration."""
+def next_message(grid: Grid, **changes: Any) -> Any:
+    """Return the message to agent 0 that follows the last round, with changes of its entries."""
     from flwr.app import ConfigRecord, Message, RecordDict
 
-    names = {name.replace("_", "."): value for name, value in changes.items()}
-    config = {**message.content["config"], **names}
-    if "round" in config:
-        config["server-round"] = config.pop("round")
-    content = RecordDict({"arrays": message.content["arrays"], "config": ConfigRecord(config)})
-    return Message(content, dst_node_id=message.metadata.dst_node_id, message_type="train")
-
-
-NONSENSE: list[dict[str, Any]] = [
-    {"round": True},
-    {"round": 0},
-    {"round": -1},
-    {"corn_nonces": []},
-    {"corn_nonces": ["00" * 32] * 1000},
-    {"corn_nonces": ["xy" * 32] * N},
-    {"corn_nonces": ["00"] * N},
-    {"corn_nonces": [7] * N},
-    {"corn_nonces": "0" * N},
-    {"corn_agents": [1, 2, 3]},
-    {"corn_agents": [0]},
-    {"corn_agents": [3, 2, 1, 0]},
-    {"corn_agents": [0, 0, 1, 2]},
-    {"corn_agents": [0, 1, 2, 4]},
-    {"corn_agents": [False, True]},
-    {"corn_agents": ["0", "1", "2", "3"]},
-    # A set of agents with the plan of another, or with one of the server's own.
-    {"corn_agents": [0, 1, 2], "corn_nonces": ["00" * 32] * 3},
-    {"corn_plan": "00" * 32},
-    {"corn_plan": 5},
-]
+    last = grid.asked[-1][1]
+    hellos = [reply.content["corn"]["hello"] for reply in grid.replies[-N:]]
+    config = {**last.content["config"], "corn.hellos": hellos, **changes}
+    content = RecordDict({"arrays": last.content["arrays"], "config": ConfigRecord(config)})
+    return Message(content, dst_node_id=70, message_type="train")
 
 
 def test_a_hostile_server_gets_refusals_before_a_client_trains(
@@ -679,29 +611,26 @@ def test_a_hostile_server_gets_refusals_before_a_client_trains(
         pytest.fail("the client app was called")
 
     start(grid, 1)
-    message = last_messages(grid)[0]
+    hellos = next_message(grid).content["config"]["corn.hellos"]
     strict = Grid(mod, train)
-    for changes in NONSENSE:
-        reply = strict.ask(0, rewrite(message, **changes))
-        assert reply.has_error(), changes
-        assert "refuses to release" in reply.error.reason, changes
+    forged = hellos[1][:-64] + bytes(64)
+    nonsense: list[Any] = [[], hellos[1:], hellos[:1], hellos * 300, [*hellos[:3], forged]]
+    nonsense += [[*hellos, hellos[0]], [b"hello"] * N, ["0"] * N, [7] * N, "0" * N]
+    for wrong in nonsense:
+        reply = strict.ask(0, next_message(grid, **{"corn.hellos": wrong}))
+        assert reply.has_error(), wrong
+        assert "refuses" in reply.error.reason, wrong
     assert spent(tmp_path)[0] == 1
 
 
 def test_a_hostile_server_that_repeats_rounds_gets_refusals(grid: Grid, tmp_path: Path) -> None:
     start(grid, 2)
-    first, second = grid.asked[N][1], last_messages(grid)[0]
-    for message in (first, second):
-        assert "refuses to release round" in grid.ask(0, message).error.reason
-    again = rewrite(second, round=3)
-    own = grid.ask(0, again)
-    assert not own.has_error()
-    assert "round 3 again" in grid.ask(0, again).error.reason
-    # Another set of agents, with the plan that follows and the nonces of the run.
-    nonces = again.content["config"]["corn.nonces"]
-    plan = fingerprint(plan_for(PLAN, (0, 1, 2))).hex()
-    fewer = rewrite(again, round=4, corn_agents=[0, 1, 2], corn_nonces=nonces[:3], corn_plan=plan)
-    assert "agents or their nonces changed" in grid.ask(0, fewer).error.reason
+    first, second = grid.asked[N][1], grid.asked[-1][1]
+    again = next_message(grid)
+    fewer = next_message(grid, **{"corn.hellos": again.content["config"]["corn.hellos"][:3]})
+    assert not grid.ask(0, again).has_error()
+    for message in (first, second, again, fewer):
+        assert "refuses to release" in grid.ask(0, message).error.reason
     assert spent(tmp_path) == [3, 2, 2, 2]
 
 
@@ -715,8 +644,8 @@ def test_private_evaluations_and_errors_stay_with_their_owner(
         raise kind("patient 17 has no age")
 
     start(grid, 1)
-    reply = Grid(mod, fail).ask(0, rewrite(last_messages(grid)[0], round=2))
-    assert "the client failed: CornError; only its owner" in reply.error.reason
+    reply = Grid(mod, fail).ask(0, next_message(grid))
+    assert "the site failed: CornError; only its owner" in reply.error.reason
     assert "patient" not in reply.error.reason
     assert "patient 17" in caplog.text
     answer = grid.ask(0, Message(RecordDict(), dst_node_id=70, message_type="evaluate"))
@@ -737,13 +666,13 @@ def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
         return Message(RecordDict({"arrays": record}), reply_to=message)
 
     start(grid, 1)
-    message = rewrite(last_messages(grid)[0], round=2)
+    message = next_message(grid)
     reply = Grid(mod, leak).ask(0, message)
-    assert reply.error.reason == "the client failed: ValueError; only its owner sees the details"
+    assert reply.error.reason == "the site failed: ValueError; only its owner sees the details"
     assert "patient 17" in caplog.text
-    next(tmp_path.glob("keys/agent-0-*.ledger")).unlink()
+    next(tmp_path.glob("sites/0/agent-0-*.ledger")).unlink()
     reply = grid.ask(0, message)
-    expected = "the client failed: FileFormatError; only its owner sees the details"
+    expected = "the site failed: FileFormatError; only its owner sees the details"
     assert reply.error.reason == expected
 
 
@@ -751,7 +680,7 @@ def test_messages_of_other_servers_and_other_shapes_are_refused(mod: CornMod, gr
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
     start(grid, 1)
-    message = rewrite(last_messages(grid)[0], round=2)
+    message = next_message(grid)
     config = ConfigRecord({"server-round": 2})
     plain = RecordDict({"arrays": message.content["arrays"], "config": config})
     asked = Message(plain, dst_node_id=70, message_type="train")
@@ -762,9 +691,8 @@ def test_messages_of_other_servers_and_other_shapes_are_refused(mod: CornMod, gr
         return Message(RecordDict({"arrays": arrays}), reply_to=message)
 
     assert "arrays of the shapes" in Grid(mod, cut).ask(0, message).error.reason
-    unnamed = SimpleNamespace(node_config={})
-    with pytest.raises(PublicError, match="'partition-id'"):
-        mod(message, unnamed, grow)
+    with pytest.raises(PublicError, match="folder of the site"):
+        CornMod()(message, SimpleNamespace(node_config={}), grow)
 
 
 @pytest.mark.slow
@@ -796,7 +724,7 @@ def test_rounds_of_gradients_protect_single_samples(mod: CornMod, tmp_path: Path
         50, 1e-5, num_steps=3, clip=0.1, unit="sample", batch_size=30, samples_per_agent=30
     )
     plan = make_plan(load_network(f"star:{N}", mixing="sum"), budget)
-    save_plan(plan, tmp_path / "sample.corn")
+    folders = make_folders(tmp_path / "sample", plan)
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randn(N, 30, 3, generator=generator)
     targets = torch.randint(0, 2, (N, 30), generator=generator)
@@ -805,7 +733,7 @@ def test_rounds_of_gradients_protect_single_samples(mod: CornMod, tmp_path: Path
         agent = int(context.node_config["partition-id"])
         return nn.Linear(3, 2), nn.functional.cross_entropy, (inputs[agent], targets[agent])
 
-    samples = CornMod(tmp_path / "sample.corn", tmp_path / "keys", problem=make_problem)
+    samples = CornMod(folders, problem=make_problem)
     start_from = nn.Linear(3, 2)
     with torch.no_grad():
         start_from.weight.zero_()
@@ -821,6 +749,6 @@ def test_rounds_of_gradients_protect_single_samples(mod: CornMod, tmp_path: Path
     moved = torch.from_numpy(np.concatenate([v.numpy().ravel() for v in result.arrays.values()]))
     torch.testing.assert_close(moved, -2.0 * total / (30 * N), atol=0.01, rtol=0)
     # Updates of several steps cannot be clipped for single samples.
-    refused = Grid(CornMod(tmp_path / "sample.corn", tmp_path / "keys"), grow)
+    refused = Grid(CornMod(folders), grow)
     assert strategy.start(refused, ArrayRecord(start_from.state_dict()), num_rounds=1) is not None
     assert refused.replies[-1].has_error()

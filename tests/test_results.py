@@ -223,3 +223,151 @@ def test_tables_of_exact_sums_follow_from_their_runs() -> None:
         name = {"sgd": "SGD", "adam": "Adam"}[optimizer]
         expected[f"{MODELS[model]}{where}, ε = {epsilon}, {name}", is_pooled] = cells
     assert shown == expected
+
+
+Cells = dict[tuple[str, int, float, str], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def correlation() -> Cells:
+    """Return the accuracies of each study, n, ε and mechanism by seed."""
+    cells: dict[tuple[str, int, float, str], dict[int, float]] = {}
+    for row in read_file(RESULTS / "when-correlation-pays.csv"):
+        key = row["study"], int(row["agents"]), float(row["epsilon"]), row["mechanism"]
+        cells.setdefault(key, {})[int(row["seed"])] = float(row["accuracy"])
+    assert all(sorted(own) == [10, 11, 12, 13, 14] for own in cells.values())
+    return {key: np.array([own[seed] for seed in sorted(own)]) for key, own in cells.items()}
+
+
+@pytest.fixture(scope="module")
+def noise_numbers() -> dict[tuple[str, int, float, str], float]:
+    """Return ν of each study, n, ε and mechanism."""
+    return {
+        (row["study"], int(row["agents"]), float(row["epsilon"]), row["mechanism"]): float(
+            row["noise_number"]
+        )
+        for row in read_file(RESULTS / "when-correlation-pays.csv")
+    }
+
+
+def is_best(cells: Cells, study: str, agents: int, epsilon: float) -> bool:
+    """Return whether 95 % intervals say that CorN beats LDP and training alone."""
+    corn, ldp, alone = (cells[study, agents, epsilon, name] for name in ("corn", "ldp", "alone"))
+    half = stats.t.ppf(0.975, len(corn) - 1) * stats.sem(corn - ldp)
+    # Agents alone have batches of their own, so that only LDP is paired by seeds.
+    welch = stats.ttest_ind(corn, alone, equal_var=False).confidence_interval(0.95)
+    return bool((corn - ldp).mean() > half and welch.low > 0)
+
+
+@pytest.mark.parametrize(
+    ("heading", "study"),
+    [
+        ("Softmax regression on digits", "digits linear"),
+        ("A network on digits", "digits network"),
+        ("Softmax regression on MNIST", "mnist linear"),
+        ("A network on MNIST", "mnist network"),
+        ("Unit agent", "mnist linear, unit agent"),
+    ],
+)
+def test_tables_of_correlation_follow_from_its_runs(
+    correlation: Cells, heading: str, study: str
+) -> None:
+    text = (RESULTS / "when-correlation-pays.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    shown = {}
+    for line in section.splitlines():
+        name, *values = (cell.strip() for cell in line.strip("|").split("|"))
+        if line.startswith("|") and not set(name) <= set("- "):
+            shown[name] = values
+    header = shown.pop("agents")
+    epsilons = sorted({key[2] for key in correlation if key[0] == study and key[3] == "corn"})
+    assert header == [f"ε = {epsilon:g}" for epsilon in epsilons]
+    expected = {}
+    for agents in sorted({key[1] for key in correlation if key[0] == study}):
+        expected[str(agents)] = [
+            " / ".join(
+                f"**{100 * correlation[study, agents, epsilon, name].mean():.1f}**"
+                if name == "corn" and is_best(correlation, study, agents, epsilon)
+                else f"{100 * correlation[study, agents, epsilon, name].mean():.1f}"
+                for name in ("alone", "ldp", "corn")
+            )
+            for epsilon in epsilons
+        ]
+    server = [correlation[study, 20, epsilon, "central"].mean() for epsilon in epsilons]
+    expected["server"] = [f"{100 * value:.1f}" for value in server]
+    assert shown == expected
+    (none,) = re.findall(r"Without noise: ([\d.]+)\.", section)
+    assert none == f"{100 * correlation[study, 20, float('inf'), 'none'].mean():.1f}"
+
+
+def test_noise_has_the_ratios_of_the_rule(
+    noise_numbers: dict[tuple[str, int, float, str], float],
+) -> None:
+    for (study, agents, epsilon, mechanism), number in noise_numbers.items():
+        if mechanism == "corn":
+            others = (noise_numbers[study, agents, epsilon, name] for name in ("ldp", "alone"))
+            # Against one insider: n/(n − 1) against n and n², in units of a server's variance.
+            ratios = np.square([other / number for other in others])
+            np.testing.assert_allclose(ratios, [agents - 1, agents * (agents - 1)], rtol=1e-3)
+
+
+def test_the_rule_of_thumb_describes_the_runs(
+    correlation: Cells, noise_numbers: dict[tuple[str, int, float, str], float]
+) -> None:
+    """Noise costs so many times ν of accuracy as the page says, with every mechanism."""
+    text = (RESULTS / "when-correlation-pays.md").read_text(encoding="utf-8")
+    pattern = r"Between ν = ([\d.]+) and ([\d.]+), noise costs ([\d.]+) to ([\d.]+) times ν"
+    (found,) = re.findall(pattern, text)
+    first, last, low, high = map(float, found)
+    counted = 0
+    for key, number in noise_numbers.items():
+        if first <= number <= last and "unit agent" not in key[0]:
+            without = correlation[key[0], 20, float("inf"), "none"].mean()
+            ratio = (without - correlation[key].mean()) / number
+            assert low - 0.05 <= ratio < high + 0.05
+            counted += 1
+    assert f"in all {counted} such cases" in text
+    pattern = r"difference is at least ([\d.]+) and ν\(CorN\) below ([\d.]+), and less elsewhere"
+    (found,) = re.findall(pattern, text)
+    least, most = map(float, found)
+    right = 0
+    cells = [key for key in correlation if key[3] == "corn" and "unit agent" not in key[0]]
+    for key in cells:
+        ldp, alone = ((*key[:3], name) for name in ("ldp", "alone"))
+        gain = correlation[key].mean() - max(correlation[ldp].mean(), correlation[alone].mean())
+        number = noise_numbers[key]
+        expected = noise_numbers[ldp] - number >= least and number < most
+        right += expected == (gain >= 0.01)
+    assert f"right in {right} of the {len(cells)} cases" in text
+    certain = sum(is_best(correlation, *key[:3]) for key in cells)
+    assert f"in all {len(cells)} cases that we measured, and certainly so in {certain}." in text
+
+
+PEER_COLUMNS = {
+    "Side by side": [
+        ("sample", 0.3, "linear"),
+        ("sample", 1.0, "linear"),
+        ("sample", 0.3, "network"),
+    ],
+    "Side by side, unit agent": [("agent", 8.0, "linear")],
+}
+
+
+@pytest.mark.parametrize("heading", list(PEER_COLUMNS))
+def test_tables_of_peers_follow_from_their_runs(heading: str) -> None:
+    shown = read_table(RESULTS.parent / "comparison.md", heading, "method")
+    runs: dict[tuple[str, float, str], dict[str, list[dict[str, str]]]] = {}
+    for row in read_file(RESULTS / "peers.csv"):
+        case = row["unit"], float(row["epsilon"]), row["model"]
+        runs.setdefault(case, {}).setdefault(row["peer"], []).append(row)
+    columns = [runs[case] for case in PEER_COLUMNS[heading]]
+    expected = {}
+    for peer in columns[0]:
+        own = [column[peer] for column in columns]
+        assert all(len({row["seed"] for row in rows}) == len(rows) == 5 for rows in own)
+        seconds = np.mean([float(row["seconds"]) for row in own[0]])
+        messages, size = (float(own[0][0][name]) for name in ("messages", "bytes"))
+        traffic = f"{messages:g}, {size / 1e6:.2g} MB" if messages else "–"
+        accuracies = (summarise(float(row["accuracy"]) for row in rows) for rows in own)
+        expected[peer] = [*accuracies, f"{seconds:.1f}", traffic]
+    assert {name: cells[: len(columns) + 2] for name, cells in shown.items()} == expected

@@ -1,11 +1,10 @@
 """A private FedAvg job of NVFlare: in its simulator, or as a folder to submit.
 
-python examples/nvflare/job.py --simulate        # four sites in one process
+python examples/nvflare/job.py --simulate        # six sites in one process
 python examples/nvflare/job.py --job DIR         # the job; each site has its own filter
 """
 
 import argparse
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,31 +13,19 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 
 import corn
-from corn.distributed.keyring import make_keys
-from corn.noise import load_roster
+from corn.engines import make_sites
 from corn.nvflare import make_private
 
-SITES, ROUNDS = 4, 5
-
-
+SITES, ROUNDS = 6, 5
 BUDGET = corn.PrivacyBudget(epsilon=8, delta=1e-5, num_steps=ROUNDS, clip=1.0)
 
 
-def make_sites(folder: Path, budget: corn.PrivacyBudget = BUDGET) -> list[str]:
-    """Make one plan, and a folder with a key for each site; return the public keys.
-
-    At real sites everybody makes an own key with ``corn keys make``, and only public keys travel.
-    """
+def make_folders(folder: Path, budget: corn.PrivacyBudget = BUDGET) -> list[str]:
+    """Make one plan, and a folder with a key for each site; return the public keys."""
     plan = corn.make_plan(corn.load_network(f"star:{SITES}"), budget)
-    make_keys(folder / "all", SITES)
-    for agent in range(SITES):
-        own = folder / f"site-{agent + 1}"
-        own.mkdir(mode=0o700)
-        corn.save_plan(plan, own / "plan.json")
-        (folder / "all" / f"agent-{agent}.key").rename(own / f"agent-{agent}.key")
-        shutil.copy(folder / "all" / "roster.json", own)
     print(plan.describe())
-    return [key.hex() for key in load_roster(folder / "all" / "roster.json").public_keys]
+    roster = make_sites(folder, plan, [f"site-{number + 1}" for number in range(SITES)])
+    return [key.hex() for key in roster.public_keys]
 
 
 def read_options(description: str | None) -> argparse.Namespace:
@@ -64,7 +51,7 @@ def main() -> None:
         num_rounds=ROUNDS,
         train_script=str(Path(__file__).with_name("train.py")),
     )
-    keys = make_sites(options.sites)
+    keys = make_folders(options.sites)
     folder = str(options.sites.resolve() / "{site}") if options.simulate else None
     make_private(recipe, keys, folder=folder, wait=60)
     if options.job:

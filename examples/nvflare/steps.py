@@ -38,7 +38,7 @@ def main() -> None:
         batch_size=40,
         samples_per_agent=ROWS,
     )
-    keys = job.make_sites(options.sites, budget)
+    keys = job.make_folders(options.sites, budget)
     folder = str(options.sites.resolve() / "{site}") if options.simulate else ""
     fed_job = BaseFedJob(initial_model=Net(), name="corn_steps", min_clients=job.SITES)
     fed_job.set_app_packages(["corn"])

@@ -14,29 +14,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
+import shutil
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard, final
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
-from corn.distributed.keyring import load_credentials, make_source, open_ledger
+from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
 from corn.distributed.recovery import budget_left
-from corn.distributed.rendezvous import check_guarantee
+from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.files import writing_whole
 from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
+from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
 from corn.learn.step import (
@@ -44,22 +49,32 @@ from corn.learn.step import (
     ClippedGradients,
     clip_gradients,
     compute_gradients,
-    read_sum,
     smooth,
 )
-from corn.learn.tasks import Gradients, Task
-from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce
-from corn.noise.ledger import LAST_STEP, compose_history, read_history
-from corn.noise.masks import WORDS, MaskWords, draw_offset
+from corn.learn.tasks import Gradients, MeanLoss, Task
+from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
+from corn.learn.training import make_task
+from corn.learn.workloads import make_named_task
+from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
+from corn.noise.ledger import compose_history, find_agents, read_history
+from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
-from corn.plan import Plan, fingerprint, make_plan
+from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
 from corn.threads import one_thread
 from corn.topology import load_network
 
 # Seeds of larger groups would need messages between agents, which an engine does not carry.
 _LARGEST_GROUP = 2
 FEWEST_AGENTS = 2
-_SIGNATURE_BYTES = 64
+# The fields of a hello: a number, three digests and a signature.
+_HELLO = struct.Struct(f"<I{NONCE_BYTES}s{NONCE_BYTES}s{NONCE_BYTES}s64s")
+NO_MODEL = bytes(NONCE_BYTES)
+"""What a hello has in the place of a digest, where the next model is not known yet."""
+
+CONSORTIUM_FILE, PLAN_FILE = "consortium.toml", "plan.corn"
+PARAMETERS = "parameters"
+"""The one array of a model whose task has no module with names."""
+
 _SUMS_KEPT = 4
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 _LOGGER = logging.getLogger("corn.engines")
@@ -137,17 +152,23 @@ class Hello(NamedTuple):
         """Return what is signed."""
         return encode_fields("corn hello 1", self.agent, self.plan, self.model, self.nonce)
 
+    def encode(self) -> bytes:
+        """Return the hello as a message."""
+        return _HELLO.pack(*self)
+
+
+def decode_hello(found: object) -> Hello:
+    """Return a hello out of what somebody sent, whose signature is not verified."""
+    if not isinstance(found, bytes) or len(found) != _HELLO.size:
+        raise PublicError("refuses a message that is not the hello of an agent")
+    return Hello(*_HELLO.unpack(found))
+
 
 def read_hello(found: object, roster: Roster) -> Hello:
     """Return a hello out of what somebody sent, or raise ``PublicError``."""
-    fields = tuple(found) if isinstance(found, list | tuple) else ()
-    sizes = [len(each) for each in fields[1:] if isinstance(each, bytes)]
-    is_whole = len(fields) == len(Hello._fields) and type(fields[0]) is int
-    is_whole = is_whole and 0 <= fields[0] < roster.num_agents
-    if not is_whole or sizes != [NONCE_BYTES, NONCE_BYTES, NONCE_BYTES, _SIGNATURE_BYTES]:
-        raise PublicError("refuses a message that is not the hello of an agent of the roster")
-    hello = Hello(*fields)
-    if not roster.verify(hello.agent, hello.signature, hello.statement()):
+    hello = decode_hello(found)
+    is_known = hello.agent < roster.num_agents
+    if not is_known or not roster.verify(hello.agent, hello.signature, hello.statement()):
         raise PublicError(f"refuses a hello that agent {hello.agent} of the roster did not sign")
     return hello
 
@@ -156,8 +177,8 @@ def read_hello(found: object, roster: Roster) -> Hello:
 class AgentRelease:
     """One agent's releases under a plan of exact sums, for a transport that CorN does not run.
 
-    Client apps may live for one message only, so the agent's ledger keeps the nonce that it
-    contributed to the present run, the nonces of the others, and the last round that it released.
+    An agent says hello before each release, with a nonce that it has never used before. Client apps
+    may live for one message only, so the agent's ledger keeps that nonce until it is used.
 
     Args:
         plan: The plan of all agents.
@@ -179,16 +200,12 @@ class AgentRelease:
         self._required = requirements or Requirements()
         self._required.check(plan, agent)
 
-    def introduce(self) -> tuple[bytes, int]:
-        """Begin a run; return this agent's contribution to its nonce, and the releases left."""
+    def say_hello(self, model: bytes = NO_MODEL) -> Hello:
+        """Begin a run of one sum from a model with this digest; see :meth:`release`."""
         # The ledger has a new nonce whenever it is opened so. With it the nonce of the run is new,
         # whatever the server claims about other agents' nonces.
         with self._open(_find_precision(self.plan, self.agent)) as ledger:
-            return ledger.nonce, ledger.remaining
-
-    def say_hello(self, model: bytes) -> Hello:
-        """Begin a run of one sum from a model with this digest; see :meth:`release_to`."""
-        nonce, remaining = self.introduce()
+            nonce, remaining = ledger.nonce, ledger.remaining
         if remaining == 0:
             raise BudgetSpentError(
                 f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
@@ -197,49 +214,47 @@ class AgentRelease:
         own = load_credentials(self._keys, self.agent, self.plan.num_agents)
         return hello._replace(signature=own.identity.sign(hello.statement()))
 
-    def release_to(
-        self, clipped: ClippedGradients, hellos: Sequence[object], *, own: Hello
-    ) -> tuple[tuple[int, ...], MaskedUpdate]:
-        """Return the agents that ``hellos`` are of, and this agent's message of their sum.
+    def read_hellos(self, hellos: Sequence[object], model: bytes = NO_MODEL) -> dict[int, bytes]:
+        """Return the nonces of the agents that said these hellos, or raise ``PublicError``.
 
         Each agent must have signed that it starts from the same model under the same plan. So a
         server that shows agents different sums or models has no sum of them together afterwards.
         """
-        if len(hellos) > self.plan.num_agents:
-            raise PublicError("refuses to release: more hellos than agents")
+        if not FEWEST_AGENTS <= len(hellos) <= self.plan.num_agents:
+            raise PublicError(
+                f"refuses to release: a sum must have from {FEWEST_AGENTS} to "
+                f"{self.plan.num_agents} hellos, found {len(hellos)}"
+            )
         roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
-        ready = {hello.agent: hello for hello in (read_hello(each, roster) for each in hellos)}
-        other = [h.agent for h in ready.values() if (h.plan, h.model) != (own.plan, own.model)]
+        said = [read_hello(each, roster) for each in hellos]
+        start = fingerprint(self.plan), model
+        other = [hello.agent for hello in said if (hello.plan, hello.model) != start]
         if other:
             raise PublicError(f"refuses to release: {other} have another plan or model")
-        if len(ready) != len(hellos) or ready.get(self.agent) != own:
-            raise PublicError("refuses to release: the hellos of a sum must have its own, once")
-        nonces = {agent: hello.nonce for agent, hello in ready.items()}
-        return tuple(sorted(ready)), self.release(clipped, round_number=1, nonces=nonces)
+        nonces = {hello.agent: hello.nonce for hello in said}
+        if len(nonces) != len(said) or self.agent not in nonces:
+            raise PublicError("refuses to release: there must be one hello of each agent, its own")
+        return nonces
 
-    def release(
-        self, clipped: ClippedGradients, *, round_number: int, nonces: Mapping[int, bytes]
-    ) -> MaskedUpdate:
-        """Return an update with this agent's noise of a round, on the grid, under masks.
+    def release(self, clipped: ClippedGradients, nonces: Mapping[int, bytes]) -> MaskedUpdate:
+        """Return an update with this agent's noise of a sum, on the grid, under masks.
 
         Args:
             clipped: One gradient, clipped as the plan's unit demands.
-            round_number: From 1, larger than in every earlier release of the run.
-            nonces: The contribution of each agent that takes part in the run; this agent's must be
-                the one that it made.
+            nonces: The contribution of each agent of the sum, of :meth:`read_hellos`; this agent's
+                must be that of its last hello.
 
         Formal guarantee:
-            Whatever rounds and nonces a server names to whom, the messages of honest agents are
-            uniform but for complete sums: those of all honest agents in ``nonces`` for one round
-            and the same ``nonces``. A complete sum has Gaussian noise of the plan's precision cap
-            at most, and an agent is in at most as many of them as its plan has steps.
+            Whatever nonces a server names to whom, the messages of honest agents are uniform but
+            for complete sums: those of all honest agents in ``nonces`` for the same ``nonces``. A
+            complete sum has Gaussian noise of the plan's precision cap at most, and an agent is in
+            at most as many of them as its plan has steps.
 
         Raises:
-            PublicError: The server named a round or nonces under which nothing may be released.
+            PublicError: The server named nonces under which nothing may be released.
             BudgetSpentError: Nothing of the budget is left.
         """
-        agents = require_agents(sorted(nonces), self.plan.num_agents, self.agent)
-        require_round(round_number)
+        agents = tuple(sorted(nonces))
         plan, place = plan_for(self.plan, agents), agents.index(self.agent)
         size = clipped.values.numel()
         plan.check_parameters(size)
@@ -250,7 +265,13 @@ class AgentRelease:
         with self._open(_find_precision(plan, place), continues=True) as ledger:
             # Before anything is reserved: without keys there is no noise, and no release.
             source = make_source(own, plan, agents)
-            self._check_run(ledger, run, round_number, nonces)
+            # A server that repeats an old list of nonces would get the old noise on a new update:
+            # the difference of two releases would show the data.
+            if nonces[self.agent] != ledger.nonce or ledger.next_step > 0:
+                raise PublicError(
+                    "refuses to release: the nonce of this agent is not that of its last hello, or "
+                    "was used"
+                )
             # Each agent draws its own offset, at the last moment. An offset that follows from the
             # nonces would be the choice of a server that tries many of them.
             offset_seed = secrets.token_bytes(NONCE_BYTES)
@@ -258,8 +279,8 @@ class AgentRelease:
                 plan, place, source, nonce=run, num_parameters=size, offset_seed=offset_seed
             )
             stepper = AgentStepper(plan.budget.of_agent(place).query, ledger.reserve)
-            # On the disk before noise is drawn: after a crash the round counts as released.
-            stepper.begin(round_number, noise)
+            # On the disk before noise is drawn: after a crash the nonce counts as used.
+            stepper.begin(0, noise)
         stepper.hand_over(clipped)
         return MaskedUpdate(stepper.release_masked(observe=False), offset_seed)
 
@@ -276,12 +297,6 @@ class AgentRelease:
         clip = torch.tensor([self.plan.budget.clip], dtype=torch.float64)
         return clip_gradients(Gradients(values), clip, clips_samples=False)
 
-    def release_update(
-        self, update: NDArray[np.float64], *, round_number: int, nonces: Mapping[int, bytes]
-    ) -> MaskedUpdate:
-        """Clip the difference of two models and release it: see :meth:`release`."""
-        return self.release(self.clip_update(update), round_number=round_number, nonces=nonces)
-
     def get_epsilon(self, delta: float = 1e-5) -> float:
         """Return the ε of all releases of this agent's data, under all plans of its keys.
 
@@ -291,30 +306,6 @@ class AgentRelease:
         if history.problems:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return compose_history(history, delta).total.epsilon
-
-    def _check_run(
-        self, ledger: ReleaseLedger, run: bytes, round_number: int, nonces: Mapping[int, bytes]
-    ) -> None:
-        """Raise if the noise of a round may have been released."""
-        # A server that repeats an old list of nonces would get the old noise on a new update.
-        if nonces[self.agent] != ledger.nonce:
-            raise PublicError(
-                "refuses to release: the nonce of this agent is not the one it contributed to this "
-                "run"
-            )
-        if round_number < ledger.next_step:
-            raise PublicError(
-                f"refuses to release round {round_number} again: with the same noise, the "
-                "difference of two releases would show the data"
-            )
-        # The first release fixes agents and nonces of the run: a round under other ones would be a
-        # run that no other agent is in.
-        try:
-            ledger.keep_nonce(run)
-        except InvalidArgumentError as error:
-            raise PublicError(
-                "refuses to release: the agents or their nonces changed during the run"
-            ) from error
 
     def _open(self, precision: float, *, continues: bool = False) -> ReleaseLedger:
         ledger = open_ledger(
@@ -355,10 +346,14 @@ def _read_sum(plan: Plan, total: MaskWords, offset_seeds: Sequence[bytes]) -> Fl
     for seed in offset_seeds:
         # A seed is of one release, so that there are no other steps to keep apart.
         offset += draw_offset(seed, 0, len(total))
-    return read_sum(total, plan, offset=offset / plan.num_agents)
+    if not is_possible(total, plan.largest_sum):
+        return None
+    n = plan.num_agents
+    return read_average(total, num_agents=n, grid=plan.grid, offset=offset / n)
 
 
-def _is_seed(found: object) -> TypeGuard[bytes]:
+def is_seed(found: object) -> TypeGuard[bytes]:
+    """Return whether a value that somebody sent is the seed of an offset."""
     return isinstance(found, bytes) and len(found) == NONCE_BYTES
 
 
@@ -377,7 +372,6 @@ class SumRounds:
         roster: The public keys of all agents.
         min_agents: The fewest agents of a sum.
         wait: Seconds.
-        clock: Returns seconds.
     """
 
     def __init__(
@@ -386,7 +380,6 @@ class SumRounds:
         *,
         min_agents: int = FEWEST_AGENTS,
         wait: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._n = n = roster.num_agents
         rule = f"from {FEWEST_AGENTS} to {n}"
@@ -395,7 +388,6 @@ class SumRounds:
         self._roster = roster
         self._min_agents = min_agents
         self._wait = wait
-        self._clock = clock
         self._lock = threading.Lock()
         self._awaited = frozenset(range(n))
         # One hello of each agent, with its sender and the time at which it came.
@@ -407,7 +399,7 @@ class SumRounds:
         """Return the answer to one message of an agent; anybody may have sent it.
 
         Args:
-            request: The message: a hello; or the number of a sum, and masked integers for it.
+            request: The message: an encoded hello; or the number of a sum, and masked integers.
             sender: The name by which the engine knows the site that sent it. Messages of one agent
                 in one sum must come from one site.
         """
@@ -422,13 +414,13 @@ class SumRounds:
     def _meet(self, hello: Hello, sender: str) -> dict[str, Any]:
         for number, known in self._sums.items():
             if known.hellos.get(hello.agent) == hello:
-                return {"status": "begun", "sum": number, "hellos": known.list_hellos()}
-            known.is_void |= self._clock() > known.deadline and not known.is_complete
+                return {"status": "begun", "sum": number, "hellos": known.encode_hellos()}
+            known.is_void |= time.monotonic() > known.deadline and not known.is_complete
             if known.start == (hello.plan, hello.model) and not known.is_void:
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited |= {hello.agent}
                 return {"status": "late"}
-        now = self._clock()
+        now = time.monotonic()
         # The last one counts: an agent that was restarted has a new nonce.
         if self._ready.get(hello.agent, (None,))[0] != hello:
             self._ready[hello.agent] = hello, sender, now
@@ -456,7 +448,7 @@ class SumRounds:
         self._sums[self._num_sums] = begun
         # Slower agents may still ask for the sum before; nobody needs older ones.
         self._sums.pop(self._num_sums - _SUMS_KEPT, None)
-        return {"status": "begun", "sum": self._num_sums, "hellos": begun.list_hellos()}
+        return {"status": "begun", "sum": self._num_sums, "hellos": begun.encode_hellos()}
 
     def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
         agent, number = request.get("agent"), request.get("sum")
@@ -464,7 +456,7 @@ class SumRounds:
         if known is None or type(agent) is not int or known.senders.get(agent) != sender:
             raise PublicError("refuses a message to a sum that its sender is not in")
         # Void for all once it is void for one of them.
-        known.is_void |= self._clock() > known.deadline and not known.is_complete
+        known.is_void |= time.monotonic() > known.deadline and not known.is_complete
         if "integers" in request and not known.is_void:
             known.add(agent, request["integers"], request.get("offset_seed"))
         if known.is_void:
@@ -493,15 +485,15 @@ class _Sum:
     def is_complete(self) -> bool:
         return len(self.seeds) == len(self.hellos)
 
-    def list_hellos(self) -> list[list[Any]]:
-        return [list(hello) for hello in self.hellos.values()]
+    def encode_hellos(self) -> list[bytes]:
+        return [hello.encode() for hello in self.hellos.values()]
 
     def add(self, agent: int, integers: Any, seed: object) -> None:
         """Add an agent's message, once, or raise ``PublicError``."""
         if agent in self.seeds:
             return
         is_whole = isinstance(integers, np.ndarray) and integers.ndim == 1
-        if not is_whole or integers.dtype not in WORDS.values() or not _is_seed(seed):
+        if not is_whole or integers.dtype not in WORDS.values() or not is_seed(seed):
             raise PublicError("refuses a message that has no masked integers and seed of an offset")
         if self.total is None:
             self.total = np.zeros_like(integers)
@@ -517,7 +509,7 @@ class Reduction(Protocol):
     """The seam between an agent's releases and whatever carries and adds up messages."""
 
     def meet(self, hello: Hello) -> Sequence[object] | None:
-        """Return the hellos of all agents of the next sum; None if it begins without this one."""
+        """Return encoded hellos of all agents of the next sum; None if it begins without this."""
 
     def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
         """Return the sum of all agents' integers, and their seeds; None if an agent was lost."""
@@ -549,7 +541,7 @@ class ServerSums:
 
     def meet(self, hello: Hello) -> Sequence[object] | None:
         """See ``Reduction``."""
-        begun = self._ask_until({"hello": list(hello)}, "begun")
+        begun = self._ask_until({"hello": hello.encode()}, "begun")
         if begun["status"] == "late":
             return None
         self._number = begun["sum"]
@@ -605,7 +597,7 @@ class RankSums:
 
     def meet(self, hello: Hello) -> Sequence[object]:
         """See ``Reduction``."""
-        return self._gather(list(hello))
+        return self._gather(hello.encode())
 
     def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]]:
         """See ``Reduction``."""
@@ -649,7 +641,8 @@ def sum_releases(
     if hellos is None:
         _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
-    agents, message = own.release_to(clipped, hellos, own=hello)
+    nonces = own.read_hellos(hellos, model)
+    message = own.release(clipped, nonces)
     done = reduction.add_up(own.agent, message)
     if done is None:
         _LOGGER.warning("a sum is void: the release counts")
@@ -657,11 +650,11 @@ def sum_releases(
     total, seeds = done
     is_whole = isinstance(total, np.ndarray) and total.shape == message.integers.shape
     is_whole = is_whole and total.dtype == message.integers.dtype
-    if not is_whole or len(seeds) != len(agents) or not all(map(_is_seed, seeds)):
+    if not is_whole or len(seeds) != len(nonces) or not all(map(is_seed, seeds)):
         raise PublicError("refuses a sum of another shape than its own message")
-    average = _read_sum(plan_for(own.plan, agents), total, seeds)
+    average = _read_sum(plan_for(own.plan, tuple(sorted(nonces))), total, seeds)
     if average is None:
-        _LOGGER.warning("a sum of agents %s is void, as its masks did not cancel", agents)
+        _LOGGER.warning("a sum of %s agents is void, as its masks did not cancel", len(nonces))
     return average
 
 
@@ -677,7 +670,6 @@ class GradientSteps:
         task: The model and its training loss.
         dataset: This agent's samples.
         step_size: The step size, or learning rate; 0 where somebody else takes the steps.
-        batch_size: The samples of a mini-batch, unless the plan has their number; None for all.
     """
 
     def __init__(
@@ -687,7 +679,6 @@ class GradientSteps:
         dataset: DataSource,
         *,
         step_size: float = 0.0,
-        batch_size: int | None = None,
     ) -> None:
         budget = own.plan.budget.of_agent(own.agent)
         query = budget.query
@@ -696,7 +687,7 @@ class GradientSteps:
         require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
         problem = TrainingProblem(task, AgentData.from_parts([read_samples(dataset)]))
         require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
-        size = query.batch_size or batch_size
+        size = query.batch_size
         settings = SweepSettings(1, size, dtype=own.plan.dtype)
         data, _ = problem.place(settings)
         self._own = own
@@ -745,6 +736,219 @@ class GradientSteps:
         return model - released * model.new_full((1,), self._step_size)
 
 
+@final
+class SiteProblem:
+    """What a site trains, and how the messages of an engine name and shape its parameters.
+
+    Args:
+        problem: The task, and the samples of this site alone.
+        shapes: The shapes of the trained arrays by name, in the order of the flat parameters. By
+            default one array ``parameters``.
+    """
+
+    def __init__(
+        self, problem: TrainingProblem, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        self.problem = problem
+        self.shapes = dict(shapes or {PARAMETERS: tuple(problem.task.initialize(0).shape)})
+
+    @classmethod
+    def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
+        """Return the problem of a user's module, whose arrays have the names of its parameters."""
+        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        problem = TrainingProblem(
+            make_task(module, loss), AgentData.from_parts([read_samples(dataset)])
+        )
+        return cls(problem, {name: tuple(each.shape) for name, each in trained.items()})
+
+    def read(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
+        """Return the parameters in a server's arrays, shape (d,), or raise ``PublicError``."""
+        if any(
+            name not in arrays or arrays[name].shape != self.shapes[name] for name in self.shapes
+        ):
+            raise PublicError("the server's model must have all trained parameters of the site's")
+        flat = np.concatenate([arrays[name].reshape(-1) for name in self.shapes])
+        return torch.from_numpy(flat.astype(np.float64))
+
+    def write(self, parameters: Tensor) -> dict[str, NDArray[Any]]:
+        """Return parameters as the arrays of a message."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        pieces = zip(self.shapes.items(), torch.split(parameters, sizes), strict=True)
+        return {name: piece.reshape(shape).numpy() for (name, shape), piece in pieces}
+
+    def make_steps(self, own: AgentRelease, **options: Any) -> GradientSteps:
+        """Return the gradient steps of this site; ``options`` are those of ``GradientSteps``."""
+        data = self.problem.data
+        return GradientSteps(own, self.problem.task, (data.inputs, data.targets), **options)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteFolder:
+    """The folder of one site: its key, its ledger, ``roster.json``, and what all sites agreed on.
+
+    That is either a plan, ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan
+    and its public test data. With a consortium file the site's rows are in ``data.csv``, ``.tsv``
+    or ``.parquet`` (a link will do), and nothing else is configured.
+
+    Attributes:
+        path: The folder, which only the owner can open.
+        agent: The number of the site.
+        plan: The plan of all sites.
+        consortium: What is in the consortium file.
+    """
+
+    path: Path
+    agent: int
+    plan: Plan
+    consortium: Consortium | None
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the folder; nothing of the data is read yet."""
+        agents = find_agents(path)
+        if len(agents) != 1:
+            raise FileFormatError(f"{path}: must have the key of one agent, found {len(agents)}")
+        file = path / CONSORTIUM_FILE
+        if not file.exists():
+            return cls(path, agents[0], load_plan(path / PLAN_FILE), None)
+        consortium = load_consortium(file)
+        return cls(path, agents[0], consortium.load_plan(), consortium)
+
+    def make_release(self, requirements: Requirements | None = None) -> AgentRelease:
+        """Return the releases of this site."""
+        return AgentRelease(self.plan, self.agent, self.path, requirements=requirements)
+
+    def load_problem(self) -> SiteProblem:
+        """Return what the consortium file describes, with the rows of this site."""
+        found = sorted(self.path.glob("data.*"))
+        if self.consortium is None or len(found) != 1:
+            raise FileFormatError(
+                f"{self.path}: must have {CONSORTIUM_FILE} and one file data.csv, .tsv or "
+                f".parquet, found {len(found)} files of data"
+            )
+        workload = self.consortium.make_workload(found[0])
+        return SiteProblem(workload.build(self.plan.num_agents, [self.agent]))
+
+    def save_model(self, own: SiteProblem, parameters: Tensor) -> None:
+        """Write the model to ``model.pt``, for ``corn export``, ``predict`` and ``report``."""
+        save_model(own.problem, parameters, self.plan, self.path / MODEL_FILE)
+
+
+def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, path: Path) -> None:
+    """Write a model with preprocessing, classes and the promise of its plan."""
+    model = TrainedModel.from_problem(problem, parameters, ModelPromise.of_plan(plan))
+    if model is not None:
+        model.save(path)
+
+
+def make_sites(folder: Path, plan: Plan | Path, names: Sequence[str]) -> Roster:
+    """Make the folder of each site, for runs on one machine; return the roster.
+
+    At real sites everybody makes an own key with ``corn keys make``, and only public keys travel.
+
+    Args:
+        folder: Gets one folder for each site, and ``all`` with the roster.
+        plan: The plan, or a consortium file with its plan beside it.
+        names: The name of each site's folder, in the order of agents.
+    """
+    make_keys(folder / "all", len(names))
+    for agent, name in enumerate(names):
+        own = folder / name
+        own.mkdir(mode=0o700)
+        if isinstance(plan, Plan):
+            save_plan(plan, own / PLAN_FILE)
+        else:
+            copy_public_files(plan, own)
+        (folder / "all" / f"agent-{agent}.key").rename(own / f"agent-{agent}.key")
+        shutil.copy(folder / "all" / "roster.json", own)
+    return load_roster(folder / "all" / "roster.json")
+
+
+def copy_public_files(consortium: Path, folder: Path) -> None:
+    """Copy a consortium file, its plan and its public test data."""
+    agreed = load_consortium(consortium)
+    shutil.copy(consortium, folder / CONSORTIUM_FILE)
+    shutil.copy(agreed.plan_path, (folder / CONSORTIUM_FILE).with_suffix(".corn"))
+    if agreed.training.test_data is not None:
+        shutil.copy(consortium.parent / agreed.training.test_data, folder)
+
+
+@final
+class ConsortiumModel:
+    """The model of a consortium at a server, which keeps it after every round.
+
+    A server that was killed goes on from the last model that it kept. The model is public: it
+    follows from noisy sums.
+
+    Args:
+        consortium: The consortium file, with its plan beside it.
+        out: A folder for ``model.pt``, which ``corn export``, ``predict`` and ``report`` take, and
+            for ``parameters.npy``, from which training goes on.
+    """
+
+    def __init__(self, consortium: Path, out: Path) -> None:
+        agreed = load_consortium(consortium)
+        self.plan = agreed.load_plan()
+        self.step_size = agreed.step_size
+        schema = agreed.data
+        num_inputs = len(schema.features)
+        task = make_named_task(agreed.training.model, (num_inputs,), len(schema.classes) or None)
+        # A server has nobody's rows: one of zeros shows their shape.
+        rows = AgentData.from_parts([(torch.zeros(1, num_inputs), torch.zeros(1))])
+        self._problem = TrainingProblem(task, rows, preprocessing=schema.to_json())
+        self._out = out
+
+    def load(self) -> NDArray[Any]:
+        """Return the last parameters that were kept, or else the first, shape (d,)."""
+        file = self._out / "parameters.npy"
+        if not file.exists():
+            return self._problem.task.initialize(0).numpy().astype(self.plan.dtype)
+        if load_model(self._out).promise.plan != fingerprint(self.plan).hex():
+            raise FileFormatError(f"{self._out}: has the model of another plan: move it away")
+        parameters: NDArray[Any] = np.load(file, allow_pickle=False)
+        return parameters
+
+    def save(self, parameters: NDArray[Any]) -> None:
+        """Keep the parameters after a round."""
+        # First what training goes on from: a crash between the two leaves an older model.pt.
+        self._out.mkdir(parents=True, exist_ok=True)
+        with writing_whole(self._out / "parameters.npy") as partial, partial.open("wb") as stream:
+            np.save(stream, parameters)
+        save_model(self._problem, torch.from_numpy(parameters), self.plan, self._out / MODEL_FILE)
+
+
+@contextmanager
+def hiding_errors() -> Iterator[None]:
+    """Replace errors that may quote data or name private files: engines send texts to servers."""
+    try:
+        yield
+    except Exception as error:
+        if is_public(error):
+            raise
+        # Not as an error: an engine may send its log of errors to the server.
+        _LOGGER.warning("the site failed", exc_info=True)
+        # Without its cause: a chained traceback would carry the text.
+        raise PublicError(f"the site failed: {name_kind(error)}") from None
+
+
+# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
+# would take each other's draws for randomness of their models, which is refused.
+_USERS_CODE = threading.RLock()
+
+
+@contextmanager
+def calling_users_code() -> Iterator[None]:
+    """Let one site of a process at a time run a user's code, and make all of its errors private.
+
+    A user's code may use CorN too, and raise a ``PublicError`` about its data.
+    """
+    with _USERS_CODE:
+        try:
+            yield
+        except Exception as error:
+            raise CornError("the site's own code failed") from error
+
+
 def require_masks(plan: Plan) -> None:
     """Raise unless a plan has exact sums under masks of pairs."""
     if not plan.decomposition.is_masked:
@@ -758,28 +962,6 @@ def require_masks(plan: Plan) -> None:
             "seeds must be those of pairs, which follow from keys without a message, found a "
             f"group of {largest}: plan with --seeds pairs"
         )
-
-
-def require_round(found: object) -> int:
-    """Return the number of a round that a server named, or raise ``PublicError``."""
-    # By exact type: a bool is an integer to Python.
-    if type(found) is not int or not 1 <= found <= LAST_STEP:
-        raise PublicError(
-            f"refuses to release: the round must be a whole number from 1 to {LAST_STEP:,}"
-        )
-    return found
-
-
-def require_agents(found: Sequence[object], num_agents: int, agent: int) -> tuple[int, ...]:
-    """Return the agents of a round that a server named, or raise ``PublicError``."""
-    agents = tuple(each for each in found if type(each) is int and 0 <= each < num_agents)
-    is_set = len(agents) == len(found) and all(a < b for a, b in pairwise(agents))
-    if not is_set or len(agents) < FEWEST_AGENTS or agent not in agents:
-        raise PublicError(
-            f"refuses to release: agents must be at least {FEWEST_AGENTS} of 0 … {num_agents - 1} "
-            f"in increasing order, agent {agent} among them, found another list of {len(found)}"
-        )
-    return agents
 
 
 def flatten(arrays: Sequence[NDArray[Any]], *, like: Sequence[NDArray[Any]]) -> NDArray[np.float64]:

@@ -4,11 +4,11 @@ The plan is one of exact sums. ``CornMod`` clips a client's update, adds the cli
 noise, rounds the sum to the grid and hides it under masks. ``CornStrategy`` adds up the integers of
 all clients modulo 2^B, where the masks cancel, and gives the average to any strategy of Flower.
 
-The guarantee is the plan's, for one agent's whole data: ε over all rounds, against the server and
-anybody else who reads all messages and models, together with as many curious clients as the plan's
-threat names. The server need not follow the protocol: whatever it asks of whom, a release is either
-uniform or part of one sum with the noise of all honest clients in it (docs/flower.md). It could
-spoil the model.
+The guarantee is the plan's, for its unit: ε over all rounds, against the server and anybody else
+who reads all messages and models, together with as many curious clients as the plan's threat names.
+The server need not follow the protocol: whatever it asks of whom, a release is either uniform or
+part of one sum with the noise of all honest clients in it (docs/flower.md). It could spoil the
+model. Whose code a SuperNode runs is another question, which Flower answers.
 
 Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
 """
@@ -17,60 +17,55 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import nn
 
 from corn.checks import require
 from corn.distributed.membership import name_agents
-from corn.distributed.rendezvous import is_public, name_kind
 from corn.distributed.requirements import Requirements
 from corn.engines import (
     FEWEST_AGENTS,
+    PARAMETERS,
     AgentRelease,
-    GradientSteps,
+    ConsortiumModel,
+    Hello,
     MaskedUpdate,
+    SiteFolder,
+    SiteProblem,
     add_to_arrays,
     average_updates,
+    calling_users_code,
     count_trained,
+    decode_hello,
     flatten,
+    hiding_errors,
+    is_seed,
     plan_for,
-    require_agents,
     require_masks,
-    require_round,
 )
-from corn.errors import (
-    CornError,
-    MissingExtraError,
-    PublicError,
-)
+from corn.errors import CornError, MissingExtraError, PublicError
 from corn.learn.problem import DataSource
 from corn.learn.step import ClippedGradients
 from corn.learn.tasks.module import MeanLoss
-from corn.learn.training import make_task
-from corn.noise.masks import (
-    WORDS,
-)
-from corn.noise.stream import NONCE_BYTES
+from corn.noise import BudgetSpentError
+from corn.noise.masks import WORDS
 from corn.plan import Plan, fingerprint, load_plan
 
-# Flower calls a mod for the kinds of messages that the client app answers: an introduction is a
-# message of the kind that every client app answers.
-_TRAIN, _INTRODUCTION = "train", "corn.introduction"
-_AGENTS, _NONCES, _PLAN, _ROUND = "corn.agents", "corn.nonces", "corn.plan", "server-round"
-_ANSWER, _INTEGERS, _OFFSET = "corn", "integers", "offset-seed"
+# Flower calls a mod for the kinds of messages that the client app answers: the question for a hello
+# is a message of the kind that every client app answers.
+_TRAIN, _QUESTION, _HELLOS = "train", "corn.question", "corn.hellos"
+_ANSWER, _INTEGERS, _OFFSET, _HELLO = "corn", "integers", "offset-seed", "hello"
+_WEIGHT = "num-examples"
 _SECONDS_BETWEEN_POLLS = 0.5
-_NONCE = re.compile(r"[0-9a-f]{64}")
 _LOGGER = logging.getLogger("corn.flower")
 
-
-_load = lru_cache(maxsize=8)(load_plan)
+# In a simulation one process answers many messages.
+_open_site = lru_cache(maxsize=64)(SiteFolder.open)
 
 
 @final
@@ -82,14 +77,13 @@ class CornMod:
     data is not answered, and errors of the client app reach its own log only.
 
     Args:
-        plan: The plan's file.
-        keys: The folder of this client's key, the roster and the ledger.
-        agent_key: The entry of the node's configuration that has the agent's number.
+        folder: The folder of the site (``corn.engines.SiteFolder``), in which ``{site}`` stands for
+            the node's ``partition-id``. By default the entry ``corn`` of the node's configuration.
+            If it has a consortium file, a round is one gradient step on the site's rows, and the
+            client app computes nothing.
         problem: (context of Flower) → module, loss of a batch, data set of the client: a round is
-            then one gradient step, which the client app does not compute. Plans with the unit
-            sample need it. The server's arrays must be the module's trained parameters.
-        batch_size: The samples of a gradient's mini-batch, unless the plan has their number.
-        weight_key: The metric by which the server's strategy weighs evaluations of clients.
+            then one gradient step too. Plans with the unit sample need one or the other. The
+            server's arrays must be the module's trained parameters.
         shares_evaluation: Answer evaluations unchanged, because they use public data only.
         requirements: The owner's requirements of this plan and of all releases of this client's
             data. The client refuses every message of a run that does not meet them.
@@ -97,113 +91,96 @@ class CornMod:
 
     def __init__(
         self,
-        plan: Path | str,
-        keys: Path | str,
+        folder: Path | str = "",
         *,
-        agent_key: str = "partition-id",
         problem: Callable[[Any], tuple[nn.Module, MeanLoss, DataSource]] | None = None,
-        batch_size: int | None = None,
-        weight_key: str = "num-examples",
         shares_evaluation: bool = False,
         requirements: Requirements | None = None,
     ) -> None:
-        self._plan, self._keys, self._required = Path(plan), Path(keys), requirements
-        self._agent_key, self._weight_key = agent_key, weight_key
-        self._shares_evaluation = shares_evaluation
+        self._folder = str(folder)
         self._problem = problem
-        self._batch_size = batch_size
+        self._shares_evaluation = shares_evaluation
+        self._required = requirements
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         """Answer a message of the server."""
+        flower, kind = _import_flower(), message.metadata.message_type
+        with hiding_errors():
+            if kind.startswith(_TRAIN):
+                records = self._train(message, context, call_next)
+                return flower.Message(flower.RecordDict(records), reply_to=message)
+            # Only where the owner states that evaluation uses public data: other scores have no
+            # noise.
+            if kind.startswith("evaluate") and self._shares_evaluation:
+                with calling_users_code():
+                    return call_next(message, context)
+            # Empty metrics: an average over clients then has no scores, and the strategy goes on.
+            metrics = flower.MetricRecord({_WEIGHT: 1})
+            return flower.Message(flower.RecordDict({"metrics": metrics}), reply_to=message)
+
+    def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> dict[str, Any]:
+        """Return the records of a reply: a release, unless none is asked for, and a hello."""
+        flower, site = _import_flower(), self._open_site(context)
+        own = site.make_release(self._required)
+        answer, records = {}, {}
+        if _QUESTION not in message.content.config_records:
+            # What cannot be released is refused before the client app trains.
+            nonces = own.read_hellos(_find_hellos(message))
+            clipped = self._compute(site, own, message, context, call_next)
+            released = own.release(clipped, nonces)
+            answer[_OFFSET] = released.offset_seed
+            records["arrays"] = flower.ArrayRecord({_INTEGERS: flower.Array(released.integers)})
         try:
-            return self._answer(message, context, call_next)
-        except Exception as error:
-            # Flower sends the text to the server, and it may quote data or name private files.
-            if is_public(error):
-                raise
-            _LOGGER.exception("the client failed")
-            # Without its cause: a chained traceback would carry the text.
-            raise PublicError(f"the client failed: {name_kind(error)}") from None
+            # For the next sum, so that a round is one message.
+            answer[_HELLO] = own.say_hello().encode()
+        except BudgetSpentError:
+            answer[_HELLO] = b""
+        records[_ANSWER] = flower.ConfigRecord(answer)
+        return records
 
-    def _answer(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        kind = message.metadata.message_type
-        if kind.startswith(_TRAIN):
-            if _INTRODUCTION in message.content.config_records:
-                return self._introduce(message, context)
-            return self._train(message, context, call_next)
-        # Only where the owner states that evaluation uses public data: other scores have no noise.
-        if kind.startswith("evaluate") and self._shares_evaluation:
-            return _call_app(call_next, message, context)
-        flower = _import_flower()
-        # Empty metrics: an average over clients then has no scores, and the strategy goes on.
-        metrics = flower.MetricRecord({self._weight_key: 1})
-        return flower.Message(flower.RecordDict({"metrics": metrics}), reply_to=message)
-
-    def _find_agent(self, context: Any) -> int:
-        try:
-            return int(context.node_config[self._agent_key])
-        except (KeyError, ValueError) as error:
-            raise PublicError(
-                f"the node's configuration must have the agent's number as {self._agent_key!r}"
-            ) from error
-
-    def _make_release(self, agent: int) -> AgentRelease:
-        return AgentRelease(_load(self._plan), agent, self._keys, requirements=self._required)
-
-    def _introduce(self, message: Any, context: Any) -> Any:
-        flower, agent = _import_flower(), self._find_agent(context)
-        nonce, remaining = self._make_release(agent).introduce()
-        answer = {
-            "agent": agent,
-            "nonce": nonce.hex(),
-            "plan": fingerprint(_load(self._plan)).hex(),
-            "remaining": remaining,
-        }
-        record = flower.RecordDict({_ANSWER: flower.ConfigRecord(answer)})
-        return flower.Message(record, reply_to=message)
-
-    def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        flower, agent = _import_flower(), self._find_agent(context)
-        own = self._make_release(agent)
-        # What cannot be released is refused before the client app trains.
-        round_number, nonces = _read_config(message, _load(self._plan), agent)
-        (_, given) = _only_arrays(message)
-        if self._problem is not None:
-            clipped = self._differentiate(own, given, context)
-        else:
-            reply = _call_app(call_next, message, context)
-            if reply.has_error():
-                raise PublicError("the client app answered with an error")
-            (_, found) = _only_arrays(reply)
-            start, end = given.to_numpy_ndarrays(), found.to_numpy_ndarrays()
-            # Subtracted in float64, the type in which the update is clipped and released.
-            clipped = own.clip_update(flatten(end, like=start) - flatten(start, like=start))
-        released = own.release(clipped, round_number=round_number, nonces=nonces)
-        content = flower.RecordDict(
-            {
-                "arrays": flower.ArrayRecord({_INTEGERS: flower.Array(released.integers)}),
-                _ANSWER: flower.ConfigRecord({_OFFSET: released.offset_seed}),
-            }
+    def _open_site(self, context: Any) -> SiteFolder:
+        folder = self._folder or str(context.node_config.get("corn", ""))
+        if not folder:
+            raise PublicError("the node's configuration must have the folder of the site as corn")
+        return _open_site(
+            Path(folder.replace("{site}", str(context.node_config.get("partition-id"))))
         )
-        return flower.Message(content, reply_to=message)
 
-    def _differentiate(self, own: AgentRelease, given: Any, context: Any) -> ClippedGradients:
-        """Return the gradient of a batch at the server's model."""
-        if own.plan.momentum:
-            raise PublicError("a plan with momentum needs a model that stays at the client")
-        module, loss, dataset = _call_app(self._problem, context)
-        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        arrays = dict(zip(given.keys(), given.to_numpy_ndarrays(), strict=True))
-        if [(name, array.shape) for name, array in arrays.items()] != [
-            (name, tuple(each.shape)) for name, each in trained.items()
-        ]:
-            raise PublicError("the server's arrays must be the trained parameters of the module")
-        # New coins for every message: rounds are independent, as amplification assumes.
-        task, size = _call_app(make_task, module, loss), self._batch_size
-        steps = _call_app(GradientSteps, own, task, dataset, batch_size=size)
-        vector = flatten(list(arrays.values()), like=list(arrays.values()))
-        clipped: ClippedGradients = _call_app(steps.differentiate, torch.from_numpy(vector))
-        return clipped
+    def _compute(
+        self,
+        site: SiteFolder,
+        own: AgentRelease,
+        message: Any,
+        context: Any,
+        call_next: Callable[..., Any],
+    ) -> ClippedGradients:
+        """Return the gradient of a batch at the server's model, or the client app's update."""
+        (_, given) = _only_arrays(message)
+        start = dict(zip(given.keys(), given.to_numpy_ndarrays(), strict=True))
+        if self._problem is not None or site.consortium is not None:
+            if own.plan.momentum:
+                raise PublicError("a plan with momentum needs a model that stays at the client")
+            with calling_users_code():
+                trained = self._load_problem(site, context)
+            if list(start) != list(trained.shapes):
+                raise PublicError("the server's arrays must be the trained parameters, in order")
+            parameters = trained.read(start)
+            with calling_users_code():
+                # New coins for every message: rounds are independent, as amplification assumes.
+                return trained.make_steps(own).differentiate(parameters)
+        with calling_users_code():
+            reply = call_next(message, context)
+        if reply.has_error():
+            raise PublicError("the client app answered with an error")
+        (_, found) = _only_arrays(reply)
+        before, after = list(start.values()), found.to_numpy_ndarrays()
+        # Subtracted in float64, the type in which the update is clipped and released.
+        return own.clip_update(flatten(after, like=before) - flatten(before, like=before))
+
+    def _load_problem(self, site: SiteFolder, context: Any) -> SiteProblem:
+        if self._problem is None:
+            return site.load_problem()
+        return SiteProblem.from_module(*self._problem(context))
 
 
 @final
@@ -213,10 +190,11 @@ class CornStrategy:
     The other strategy sees one reply per round: the server's model plus the average of the clients'
     noisy updates, with weight 1. What it makes of it is post-processing, as with ``FedAdam``.
 
-    All agents take part in every round. A round that lacks an agent is void: the model stays, and
-    the others have spent one release. Training goes on without that agent, by ``plan_for`` the
-    rest. Where fewer than ``min_agents`` are left, or the integers of all agents do not add up to a
-    possible sum, training stops: ``start`` returns the model of the last complete round.
+    All agents take part in the first round. A round that lacks an agent is void: the model stays,
+    and the others have spent one release. Training goes on without that agent, by ``plan_for`` the
+    rest, until a node that was started anew has its key. Where fewer than ``min_agents`` are left,
+    or the integers of all agents do not add up to a possible sum, training stops: ``start`` returns
+    the model of the last complete round.
 
     Args:
         strategy: The strategy that gets the averages, for example ``FedAvg()``.
@@ -224,8 +202,14 @@ class CornStrategy:
         step_size: Where clients answer with gradients, the model moves by minus this times their
             average. It has no meaning for clients that answer with updates.
         min_agents: The fewest agents with which training goes on.
-        timeout: The seconds to wait until all nodes are connected, and for their introductions.
+        timeout: The seconds to wait until all nodes are connected, and for their hellos.
     """
+
+    _hellos: dict[int, Hello]  # what each node said for the next sum, in the order of agents
+    _left_out: set[int]
+    _has_begun: bool
+    _is_stopped: bool
+    _arrays: Any
 
     def __init__(
         self,
@@ -242,8 +226,9 @@ class CornStrategy:
         n = self._plan.num_agents
         is_possible_number = FEWEST_AGENTS <= min_agents <= n
         require(is_possible_number, "min_agents", f"from {FEWEST_AGENTS} to {n}", min_agents)
-        self._strategy, self._min_agents, self._timeout = strategy, min_agents, timeout
-        self._arrays: Any = None
+        self._strategy = strategy
+        self._min_agents = min_agents
+        self._timeout = timeout
         self._reset()
 
     def start(self, *arguments: Any, **options: Any) -> Any:
@@ -262,49 +247,49 @@ class CornStrategy:
         self._strategy.summary()
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """Return the messages of a round: the same one to all agents that are left."""
+        """Return the messages of a round: the same one to all agents that are there."""
         self._arrays = None
-        if not self._nonces and not self._is_stopped:
-            self._begin_run(grid)
-        elif self._rounds_left == 0 and not self._is_stopped:
-            self._stop("all releases that the ledgers allow were made")
+        if not self._is_stopped:
+            self._meet(grid)
         if self._is_stopped:
             return []
-        self._rounds_left -= 1
-        flower, agents = _import_flower(), tuple(sorted(self._nonces))
-        named = {
-            _AGENTS: list(agents),
-            _NONCES: [self._nonces[agent] for agent in agents],
-            _PLAN: fingerprint(self._active).hex(),
-        }
-        # A copy: the entries are of this run only.
-        record = flower.ConfigRecord({**config, **named})
+        flower = _import_flower()
+        # A copy: the entry is of this round only.
+        said = [hello.encode() for hello in self._hellos.values()]
+        record = flower.ConfigRecord({**config, _HELLOS: said})
         # Whomever it would sample, a sum needs all.
         messages = list(self._strategy.configure_train(server_round, arrays, record, grid))
         if not messages:
             return []
         first = messages[0]
         self._record, self._arrays = _only_arrays(first)
+        kind = first.metadata.message_type
         return [
-            flower.Message(
-                first.content, dst_node_id=node, message_type=first.metadata.message_type
-            )
-            for node in self._nodes
+            flower.Message(first.content, dst_node_id=node, message_type=kind)
+            for node in self._hellos
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
         """Return the other strategy's model for the average of a round, or None if it is void."""
-        if not self._nonces or self._arrays is None:
+        if self._arrays is None:
             return None, None
         replies = list(replies)
-        received = self._read_replies(replies)
-        lost = [node for node in self._nodes if node not in received]
+        agents = {node: hello.agent for node, hello in self._hellos.items()}
+        plan = plan_for(self._plan, tuple(agents.values()))
+        self._hellos = {}
+        received = self._read_replies(replies, plan)
+        lost = [agent for node, agent in agents.items() if node not in received]
         if lost:
-            self._lose(lost, server_round)
+            # Not again: a client that always fails would spend the releases of all others.
+            self._left_out |= agents.keys() - received.keys()
+            _LOGGER.warning(
+                "round %s is void without %s: the model stays, and the round counts as released",
+                server_round,
+                name_agents(lost),
+            )
             return None, None
         # In the order of agents, so that offsets add up to the same bits on every server.
-        updates = [received[node] for node in sorted(self._nodes, key=self._nodes.__getitem__)]
-        average = average_updates(self._active, updates)
+        average = average_updates(plan, [received[node] for node in agents])
         if average is None:
             self._stop(
                 f"round {server_round} is void, as the integers of its agents do not add up to a "
@@ -315,11 +300,10 @@ class CornStrategy:
             average = -self._step_size * average
         flower, start = _import_flower(), self._arrays.to_numpy_ndarrays()
         moved = map(flower.Array, add_to_arrays(start, average))
+        weight = getattr(self._strategy, "weighted_by_key", _WEIGHT)
         content = {
             self._record: flower.ArrayRecord(dict(zip(self._arrays.keys(), moved, strict=True))),
-            "metrics": flower.MetricRecord(
-                {getattr(self._strategy, "weighted_by_key", "num-examples"): 1}
-            ),
+            "metrics": flower.MetricRecord({weight: 1}),
         }
         replies[0].content = flower.RecordDict(content)
         arrays, metrics = self._strategy.aggregate_train(server_round, replies[:1])
@@ -334,44 +318,74 @@ class CornStrategy:
         return self._strategy.aggregate_evaluate(*arguments)
 
     def _reset(self) -> None:
-        self._nodes: dict[int, int] = {}  # the agent of each node that takes part
-        self._nonces: dict[int, str] = {}  # of a run; empty before it, and after a void round
-        self._active, self._rounds_left, self._is_stopped = self._plan, 0, False
-        self._record, self._arrays = "", None
+        self._hellos = {}
+        self._left_out = set()
+        self._has_begun = False
+        self._is_stopped = False
+        self._arrays = None
 
-    def _begin_run(self, grid: Any) -> None:
-        """Collect a new nonce of each agent that is left, and plan for them, or stop."""
-        is_first, n = not self._nodes, self._plan.num_agents
-        nodes = _wait_for_nodes(grid, n, self._timeout) if is_first else list(self._nodes)
-        answers, reasons = _introduce_agents(grid, nodes, self._plan, self._timeout)
-        found = {node: int(answer["agent"]) for node, answer in answers.items()}
-        if is_first and sorted(found.values()) != list(range(n)):
-            listed = ", ".join(map(str, sorted(found.values()))) or "none"
+    def _meet(self, grid: Any) -> None:
+        """Ask nodes without a hello for one: all at first, later those that are new."""
+        n = self._plan.num_agents
+        nodes = list(grid.get_node_ids()) if self._has_begun else self._wait_for_nodes(grid)
+        known = self._hellos.keys() | self._left_out
+        reasons = self._ask([node for node in nodes if node not in known], grid)
+        self._hellos = dict(sorted(self._hellos.items(), key=lambda item: item[1].agent))
+        if self._is_stopped:
+            return
+        found = [hello.agent for hello in self._hellos.values()]
+        if not self._has_begun and found != list(range(n)):
+            listed = ", ".join(map(str, found)) or "none"
             raise CornError(
                 f"all agents 0 … {n - 1} must answer, each once, found "
                 f"{'; '.join([listed, *reasons[:1]])}"
             )
-        self._nodes = {node: a for node, a in found.items() if self._nodes.get(node, a) == a}
-        if not self._has_enough():
-            return
-        agents = tuple(sorted(self._nodes.values()))
-        self._active = plan_for(self._plan, agents)
-        present = [answers[node] for node in self._nodes]
-        self._nonces = {int(own["agent"]): str(own["nonce"]) for own in present}
-        self._rounds_left, agent = min((int(own["remaining"]), own["agent"]) for own in present)
-        if self._rounds_left == 0:
-            self._stop(f"the ledger of agent {agent} allows no more releases under this plan")
+        self._has_begun = True
+        if len(found) < self._min_agents:
+            self._stop(f"{self._min_agents} agents must be left, found {len(found)}")
 
-    def _has_enough(self) -> bool:
-        left = len(self._nodes)
-        if left < self._min_agents:
-            self._stop(f"{self._min_agents} agents must be left, found {left}")
-        return not self._is_stopped
+    def _ask(self, nodes: list[int], grid: Any) -> list[str]:
+        """Take the hellos of nodes; return why others failed."""
+        flower = _import_flower()
+        question = flower.RecordDict({_QUESTION: flower.ConfigRecord({})})
+        asked = [flower.Message(question, dst_node_id=node, message_type=_TRAIN) for node in nodes]
+        reasons = []
+        for reply in grid.send_and_receive(asked, timeout=self._timeout) if asked else ():
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                reasons.append(f"node {node}: {reply.error.reason}")
+            elif _ANSWER not in reply.content.config_records:
+                reasons.append(f"node {node}: its client app has no CornMod")
+            elif reply.content[_ANSWER][_HELLO] == b"":
+                self._stop(f"the ledger of node {node} allows no more releases under this plan")
+            else:
+                self._take(node, reply.content[_ANSWER][_HELLO])
+        return reasons
 
-    def _read_replies(self, replies: Iterable[Any]) -> dict[int, MaskedUpdate]:
-        """Return the messages that can be added up, by node; log the others."""
+    def _take(self, node: int, said: object) -> None:
+        """Keep the hello of a node for the next sum."""
+        hello = decode_hello(said)
+        # Masks of different plans would not cancel.
+        if hello.plan != fingerprint(self._plan):
+            raise CornError(f"agent {hello.agent} has another plan than the server")
+        # A node that has come back under another number may be in the list twice for a while.
+        is_taken = any(hello.agent == other.agent for other in self._hellos.values())
+        if not is_taken or not self._has_begun:
+            self._hellos[node] = hello
+
+    def _wait_for_nodes(self, grid: Any) -> list[int]:
+        # Not the wall clock, which may be set back while the server waits.
+        deadline, n = time.monotonic() + self._timeout, self._plan.num_agents
+        while len(nodes := list(grid.get_node_ids())) < n:
+            if time.monotonic() > deadline:
+                raise CornError(f"{n} nodes must be connected, found {len(nodes)}")
+            time.sleep(_SECONDS_BETWEEN_POLLS)
+        return nodes
+
+    def _read_replies(self, replies: Iterable[Any], plan: Plan) -> dict[int, MaskedUpdate]:
+        """Return the messages that can be added up, by node, and keep hellos; log the others."""
         size = count_trained(self._arrays.to_numpy_ndarrays())
-        words, received = WORDS[self._active.mask_bits], {}
+        words, received = WORDS[plan.mask_bits], {}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
@@ -380,30 +394,20 @@ class CornStrategy:
             try:
                 (_, arrays) = _only_arrays(reply)
                 (integers,) = arrays.to_numpy_ndarrays()
-                seed = reply.content[_ANSWER][_OFFSET]
+                seed, hello = (reply.content[_ANSWER][name] for name in (_OFFSET, _HELLO))
+                if hello:
+                    self._take(node, hello)
             except (CornError, KeyError, TypeError, ValueError):
                 _LOGGER.warning("node %s: the reply is not one of CornMod", node)
                 continue
-            is_whole = integers.dtype == words and integers.shape == (size,)
-            if not is_whole or not isinstance(seed, bytes) or len(seed) != NONCE_BYTES:
+            if integers.dtype != words or integers.shape != (size,) or not is_seed(seed):
                 _LOGGER.warning("node %s: %s integers of %s bits expected", node, size, words)
                 continue
             received[node] = MaskedUpdate(integers, seed)
         return received
 
-    def _lose(self, lost: list[int], server_round: int) -> None:
-        agents = name_agents(sorted(self._nodes.pop(node) for node in lost))
-        # New nonces for those that are left: the old ones are of a run with the lost agents.
-        self._nonces = {}
-        _LOGGER.warning(
-            "round %s is void without %s: the model stays, and the round counts as released",
-            server_round,
-            agents,
-        )
-        self._has_enough()
-
     def _stop(self, reason: str) -> None:
-        self._is_stopped, self._nonces = True, {}
+        self._is_stopped = True
         _LOGGER.error("training stops with the model of the last complete round: %s", reason)
 
     def _keep_types(self, arrays: Any) -> Any:
@@ -415,71 +419,52 @@ class CornStrategy:
         return arrays
 
 
-def _introduce_agents(
-    grid: Any, nodes: Sequence[int], plan: Plan, timeout: float
-) -> tuple[dict[int, Any], list[str]]:
-    """Return the introduction of each node that answered, and why others failed."""
-    flower = _import_flower()
-    asked = [
-        flower.Message(
-            flower.RecordDict({_INTRODUCTION: flower.ConfigRecord({})}),
-            dst_node_id=node,
-            message_type=_TRAIN,
-        )
-        for node in nodes
-    ]
-    answers: dict[int, Any] = {}
-    reasons = []
-    for reply in grid.send_and_receive(asked, timeout=timeout):
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            reasons.append(f"node {node}: {reply.error.reason}")
-            continue
-        answer = reply.content.config_records.get(_ANSWER)
-        if answer is None:
-            reasons.append(f"node {node}: its client app has no CornMod")
-            continue
-        # Masks of different plans would not cancel.
-        if answer["plan"] != fingerprint(plan).hex():
-            raise CornError(f"agent {answer['agent']} has another plan than the server")
-        answers[node] = answer
-    return answers, reasons
+def make_client_app(folder: Path | str = "", *, requirements: Requirements | None = None) -> Any:
+    """Return the client app of a consortium file: see ``CornMod``."""
+    app = importlib.import_module("flwr.clientapp").ClientApp(
+        mods=[CornMod(folder, requirements=requirements)]
+    )
+    # Flower calls no mod for messages that no function answers.
+    app.train()(_refuse)
+    return app
 
 
-def _wait_for_nodes(grid: Any, num_agents: int, timeout: float) -> list[int]:
-    # Not the wall clock, which may be set back while the server waits.
-    deadline = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < num_agents:
-        if time.monotonic() > deadline:
-            raise CornError(f"{num_agents} nodes must be connected, found {len(nodes)}")
-        time.sleep(_SECONDS_BETWEEN_POLLS)
-    return nodes
+def _refuse(*_: object) -> None:
+    raise PublicError("the folder of the site must have a consortium file")
 
 
-def _read_config(message: Any, plan: Plan, agent: int) -> tuple[int, dict[int, bytes]]:
-    """Return the round and the nonces that a server named, or raise ``PublicError``."""
+def train_consortium(grid: Any, consortium: Path | str, out: Path | str, **options: Any) -> None:
+    """Train the model of a consortium file, as the main function of a server app.
+
+    The model is kept in the folder ``out`` after each round: see ``ConsortiumModel``. A server that
+    was killed goes on from there, with the releases that the clients' ledgers still allow.
+
+    Args:
+        grid: The grid of Flower.
+        consortium: The consortium file, with its plan beside it; all sites have the same two.
+        out: A folder for the model.
+        options: Those of ``CornStrategy``.
+    """
+    flower, strategies = _import_flower(), importlib.import_module("flwr.serverapp.strategy")
+    model = ConsortiumModel(Path(consortium), Path(out))
+    own = CornStrategy(
+        strategies.FedAvg(fraction_evaluate=0.0), model.plan, step_size=model.step_size, **options
+    )
+    own.start(
+        grid,
+        flower.ArrayRecord({PARAMETERS: flower.Array(model.load())}),
+        num_rounds=model.plan.budget.num_steps,
+        evaluate_fn=lambda _, arrays: model.save(arrays[PARAMETERS].numpy()),
+    )
+
+
+def _find_hellos(message: Any) -> list[object]:
+    """Return the hellos that a server names, or raise ``PublicError``."""
     for record in message.content.config_records.values():
-        if {_AGENTS, _NONCES, _PLAN, _ROUND} <= set(record):
-            agents = require_agents(list(record[_AGENTS]), plan.num_agents, agent)
-            texts = list(record[_NONCES])
-            is_whole = len(texts) == len(agents)
-            if not is_whole or not all(isinstance(t, str) and _NONCE.fullmatch(t) for t in texts):
-                raise PublicError(
-                    "refuses to release: there must be one nonce of 64 hexadecimal digits for each "
-                    "agent"
-                )
-            # The client's own plan for these agents counts. The server's is compared, because
-            # under another one masks would not cancel, and the round would be spent for nothing.
-            if record[_PLAN] != fingerprint(plan_for(plan, agents)).hex():
-                raise PublicError(
-                    "refuses to release: the server's plan for these agents is not the one that "
-                    "follows from the client's plan; compare files and versions of CorN"
-                )
-            nonces = dict(zip(agents, map(bytes.fromhex, texts), strict=True))
-            return require_round(record[_ROUND]), nonces
+        if isinstance(record.get(_HELLOS), list):
+            return list(record[_HELLOS])
     raise PublicError(
-        "refuses to release: the message names no agents, nonces, plan and round; the server needs "
-        "corn.flower.CornStrategy"
+        "refuses to release: the message has no hellos; the server needs corn.flower.CornStrategy"
     )
 
 
@@ -489,15 +474,6 @@ def _only_arrays(message: Any) -> tuple[str, Any]:
         raise PublicError(f"a message must have one record of arrays, found {len(records)}")
     name, record = records[0]
     return str(name), record
-
-
-def _call_app(call: Callable[..., Any] | None, *arguments: Any, **options: Any) -> Any:
-    """Call code of the client app; no error of it is public, whatever its type."""
-    try:
-        return call(*arguments, **options)  # type: ignore[misc]
-    except Exception as error:
-        # An app may use CorN too, and raise a ``PublicError`` or ``InfeasibleError`` about data.
-        raise CornError("the client app failed") from error
 
 
 def _import_flower() -> Any:

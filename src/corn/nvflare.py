@@ -11,8 +11,11 @@ server and anybody else who reads all messages and models, together with as many
 the plan's threat names. It does not rest on NVFlare: sites know each other by the keys of the
 roster. A server that drops, delays, repeats or forges messages learns no more (docs/nvflare.md).
 
+``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample. With a
+consortium file in the folder of each party, a job of it has neither code nor settings.
+
 A job is written by others. The filter belongs into the site's own ``local/privacy.json``, which no
-job can change, and the site's key, plan and ledger into a folder that only the site can read.
+job can change: ``protect_site`` writes it, and closes the site to what its server could run there.
 
 NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 """
@@ -24,9 +27,7 @@ import hashlib
 import importlib
 import json
 import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,25 +35,27 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from corn.distributed.rendezvous import is_public, name_kind
 from corn.distributed.requirements import Requirements
 from corn.engines import (
+    CONSORTIUM_FILE,
+    PARAMETERS,
     AbortedError,
-    AgentRelease,
-    GradientSteps,
+    ConsortiumModel,
     ServerSums,
+    SiteFolder,
+    SiteProblem,
     SumRounds,
     TooFewAgentsError,
     add_to_arrays,
+    calling_users_code,
     flatten,
+    hiding_errors,
     sum_releases,
 )
 from corn.errors import CornError, MissingExtraError, PublicError
-from corn.learn.training import make_task
-from corn.noise import BudgetSpentError, Roster
-from corn.noise.ledger import find_agents
+from corn.learn.consortium import load_consortium
+from corn.noise import BudgetSpentError, Roster, load_roster
 from corn.noise.stream import encode_fields
-from corn.plan import load_plan
 
 try:
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -63,12 +66,24 @@ try:
     from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+    from nvflare.app_common.abstract.model import (
+        ModelLearnable,
+        ModelLearnableKey,
+        make_model_learnable,
+    )
+    from nvflare.app_common.abstract.model_persistor import ModelPersistor
     from nvflare.app_common.app_constant import AppConstants
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
     from nvflare.app_common.logging.constants import is_log_streaming_allowed
+    from nvflare.app_common.workflows.fedavg import FedAvg
+    from nvflare.job_config.api import FedJob
+    from nvflare.private.defs import SysCommandTopic
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 except ImportError as error:
     raise MissingExtraError("corn.nvflare", extra="nvflare") from error
 
 _TOPIC = "corn.sums"
+_MESSAGE_SECONDS = 60.0
 # Properties of the context of a task.
 _TASK, _SITE, _RELEASED = "corn.task", "corn.site", "corn.released"
 _LOGGER = logging.getLogger("corn.nvflare")
@@ -81,8 +96,8 @@ _PUBLIC_HEADERS = (
     AppConstants.START_ROUND,
     AppConstants.NUM_ROUNDS,
 )
-
-
+# What a policy of NVFlare permits, but for a job's own code and commands at a site.
+_RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 _PUBLIC_CODES = (
     ReturnCode.EXECUTION_EXCEPTION,
     ReturnCode.EXECUTION_RESULT_ERROR,
@@ -99,32 +114,21 @@ class CornFilter(Filter):  # type: ignore[misc]
     blocked.
 
     Args:
-        folder: The site's own folder, with ``plan.json``, ``roster.json`` and its ``agent-I.key``;
-            its ledger is written there. ``{site}`` in it is the site's name. By default ``corn`` in
-            the ``local`` folder of the site.
+        folder: The folder of the site (``corn.engines.SiteFolder``), in which ``{site}`` stands for
+            its name. By default ``corn`` in the ``local`` folder of the site.
         require: The owner's requirements of the plan and of all releases of this site's data, such
             as ``["unit=agent", "total-epsilon=3"]``.
-        wait: The seconds for which an unreachable server is asked again.
-        timeout: The seconds that one message may take.
     """
 
-    def __init__(
-        self,
-        folder: str = "",
-        require: Sequence[str] = (),
-        wait: float = 600.0,
-        timeout: float = 60.0,
-    ) -> None:
+    def __init__(self, folder: str = "", require: Sequence[str] = ()) -> None:
         super().__init__()
         # NVFlare writes the arguments of a component to a job from attributes of the same names.
         self.folder = folder
         self.require = list(require)
-        self.wait = wait
-        self.timeout = timeout
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep the model of a task, or answer with the average of all sites' releases."""
-        with _naming_no_data():
+        with hiding_errors():
             if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
                 self._keep(shareable, fl_ctx)
                 return shareable
@@ -165,14 +169,13 @@ class CornFilter(Filter):  # type: ignore[misc]
         if not is_difference:
             # Subtracted in float64, the type in which the update is clipped and released.
             update = update - flatten(start, like=start)
-        own = _open_release(self.folder, self.require, fl_ctx)
-        abort_signal = fl_ctx.get_run_abort_signal()
+        own = _open_site(self.folder, fl_ctx).make_release(Requirements.parse(self.require))
         try:
             average = sum_releases(
                 own,
                 own.clip_update(update),
                 model=_digest(names, start, task.round_number),
-                reduction=_open_sums(fl_ctx, abort_signal, self.timeout, self.wait),
+                reduction=_open_sums(fl_ctx, fl_ctx.get_run_abort_signal()),
             )
         except AbortedError:
             return task.add_headers(make_reply(ReturnCode.TASK_ABORTED))
@@ -230,38 +233,29 @@ class CornExecutor(Executor):  # type: ignore[misc]
     ``steps`` steps, so that a job of several rounds has a model to go on with after each. Any
     controller that averages models will do, such as ``FedAvg``.
 
+    Each task leaves the model in the folder of the site, for ``corn export``, ``predict`` and
+    ``report``.
+
     Args:
         problem: ``MODULE.FUNCTION`` in the job's own code: (site's name) → module, loss of a batch,
-            data set of the site.
-        step_size: The step size, or learning rate.
+            data set of the site. A consortium file in the site's folder has precedence over it.
+        step_size: The step size, or learning rate, unless the consortium file has it.
         steps: The steps of one task; 0 for all that the plan has.
-        batch_size: The samples of a mini-batch, unless the plan has their number; 0 for all.
-        folder: See ``CornFilter``, as for the others.
-        require: The owner's requirements.
-        wait: Seconds.
-        timeout: Seconds.
+        folder: See ``CornFilter``, whose folder and requirements count where a site has one.
     """
 
     def __init__(
         self,
-        problem: str,
-        step_size: float,
+        problem: str = "",
+        step_size: float = 0.0,
         steps: int = 0,
-        batch_size: int = 0,
         folder: str = "",
-        require: Sequence[str] = (),
-        wait: float = 600.0,
-        timeout: float = 60.0,
     ) -> None:
         super().__init__()
         self.problem = problem
         self.step_size = step_size
         self.steps = steps
-        self.batch_size = batch_size
         self.folder = folder
-        self.require = list(require)
-        self.wait = wait
-        self.timeout = timeout
 
     def execute(
         self,
@@ -271,43 +265,32 @@ class CornExecutor(Executor):  # type: ignore[misc]
         abort_signal: Any,
     ) -> Shareable:
         """Take the steps of a task, and return the model after them."""
-        with _naming_no_data():
+        with hiding_errors():
             return self._train(shareable, fl_ctx, abort_signal)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         given = _read_model(shareable)
-        folder, require = fl_ctx.get_prop(_SITE) or (self.folder, self.require)
-        own = _open_release(folder, require, fl_ctx)
+        folder, require = fl_ctx.get_prop(_SITE) or (self.folder, ())
+        site = _open_site(folder, fl_ctx)
+        own = site.make_release(Requirements.parse(require))
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
             raise PublicError("a plan with momentum needs all steps in one task: leave out steps")
-        with _calling_users_code():
-            module_name, _, function = self.problem.rpartition(".")
-            make_problem = getattr(importlib.import_module(module_name), function)
-            model, loss, dataset = make_problem(fl_ctx.get_identity_name())
-        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        if set(trained) - set(given.data):
-            raise PublicError("the server's model must have all parameters of the site's module")
-        with torch.no_grad():
-            for name, each in trained.items():
-                each.copy_(torch.as_tensor(given.data[name]))
-        with _calling_users_code():
-            steps = GradientSteps(
-                own,
-                make_task(model, loss),
-                dataset,
-                step_size=self.step_size,
-                batch_size=self.batch_size or None,
-            )
+        with calling_users_code():
+            trained = self._load_problem(site, fl_ctx)
+        parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
+        agreed = site.consortium
+        step_size = self.step_size if agreed is None else agreed.step_size
+        with calling_users_code():
+            steps = trained.make_steps(own, step_size=step_size)
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
-        parameters = torch.nn.utils.parameters_to_vector(trained.values()).detach()
-        sums = _open_sums(fl_ctx, abort_signal, self.timeout, self.wait)
+        sums = _open_sums(fl_ctx, abort_signal)
         first = round_number * (self.steps or num_steps)
         for step in range(first, min(first + (self.steps or num_steps), num_steps)):
             if abort_signal.triggered:
                 return make_reply(ReturnCode.TASK_ABORTED)
             try:
-                with _calling_users_code():
+                with calling_users_code():
                     clipped = steps.differentiate(parameters)
                 moved = steps.take(parameters, clipped, step=step, reduction=sums)
             except AbortedError:
@@ -317,40 +300,51 @@ class CornExecutor(Executor):  # type: ignore[misc]
                 _LOGGER.warning("training ends before step %s: %s", step, error)
                 break
             parameters = parameters if moved is None else moved
-        torch.nn.utils.vector_to_parameters(parameters, trained.values())
+        site.save_model(trained, parameters)
         # What is not trained goes back as it came.
         data = dict(given.data)
-        for name, each in trained.items():
-            data[name] = _like(each.detach().numpy(), given.data[name])
+        for name, array in trained.write(parameters).items():
+            before = data[name]
+            data[name] = _like(array.astype(_as_array(before).dtype), before)
         # The site's own filter lets a model pass that is a sum of releases already.
         reply = _make_reply(DataKind.WEIGHTS, data, round_number)
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
         return reply
+
+    def _load_problem(self, site: SiteFolder, fl_ctx: FLContext) -> SiteProblem:
+        # A closed site calls no function that a job names.
+        if site.consortium is not None:
+            return site.load_problem()
+        module_name, _, function = self.problem.rpartition(".")
+        make_problem = getattr(importlib.import_module(module_name), function)
+        return SiteProblem.from_module(*make_problem(fl_ctx.get_identity_name()))
 
 
 class CornSums(FLComponent):  # type: ignore[misc]
     """The component of a server that adds up the masked integers of all sites.
 
     Args:
-        public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
+        public_keys: The public keys of all sites in the order of the roster, in hexadecimal. By
+            default those of ``local/corn/roster.json`` of the server.
         min_agents: The fewest sites of a sum.
         wait: The seconds after which a sum begins without sites that are not ready, and is void
             without sites that have sent nothing.
     """
 
     def __init__(
-        self, public_keys: Sequence[str], min_agents: int = 2, wait: float = 600.0
+        self, public_keys: Sequence[str] = (), min_agents: int = 2, wait: float = 600.0
     ) -> None:
         super().__init__()
         # See CornFilter for the names.
         self.public_keys = list(public_keys)
         self.min_agents = min_agents
         self.wait = wait
-        roster = Roster(tuple(map(bytes.fromhex, public_keys)))
-        self._rounds = SumRounds(roster, min_agents=min_agents, wait=wait)
         self.register_event_handler(EventType.START_RUN, self._start)
 
     def _start(self, _event: str, fl_ctx: FLContext) -> None:
+        keys = tuple(map(bytes.fromhex, self.public_keys))
+        roster = Roster(keys) if keys else load_roster(_find_folder("", fl_ctx) / "roster.json")
+        self._rounds = SumRounds(roster, min_agents=self.min_agents, wait=self.wait)
         fl_ctx.get_engine().register_aux_message_handler(_TOPIC, self._answer)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
@@ -361,25 +355,118 @@ class CornSums(FLComponent):  # type: ignore[misc]
         return reply
 
 
+class CornModel(ModelPersistor):  # type: ignore[misc]
+    """The component of a server that keeps the model of a consortium file after every round.
+
+    The file, and its plan, are in ``local/corn`` of the server, and so is the model afterwards, for
+    ``corn export``, ``predict`` and ``report``. A job that is submitted again after the server was
+    killed goes on from there.
+    """
+
+    def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
+        """Return the last model that was kept, or else the first."""
+        return make_model_learnable({PARAMETERS: self._open(fl_ctx).load()}, {})
+
+    def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
+        """Keep the model."""
+        self._open(fl_ctx).save(_as_array(model[ModelLearnableKey.WEIGHTS][PARAMETERS]))
+
+    def _open(self, fl_ctx: FLContext) -> ConsortiumModel:
+        folder = _find_folder("", fl_ctx)
+        return ConsortiumModel(folder / CONSORTIUM_FILE, folder)
+
+
+class SiteGuard(FLComponent):  # type: ignore[misc]
+    """A component of a site's ``resources.json``: the server may not read files of the site.
+
+    The process of a site runs ``cat FILE`` and similar commands for a server that asks for it. Who
+    may do so is checked at the site only if the server's message says so, and which files only at
+    the server.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Before the site listens: its components are built first.
+        known = ClientRequestProcessors.request_processors
+        known[:] = [each for each in known if SysCommandTopic.SHELL not in each.get_topics()]
+
+
 def protect_site(local: Path, *, require: Sequence[str] = ()) -> None:
-    """Write ``privacy.json`` into the ``local`` folder of a site: no job can go round the filter.
+    """Close a site to its server: no job can go round the filter, and no file can be read.
 
-    It also forbids the streaming of the site's logs, in ``resources.json``.
+    Written into the ``local`` folder of the site: ``privacy.json`` with ``CornFilter``, and
+    ``resources.json`` with ``SiteGuard`` and without streaming of logs. If ``local/corn`` has a
+    consortium file, jobs also bring no code, by ``authorization.json``, and use no other classes
+    than ``CornExecutor``.
 
-    The site's plan, roster and key belong into ``local/corn``. ``require`` is that of
-    ``CornFilter``.
+    The site's folder is ``local/corn``. ``require`` is that of ``CornFilter``.
     """
     path = local / "privacy.json"
     if path.exists():
         raise CornError(f"{path}: exists; add CornFilter to its scopes by hand (docs/nvflare.md)")
     own = {"path": "corn.nvflare.CornFilter", "args": {"require": list(require)}}
     scope = {"name": "corn", "task_data_filters": [own], "task_result_filters": [own]}
-    path.write_text(json.dumps({"scopes": [scope], "default_scope": "corn"}, indent=2) + "\n")
+    _write_json(path, {"scopes": [scope], "default_scope": "corn"})
+    resources = _read_json(local / "resources.json", {"format_version": 2})
     # Errors quote data, and NVFlare streams logs of sites to the server unless they forbid it.
-    resources = local / "resources.json"
-    source = resources if resources.exists() else local / "resources.json.default"
-    known = json.loads(source.read_text()) if source.exists() else {"format_version": 2}
-    resources.write_text(json.dumps({**known, "allow_log_streaming": False}, indent=2) + "\n")
+    resources["allow_log_streaming"] = False
+    guard = {"id": "corn_guard", "path": "corn.nvflare.SiteGuard", "args": {}}
+    resources["components"] = [*resources.get("components", []), guard]
+    if (local / "corn" / CONSORTIUM_FILE).exists():
+        # Classes with paths to programs and scripts would run them without any code in a job.
+        resources["class_allow_list"] = ["corn.nvflare.CornExecutor"]
+        resources["class_list_enforcement_mode"] = "enforce"
+        policy = _read_json(local / "authorization.json", {"format_version": "1.0"})
+        for role, rights in policy.get("permissions", {}).items():
+            others = dict.fromkeys(_RIGHTS, rights) if isinstance(rights, str) else rights
+            policy["permissions"][role] = {**others, "byoc": "none", "shell_commands": "none"}
+        _write_json(local / "authorization.json", policy)
+    _write_json(local / "resources.json", resources)
+
+
+def prepare_server(local: Path) -> None:
+    """Let jobs without code use ``CornSums`` and ``CornModel`` at a server."""
+    resources = _read_json(local / "resources.json", {"format_version": 2})
+    known = resources.get("class_allow_list", DEFAULT_CLASS_ALLOW_LIST)
+    resources["class_allow_list"] = [*known, "corn.nvflare.CornSums", "corn.nvflare.CornModel"]
+    _write_json(local / "resources.json", resources)
+
+
+def _read_json(path: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file, or of the one that NVFlare takes in its place."""
+    for source in (path, path.with_name(f"{path.name}.default")):
+        if source.exists():
+            return cast("dict[str, Any]", json.loads(source.read_text()))
+    return otherwise
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def make_consortium_job(
+    consortium: Path, *, steps_per_round: int = 10, wait: float = 600.0
+) -> FedJob:
+    """Return the job of a consortium file. It has neither code nor data.
+
+    Every party has the file and its plan in its own ``local/corn``.
+
+    Args:
+        consortium: The consortium file.
+        steps_per_round: After so many steps the server keeps the model: a server that is killed
+            loses no more of them.
+        wait: See ``CornSums``.
+    """
+    agreed = load_consortium(consortium)
+    num_sites, num_steps = len(agreed.sites), agreed.training.steps
+    job = FedJob(name="corn", min_clients=num_sites)
+    # Every party uses the CorN that it installed. NVFlare would copy its source into the job.
+    job.set_app_packages(["corn"])
+    job.to_server(FedAvg(num_clients=num_sites, num_rounds=-(-num_steps // steps_per_round)))
+    job.to_server(CornModel(), id="persistor")
+    job.to_server(CornSums(wait=wait), id="corn_sums")
+    job.to_clients(CornExecutor(steps=steps_per_round), tasks=["train"])
+    return job
 
 
 def make_private(
@@ -387,7 +474,6 @@ def make_private(
     public_keys: Sequence[str],
     *,
     folder: str | None = None,
-    tasks: Sequence[str] = ("train",),
     min_agents: int = 2,
     wait: float = 600.0,
 ) -> None:
@@ -397,9 +483,8 @@ def make_private(
         recipe: One of NVFlare whose controller averages models, such as ``FedAvgRecipe``.
         public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
         folder: The folder of each site, with ``{site}`` for its name. None leaves the filter to the
-            sites' own ``privacy.json``, as they should have it.
-        tasks: The tasks whose results are filtered, if ``folder`` is given. NVFlare has no name for
-            all tasks, and sends results of other tasks as they are.
+            sites' own ``privacy.json``, as they should have it: a filter in a job is for the task
+            ``train`` only.
         min_agents: The fewest sites of a sum.
         wait: See ``CornSums``.
     """
@@ -409,53 +494,21 @@ def make_private(
     job.set_app_packages(["corn"])
     job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
     if folder is not None:
-        own = CornFilter(folder, wait=wait)
-        recipe.add_client_input_filter(own, tasks=list(tasks))
-        recipe.add_client_output_filter(own, tasks=list(tasks))
+        own = CornFilter(folder)
+        recipe.add_client_input_filter(own, tasks=["train"])
+        recipe.add_client_output_filter(own, tasks=["train"])
 
 
-def _open_release(folder: str, require: Sequence[str], fl_ctx: FLContext) -> AgentRelease:
-    """Return the releases of the agent whose key is in a site's own folder."""
-    path = Path(folder.replace("{site}", fl_ctx.get_identity_name()))
-    if not folder:
-        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        path = Path(workspace.get_site_config_dir()) / "corn"
-    agents = find_agents(path)
-    if len(agents) != 1:
-        raise CornError(f"{path}: must have the key of one agent, found {len(agents)}")
-    plan = load_plan(path / "plan.json")
-    return AgentRelease(plan, agents[0], path, requirements=Requirements.parse(require))
+def _find_folder(folder: str, fl_ctx: FLContext) -> Path:
+    """Return a party's own folder, by default ``corn`` in its ``local`` folder."""
+    if folder:
+        return Path(folder.replace("{site}", fl_ctx.get_identity_name()))
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    return Path(workspace.get_site_config_dir()) / "corn"
 
 
-@contextmanager
-def _naming_no_data() -> Iterator[None]:
-    """Replace errors that may quote data or name private files: NVFlare may send their text."""
-    try:
-        yield
-    except Exception as error:
-        if is_public(error):
-            raise
-        # Not as an error: NVFlare's log of errors may be streamed to the server.
-        _LOGGER.warning("the site failed", exc_info=True)
-        raise PublicError(f"the site failed: {name_kind(error)}") from None
-
-
-# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
-# would take each other's draws for randomness of their models, which is refused.
-_USERS_CODE = threading.RLock()
-
-
-@contextmanager
-def _calling_users_code() -> Iterator[None]:
-    """Let one site of a process at a time run a user's code, and make all of its errors private.
-
-    A user's code may raise a ``PublicError`` about its data.
-    """
-    with _USERS_CODE:
-        try:
-            yield
-        except Exception as error:
-            raise CornError("the site's own code failed") from error
+def _open_site(folder: str, fl_ctx: FLContext) -> SiteFolder:
+    return SiteFolder.open(_find_folder(folder, fl_ctx))
 
 
 def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
@@ -465,18 +518,18 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
     return reply
 
 
-def _open_sums(fl_ctx: FLContext, abort_signal: Any, timeout: float, wait: float) -> ServerSums:
+def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
     def is_aborted() -> bool:
         return abort_signal is not None and bool(abort_signal.triggered)
 
-    return ServerSums(lambda request: _ask(request, fl_ctx, timeout), wait, is_aborted=is_aborted)
+    return ServerSums(lambda request: _ask(request, fl_ctx), is_aborted=is_aborted)
 
 
-def _ask(request: dict[str, Any], fl_ctx: FLContext, timeout: float) -> Mapping[str, Any] | None:
+def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
     message = Shareable()
     message.update(_pack(request))
     replies = fl_ctx.get_engine().send_aux_request(
-        targets=None, topic=_TOPIC, request=message, timeout=timeout, fl_ctx=fl_ctx
+        targets=None, topic=_TOPIC, request=message, timeout=_MESSAGE_SECONDS, fl_ctx=fl_ctx
     )
     for reply in (replies or {}).values():
         if reply.get_return_code() == ReturnCode.OK:

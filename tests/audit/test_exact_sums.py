@@ -21,7 +21,7 @@ from corn.covariance import Decomposition, SeedGroups
 from corn.covariance.decomposition import hidden_precision
 from corn.learn.step import release_masked
 from corn.noise import Owner, Secret, SecureSource, draw_share
-from corn.noise.masks import MaskWords, Offset, draw_mask, draw_offset, mask_release
+from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan
 from corn.topology import Mixing
 from tests.audit.plans import agent_plan, sample_plan
@@ -245,7 +245,7 @@ def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     return np.zeros(size)
 
 
-def draw_one_offset(nonce: bytes, step: int, size: int) -> Offset:
+def draw_one_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     del step
     return draw_offset(nonce, 0, size)
 

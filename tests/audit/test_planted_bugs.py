@@ -455,7 +455,10 @@ def send_step(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
             # All agents have the sample, so that their average moves as one agent's gradient.
-            data_loader=[DataLoader(data, batch_size=8, collate_fn=collate)] * 4,
+            data_loader=[
+                DataLoader(TensorDataset(*data.tensors), batch_size=8, collate_fn=collate)
+                for _ in range(4)
+            ],
             seed=0,
         )
         private_step(private, *next(iter(private.data_loader)))

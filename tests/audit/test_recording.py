@@ -2,6 +2,7 @@
 
 import multiprocessing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from corn.audit.observation import add_share_canary
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
+from corn.learn.perturbation import DrawnNoise
 from corn.learn.step import AgentStepper, ClippedGradients, release_masked
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, Offset, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, draw_mask, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
@@ -105,13 +107,13 @@ def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
     return -drawn if agent == 2 else drawn
 
 
-def draw_no_offset(*given: Any, **rest: Any) -> Offset:
-    return 0 * draw_offset(*given, **rest)
+def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    return 0 * draw_offset(nonce, step, size)
 
 
-def draw_too_little(*given: Any, out: FloatArray, **rest: Any) -> None:
-    draw_share(*given, out=out, **rest)
-    out *= 0.75**0.5
+def draw_too_little(*given: Any, **rest: Any) -> FloatArray:
+    drawn: FloatArray = draw_share(*given, **rest)
+    return np.asarray(0.75**0.5 * drawn)
 
 
 def round_apart(
@@ -121,6 +123,35 @@ def round_apart(
     return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
 
 
+def compose(**faults: Any) -> Any:
+    """Return a stand-in for an agent's message: the same, of its single parts, some with faults."""
+    parts = SimpleNamespace(
+        draw_share=draw_share,
+        draw_mask=draw_mask,
+        draw_offset=draw_offset,
+        release_masked=release_masked,
+    )
+    vars(parts).update(faults)
+
+    def make(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> MaskWords:
+        own, size = self.share, len(gradient)
+        plan = own.plan
+        at: dict[str, Any] = {"source": own.source, "nonce": own.nonce, "step": self.step}
+        noise = parts.draw_share(plan.decomposition, own.agent, **at, stop=size)
+        bits = plan.mask_bits
+        message: MaskWords = parts.release_masked(
+            gradient,
+            factor,
+            torch.from_numpy(noise),
+            grid=plan.grid,
+            offset=parts.draw_offset(own.nonce, self.step, size),
+            mask=parts.draw_mask(plan.decomposition, own.agent, **at, size=size, bits=bits),
+        )
+        return message
+
+    return make
+
+
 hand_over = AgentStepper.hand_over
 
 
@@ -128,18 +159,18 @@ def clip_nothing(self: AgentStepper, clipped: ClippedGradients) -> None:
     hand_over(self, replace(clipped, factors=torch.full_like(clipped.factors, 0.01)))
 
 
-SHARE, STEP = "corn.learn.perturbation", "corn.learn.step"
+MESSAGE = "corn.learn.perturbation.DrawnNoise.make_message"
 
 
 @pytest.mark.parametrize(
     ("where", "fault", "others"),
     [
-        (f"{SHARE}.draw_mask", reuse, {"uniform"}),
-        (f"{SHARE}.draw_mask", turn_sign, {"sums", "noise"}),
-        (f"{SHARE}.draw_offset", draw_no_offset, {"sums"}),
-        (f"{SHARE}.draw_share", draw_too_little, {"sums", "noise"}),
-        (f"{STEP}.release_masked", round_apart, set[str]()),
-        (f"{STEP}.AgentStepper.hand_over", clip_nothing, {"length"}),
+        (MESSAGE, compose(draw_mask=reuse), {"uniform"}),
+        (MESSAGE, compose(draw_mask=turn_sign), {"sums", "noise"}),
+        (MESSAGE, compose(draw_offset=draw_no_offset), {"sums"}),
+        (MESSAGE, compose(draw_share=draw_too_little), {"sums", "noise"}),
+        (MESSAGE, compose(release_masked=round_apart), set[str]()),
+        ("corn.learn.step.AgentStepper.hand_over", clip_nothing, {"length"}),
     ],
 )
 def test_faults_of_agents_are_found(

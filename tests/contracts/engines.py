@@ -60,7 +60,7 @@ class Grid:
         assert timeout > 0
         first = len(self.replies)
         for message in messages:
-            agent = message.metadata.dst_node_id - 70
+            agent = message.metadata.dst_node_id % 10
             changed = self.change(agent, message)
             if changed is not None:
                 self.asked.append((agent, changed))
@@ -110,7 +110,9 @@ class Context:
         return self.abort_signal
 
     def get_engine(self) -> Any:
-        return SimpleNamespace(send_aux_request=self._send)
+        return SimpleNamespace(
+            send_aux_request=self._send, register_aux_message_handler=lambda *_: None
+        )
 
     def _send(self, *, topic: str, request: Any, **_options: Any) -> dict[str, Any]:
         return {"server": self._sums._answer(topic=topic, request=request, fl_ctx=self)}

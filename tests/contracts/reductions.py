@@ -4,6 +4,7 @@ All train one model whose gradient at an agent is that agent's row, so that the 
 were applied can be read off the model.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -115,15 +116,13 @@ def public_noise(num_agents: int = N) -> Iterator[None]:
         share: NoiseShare, plan: Plan, agent: int, _source: object, **options: Any
     ) -> None:
         source = make_public_source(plan.decomposition, agent, seed=SEED)
-        seed = options.pop("offset_seed")
+        share._step = int.from_bytes(options.pop("offset_seed"))  # type: ignore[attr-defined]
         make(share, plan, agent, source, **{**options, "nonce": nonce})
-        share._step = int.from_bytes(seed)  # type: ignore[attr-defined]
 
-    prepare = NoiseShare.prepare
+    take = NoiseShare.take
 
-    def prepare_public(share: NoiseShare, step: int) -> None:
-        prepare(share, share._step)  # type: ignore[attr-defined]
-        share._prepared = step
+    def take_public(share: NoiseShare, _step: int) -> Any:
+        return take(share, share._step)  # type: ignore[attr-defined]
 
     def draw_public(seed: bytes, _step: int, size: int) -> Any:
         return draw_offset(nonce, int.from_bytes(seed), size)
@@ -132,7 +131,7 @@ def public_noise(num_agents: int = N) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, function in (
             (NoiseShare, "__init__", make_public),
-            (NoiseShare, "prepare", prepare_public),
+            (NoiseShare, "take", take_public),
             (corn.engines, "draw_offset", draw_public),
             (corn.engines, "secrets", tokens),
         ):
@@ -169,7 +168,7 @@ def run_peers(
     take = NoiseShare.take
 
     def disturb(share: NoiseShare, step: int) -> Any:
-        if lose is not None and (share._agent, step) == (lose.agent, lose.step):
+        if lose is not None and (share.agent, step) == (lose.agent, lose.step):
             raise Gone
         return take(share, step)
 
@@ -273,12 +272,10 @@ def run_flower(
 
     from corn.flower import CornMod, CornStrategy
 
-    save_plan(PLAN, folder / "plan.corn")
-
     def make(context: Any) -> Any:
         return make_problem(int(context.node_config["partition-id"]))
 
-    grid = Grid(CornMod(folder / "plan.corn", folder, problem=make), grow)
+    grid = Grid(CornMod(_make_folders(folder) / "site-{site}", problem=make), grow)
     is_gone = False
 
     def change(agent: int, message: Any) -> Any:
@@ -313,14 +310,8 @@ def run_nvflare(
 
     roster = load_roster(folder / "roster.json")
     sums = CornSums([key.hex() for key in roster.public_keys], wait=_WAIT)
-    for agent in range(N):
-        own = folder / f"site-{agent}"
-        if not own.exists():
-            own.mkdir(mode=0o700)
-            save_plan(PLAN, own / "plan.json")
-            for name in (f"agent-{agent}.key", "roster.json"):
-                (own / name).write_bytes((folder / name).read_bytes())
-                (own / name).chmod(0o600)
+    sums._start("", Context("server", sums))
+    _make_folders(folder)
 
     def run(agent: int) -> FloatArray | BaseException:
         context, sent = Context(f"site-{agent}", sums), count()
@@ -347,6 +338,18 @@ def run_nvflare(
 
     with public_noise() if public else ExitStack(), ThreadPoolExecutor(N) as pool:
         return _select_models(dict(enumerate(pool.map(run, range(N)))))
+
+
+def _make_folders(folder: Path) -> Path:
+    """Make the folder of each site from one with all keys, if it is not there yet."""
+    for agent in range(N):
+        own = folder / f"site-{agent}"
+        if not own.exists():
+            own.mkdir(mode=0o700)
+            save_plan(PLAN, own / "plan.corn")
+            for name in (f"agent-{agent}.key", "roster.json"):
+                shutil.copy2(folder / name, own)
+    return folder
 
 
 def make_site_problem(site: str) -> Any:

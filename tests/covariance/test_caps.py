@@ -25,7 +25,7 @@ from corn.covariance import (
     is_private,
 )
 from corn.covariance.dual import design_whole
-from corn.covariance.pairs import certify
+from corn.covariance.insiders import certify
 from corn.errors import InfeasibleError, InvalidArgumentError
 from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
 from tests.oracles.sdp import Sdp, solve_split

@@ -131,7 +131,7 @@ def test_the_defaults_are_one_insider_with_pair_seeds_and_a_fifth_of_the_run() -
     assert (result.threat, result.mechanism, result.solver) == (
         DEFAULT_THREAT.resolve(network.graph),
         "corn",
-        "pairs",
+        "split",
     )
     assert (result.precision_caps == BUDGET.precision_cap).all()
     spelled_out = design(

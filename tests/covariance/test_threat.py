@@ -18,7 +18,7 @@ from corn.covariance.threat import (
     split_agents,
 )
 from corn.errors import InvalidArgumentError
-from corn.topology import Graph
+from corn.topology import Graph, Mixing, mixing_matrix
 from tests.covariance.networks import PROPERTY
 
 
@@ -139,3 +139,16 @@ def test_with_many_partners_all_pairs_but_the_links_are_partners() -> None:
 def test_coalitions_beyond_any_number_that_is_printed_are_refused(agents: int, power: int) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"more than 10\^{power} coalitions"):
         require_few_coalitions(agents, agents // 2)
+
+
+def test_partners_are_close_in_one_cycle_for_sums_and_in_several_for_gossip() -> None:
+    """One cycle proves the connectivity that masks need; several cancel more noise by gossip."""
+    graph, threat = nx.gnp_random_graph(24, 0.2, seed=1), ThreatModel(1, "partners:4")
+    mixings: tuple[Mixing, ...] = ("sum", "gossip")
+    sums, gossip = (threat.seed_groups(graph, mixing) for mixing in mixings)
+    assert nx.node_connectivity(nx.Graph(sums)) == 4
+    values = [
+        design(mixing_matrix(graph), 1.0, objective=Horizon(100), threat=ThreatModel(1, own)).value
+        for own in (sums, gossip)
+    ]
+    assert values[1] < 0.95 * values[0]

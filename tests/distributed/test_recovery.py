@@ -32,6 +32,7 @@ from corn.plan import Plan, verify_plan
 from corn.privacy.floats import set_aside
 from corn.topology import Mixing
 from corn.transport import LinkError
+from tests.oracles.deployed_release import read_noise
 
 from .harness import Fault, failures, finished, run_processes, small_plan
 from .test_agent import train
@@ -256,7 +257,7 @@ def test_no_noise_is_used_twice_after_losses(
 
     def note(self: NoiseShare, step: int) -> Any:
         noise = take(self, step)
-        drawn.append((AGENT.number, noise.values.numpy().tobytes() + noise.mask.tobytes()))
+        drawn.append((AGENT.number, read_noise(noise)))
         return noise
 
     monkeypatch.setattr(NoiseShare, "take", note)

@@ -23,12 +23,12 @@ from corn.distributed.results import AgentResult, RunStatus, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
 from corn.distributed.summing import digest_model
-from corn.learn import step as kernel
-from corn.learn.perturbation import NoiseShare
+from corn.learn import perturbation
+from corn.learn.perturbation import DrawnNoise
 from corn.learn.schedule import Constant
-from corn.learn.step import AgentStepper, clip_gradients, release_masked
+from corn.learn.step import AgentStepper, clip_gradients
 from corn.learn.tasks import Gradients
-from corn.noise.masks import is_possible, read_average
+from corn.noise.masks import is_possible
 from corn.plan import FloatType, Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -156,25 +156,23 @@ def test_every_agent_steps_along_the_average_of_all_releases(
 ) -> None:
     """An independent sum of what all agents noted: of gradients and private noise, no masks."""
     noted: dict[tuple[int, int], np.ndarray] = {}
-    released = release_masked
     averages: list[np.ndarray] = []
+    make, read_total = DrawnNoise.make_message, DrawnNoise.read_total
 
-    def note(
-        gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, offset: Any, mask: Any
-    ) -> Any:
-        exact = np.longdouble(gradient.numpy()) * float(factor) + noise.numpy()
-        noted[AGENT.num_calls, AGENT.number] = exact
-        AGENT.num_calls += 1
-        return released(gradient, factor, noise, grid=grid, offset=offset, mask=mask)
+    def note(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> Any:
+        exact = np.longdouble(gradient.numpy()) * float(factor) + self.values.numpy()
+        noted[self.step, AGENT.number] = exact
+        return make(self, gradient, factor)
 
-    def read(*given: Any, **options: Any) -> Any:
-        average = read_average(*given, **options)
+    def read(*given: Any) -> Any:
+        average = read_total(*given)
         if AGENT.number == 3:
-            averages.append(average)
+            assert average is not None
+            averages.append(average.copy())  # the step takes its memory
         return average
 
-    monkeypatch.setattr(kernel, "release_masked", note)
-    monkeypatch.setattr(kernel, "read_average", read)
+    monkeypatch.setattr(DrawnNoise, "make_message", note)
+    monkeypatch.setattr(DrawnNoise, "read_total", read)
     results = run(PLAN, tmp_path)
     assert len({own.parameters.numpy().tobytes() for own in results}) == 1
     for step in range(12):
@@ -211,16 +209,15 @@ def test_an_agent_with_a_flipped_bit_in_its_model_is_left_behind(
     assert faulty.num_steps == (step + 1 if step == 5 else 12)
 
 
-def spoil_a_mask(take: Any) -> Any:
+make_message = DrawnNoise.make_message
+
+
+def spoil_a_mask(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> Any:
     """Give agent 1 another word in one coordinate at step 4, by half the ring of integers."""
-
-    def spoil(self: NoiseShare, step: int) -> Any:
-        noise = take(self, step)
-        if AGENT.number == 1 and step == 4:
-            noise.mask[2] ^= np.uint16(1 << 15)
-        return noise
-
-    return spoil
+    message = make_message(self, gradient, factor)
+    if AGENT.number == 1 and self.step == 4:
+        message[2] ^= np.uint16(1 << 15)
+    return message
 
 
 def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
@@ -232,7 +229,7 @@ def test_a_sum_whose_masks_do_not_cancel_is_applied_by_nobody(
 
     models: dict[int, list[bytes]] = {}
     digest = digest_model
-    monkeypatch.setattr(NoiseShare, "take", spoil_a_mask(NoiseShare.take))
+    monkeypatch.setattr(DrawnNoise, "make_message", spoil_a_mask)
     monkeypatch.setattr(rounds, "digest_model", record)
     results = run(PLAN, tmp_path)
     for own in results:
@@ -250,13 +247,13 @@ def test_an_agent_that_applies_a_void_sum_loses_its_links(
     agent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum of step 4 is void for all, but the check of one agent lets it pass."""
-    monkeypatch.setattr(NoiseShare, "take", spoil_a_mask(NoiseShare.take))
+    monkeypatch.setattr(DrawnNoise, "make_message", spoil_a_mask)
     check = is_possible
 
     def accept(total: Any, largest_sum: int) -> bool:
         return AGENT.number == agent or check(total, largest_sum)
 
-    monkeypatch.setattr(kernel, "is_possible", accept)
+    monkeypatch.setattr(perturbation, "is_possible", accept)
     results = run(PLAN, tmp_path)
     models = {own.agent: own.parameters.numpy().tobytes() for own in results}
     # Those that are still linked on the path have one model; an agent that is alone stops.
@@ -281,7 +278,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_is_told_to_its_owner_a
             found.values.fill_(value)
         return clip_gradients(found, *given, **options)
 
-    monkeypatch.setattr(kernel, "clip_gradients", spoil)
+    monkeypatch.setattr("corn.learn.step.clip_gradients", spoil)
     for own in run(PLAN, tmp_path):
         assert own.status is RunStatus.COMPLETE
         assert own.notes == ()

@@ -9,10 +9,21 @@ from torch import nn
 
 import corn
 from corn import PrivacyBudget, load_network
+from corn.covariance import Decomposition
 from corn.learn.metrics import Result
 from corn.learn.perturbation import AverageNoise
-from corn.learn.step import average_integers, release_integers, release_masked
-from corn.noise.masks import draw_offset, mask_release, read_average
+from corn.learn.step import average_integers, release_integers
+from corn.noise import SecureSource, draw_share, simulated_keys
+from corn.noise.masks import (
+    WORDS,
+    MaskBits,
+    draw_mask,
+    draw_offset,
+    make_message,
+    mask_release,
+    read_average,
+    read_total,
+)
 from corn.topology import Mixing
 
 BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
@@ -82,29 +93,38 @@ def test_noise_of_averages_has_its_standard_deviation_and_common_normals() -> No
     assert not torch.equal(drawn, noise.draw(1))
 
 
-@pytest.mark.parametrize("real", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fine", [np.float32, np.float64])
-@pytest.mark.parametrize("words", [np.uint16, np.uint32, np.uint64])
-def test_compiled_releases_and_averages_have_numpys_bits(
-    real: torch.dtype, fine: type[np.floating[Any]], words: type[np.unsignedinteger[Any]]
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("size", [1, 1024, 5000, 150_000])
+@pytest.mark.parametrize("is_masked", [True, False], ids=["masks", "Gaussian pairs"])
+def test_messages_in_parts_have_the_bits_of_their_single_parts(
+    real: type[np.floating[Any]], bits: MaskBits, size: int, *, is_masked: bool
 ) -> None:
-    rng, d = np.random.default_rng(1), 5000
-    gradient = torch.from_numpy(rng.standard_normal(d)).to(real)
-    # Large enough that releases leave the range of 16 bits, and ties of rounding occur.
-    noise = torch.from_numpy(np.round(300 * rng.standard_normal(d), 1))
-    factor = torch.tensor([0.37], dtype=torch.float64)
-    offset = draw_offset(bytes(32), 0, d, out=np.empty(d, fine))
-    mask = rng.integers(0, np.iinfo(words).max, d, words, endpoint=True)
-    kind = gradient.numpy().dtype
-    given: dict[str, Any] = {"grid": 2.0**-7, "offset": offset}
-    message = release_masked(gradient, factor, noise, mask=mask, **given)
-    noisy = gradient.numpy().astype(np.float64) * 0.37 + noise.numpy()
-    np.testing.assert_array_equal(message, mask_release(noisy, mask=mask, **given))
-    average = read_average(mask, num_agents=3, dtype=kind, **given)
-    signed = mask.view(f"i{mask.itemsize}").astype(np.float64)
-    expected = (signed - 3 * offset.astype(np.float64)) * (2.0**-7 / 3)
-    assert average.dtype == kind
-    np.testing.assert_array_equal(average, expected.astype(kind))
+    rng, n = np.random.default_rng(1), 4
+    groups = ((0, 1), (1, 2), (2, 3), (0, 3), (0, 1, 2))
+    factors = () if is_masked else tuple(rng.standard_normal((len(own), 2)) for own in groups)
+    noise = Decomposition(np.full(n, 90.0), groups, factors, is_masked=is_masked)
+    source, nonce, factor, grid = SecureSource(simulated_keys(noise, seed=0)), bytes(32), 0.37, 0.5
+    at: dict[str, Any] = {"source": source, "nonce": nonce, "step": 3}
+    offset = draw_offset(nonce, 3, size) if is_masked else np.zeros(size)
+    total = np.zeros(size, WORDS[bits])
+    for agent in range(n):
+        gradient = rng.standard_normal(size).astype(real)
+        place: dict[str, Any] = {"offset": (nonce, 3), "grid": grid, "bits": bits}
+        found = make_message(gradient, factor, noise=noise, agent=agent, **at, **place)
+        noisy = gradient.astype(np.float64) * factor
+        noisy += draw_share(noise, agent, **at, stop=size)
+        mask = np.zeros(size, WORDS[bits])
+        if is_masked:
+            mask = draw_mask(noise, agent, **at, size=size, bits=bits)
+        expected = mask_release(noisy, grid=grid, offset=offset, mask=mask)
+        np.testing.assert_array_equal(found, expected)
+        total += found
+    given: dict[str, Any] = {"num_agents": n, "grid": grid}
+    origin = (nonce, 3) if is_masked else None
+    average = read_total(total, offset=origin, dtype=real, **given)
+    assert average.dtype == real
+    np.testing.assert_array_equal(average, read_average(total, offset=offset, **given).astype(real))
 
 
 def test_averages_have_the_bits_of_masked_messages() -> None:

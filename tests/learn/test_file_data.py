@@ -264,6 +264,9 @@ def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> No
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "dog" / "small.png")
     with pytest.raises(FileFormatError, match=r"small\.png: images must have one size"):
         FileWorkload(folder).build(2)
+    (folder / "dog" / "small.png").unlink()
+    with pytest.raises(FileFormatError, match="omit --bounds"):
+        FileWorkload(folder, bounds=parse_bounds("0:1")).build(2)
     with pytest.raises(InvalidArgumentError, match="has no images"):
         FileWorkload(path, "ill", model="cnn").build(2)
 

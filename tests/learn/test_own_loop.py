@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import corn
-from corn.checks import FloatArray
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn import (
     Constant,
@@ -29,13 +28,13 @@ from corn.learn import (
     SweepSettings,
     TrainingProblem,
     Trial,
-    perturbation,
     run_sweep,
 )
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import PrivateTraining, describe_adjacency, make_private, simulate
-from corn.learn.perturbation import NoiseShare
+from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.tasks import ModuleTask
+from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -135,7 +134,7 @@ def test_without_noise_it_is_plain_torch_on_the_average_gradient(
 ) -> None:
     # A fine grid and a large clipping norm leave gradients as they are.
     monkeypatch.setattr(Plan, "check_parameters", lambda *_: None)
-    monkeypatch.setattr(perturbation, "draw_share", lambda *_, out, **__: out.fill(0))
+    monkeypatch.setattr("corn.noise.masks.list_terms", lambda *_, **__: [])
     plan = replace(whole_plan(clip=1000), grid=2.0**-40)
     found = run_loop(open_loop(plan, factory))
     model = make_model()
@@ -217,14 +216,28 @@ def test_models_depend_on_the_sum_of_releases_alone(
     factory: Callable[..., Optimizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Single releases have too little noise: moving some from one to another changes no bit."""
-    plan, offset = whole_plan(), np.linspace(0, 0.9, 39, dtype=np.float32)
-    monkeypatch.setattr(perturbation, "draw_offset", lambda *_, **__: offset)
+    plan = whole_plan()
+    # All runs have the same offsets, and no noise but the shift.
+    monkeypatch.setattr(DrawnNoise, "_offset", property(lambda own: (bytes(32), own.step)))
 
     def find_model(shift: int) -> Tensor:
-        def draw_share(_: object, agent: int, *, out: FloatArray, **__: object) -> None:
-            out.fill({0: shift, 2: -shift}.get(agent, 0) * plan.grid)
+        def make_message(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> MaskWords:
+            own, size = self.share, len(gradient)
+            mask = draw_mask(
+                plan.decomposition,
+                own.agent,
+                source=own.source,
+                nonce=own.nonce,
+                step=self.step,
+                size=size,
+                bits=plan.mask_bits,
+            )
+            noise = {0: shift, 2: -shift}.get(own.agent, 0) * plan.grid
+            noisy = gradient.double().numpy() * float(factor) + noise
+            offset = draw_offset(bytes(32), self.step, size)
+            return mask_release(noisy, grid=plan.grid, offset=offset, mask=mask)
 
-        monkeypatch.setattr(perturbation, "draw_share", draw_share)
+        monkeypatch.setattr(DrawnNoise, "make_message", make_message)
         return run_loop(open_loop(plan, factory))
 
     expected = find_model(0)
@@ -529,6 +542,7 @@ def test_unfit_objects_are_refused() -> None:
         ({"optimizer": torch.optim.SGD(make_model().parameters())}, "all of them and no others"),
         ({"data_loader": loaders()[:2]}, "one for each agent"),
         ({"data_loader": apart}, "one collate_fn"),
+        ({"data_loader": loaders()[:1] * N}, "found one twice"),
         ({"data_loader": DataLoader(Stream())}, "found a stream"),
         ({"data_loader": DataLoader(empty)}, "at least one sample"),  # type: ignore[arg-type]
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(2, 5)))}, "some agent got none"),
@@ -613,7 +627,7 @@ def test_collate_functions_that_keep_samples_apart_are_accepted() -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     start_with(augment)
     for side in ("left", "right"):
-        start_with(partial(pad, side), [Sequences()] * N)
+        start_with(partial(pad, side), [Sequences() for _ in range(N)])
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
     assert np.array_equal(states[2], np.random.get_state()[1])  # type: ignore[index]  # noqa: NPY002

@@ -263,6 +263,20 @@ def test_other_backward_passes_are_refused() -> None:
         outputs.mean().backward()
 
 
+def test_hooks_of_the_module_run_once_for_the_whole_batch() -> None:
+    """Those that mix samples are noticed as the loop's own mixing is."""
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+    gradients = SampleGradients(model)
+    plain = take(gradients, model, inputs, lambda z: z.sum(dim=1))
+    handle = model.register_forward_hook(lambda *own: 3 * own[2])
+    torch.testing.assert_close(take(gradients, model, inputs, lambda z: z.sum(dim=1)), 3 * plain)
+    handle.remove()
+    model.register_forward_hook(lambda *own: own[2] - own[2].mean(dim=0))
+    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
+        take(gradients, model, inputs)
+
+
 def test_a_module_that_runs_twice_adds_up() -> None:
     torch.manual_seed(0)
     model, inputs = nn.Linear(4, 4), torch.randn(5, 4)

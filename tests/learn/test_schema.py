@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,38 @@ def test_files_of_several_sites_are_reported_together(tmp_path: Path) -> None:
     assert "north.csv" in str(caught.value)
     assert "south.csv" in str(caught.value)
     assert [path.name for path in workload._paths([1])] == ["south.csv"]
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.integers(-(2**70), 2**70), min_size=1))
+def test_a_column_of_numbers_is_read_as_its_cells_would_be(values: list[float]) -> None:
+    """A whole column is cast at once, which must not change a number or accept another one."""
+    floats = [float(value) for value in values]
+    texts = [repr(value) for value in floats]
+    one_by_one = Column("x").read(texts)
+    for cells in (pa.array(floats), pa.array(texts)):
+        numbers, problems, _ = Column("x").read(pa.chunked_array([cells]))
+        np.testing.assert_array_equal(numbers, one_by_one[0])
+        assert problems == one_by_one[1]
+
+
+def test_a_missing_value_may_be_a_class_that_is_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "age,pain", "30,none", "40,mild", "50,NA")
+    cells = read_file(path).cells
+    with pytest.raises(FileFormatError, match="column 'pain' has no value in row 3"):
+        Schema("pain", (AGE,), ("none", "mild")).read(path, cells)
+    found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(path, cells)
+    assert found.targets is not None
+    assert found.targets.tolist() == [0, 1, 2]
+
+
+def test_public_test_data_needs_no_column_of_people(tmp_path: Path) -> None:
+    people = "\n".join(f"{k},{k},{k % 2}" for k in range(40))
+    path = write(tmp_path / "a.csv", "person,age,ill", people)
+    test = write(tmp_path / "public.csv", "age,ill", "1,0", "1,0")
+    schema = Schema("ill", (AGE,), ("0", "1"), id="person")
+    problem = FileWorkload(path, schema=schema, sites=("only",), test_data=test).build(1)
+    assert len(problem.parts["test"][1]) == 2
+    assert problem.simulation == ""
 
 
 cells = st.sampled_from(["", "NA", "a", "b", "zz", "1", "1.0", "true", "2020-01-05", "-3", "1e9"])

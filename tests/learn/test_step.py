@@ -1,5 +1,6 @@
 """One step up to the message: a release depends on the data as little as accounting assumes."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,17 @@ def test_long_gradients_are_clipped_to_the_clip_in_single_precision(size: int) -
         clipped = gradient * clip_factors(norms, 0.1).unsqueeze(-1)
         assert torch.linalg.vector_norm(clipped.double()) <= 0.1
         assert torch.linalg.vector_norm(clipped.double()) >= 0.1 * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 4097, 9999, 1_000_000])
+def test_norms_in_double_precision_are_those_of_exact_sums(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(2, size, generator=generator) * torch.tensor([[1e-30], [1e30]])
+    exact = [math.sqrt(math.fsum(float(x) ** 2 for x in row.tolist())) for row in gradients]
+    found = gradient_norms(gradients, torch.float64)
+    assert found.tolist() == pytest.approx(exact, rel=1e-13)
+    gradients[0, -1] = torch.nan
+    assert torch.isfinite(gradient_norms(gradients, torch.float64)).tolist() == [False, True]
 
 
 def test_an_infinite_clip_clips_nothing() -> None:

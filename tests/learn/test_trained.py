@@ -5,6 +5,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from corn.learn.tasks import (
     small_cnn_task,
 )
 from corn.learn.training import load_parameters
+from tests.mutations import find_complaint, is_clear, mutate
 
 PROMISE = ModelPromise(
     epsilon=2.0,
@@ -255,6 +257,22 @@ def test_damaged_files_are_refused(
     with pytest.raises(FileFormatError):
         load_model(path)
     assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_description_gives_an_error_of_one_line(tmp_path: Path) -> None:
+    model, _, (inputs, _) = make_model(ShallowNetwork(4, 3, num_hidden=5), (4,), 3)
+    path = tmp_path / "model.pt"
+    model.save(path)
+    content = torch.load(path, weights_only=True)
+    errors = []
+    for seed in range(100):
+        about = mutate(content["about"].encode(), Random(seed)).decode("utf-8", "replace")
+        torch.save({**content, "about": about}, path)
+        # What is not refused predicts.
+        errors.append(find_complaint(lambda: load_model(path).predict(inputs)))
+    found = [error for error in errors if error is not None]
+    assert len(found) > 50
+    assert all(map(is_clear, found)), found
 
 
 def test_the_model_of_a_folder_must_be_unambiguous(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from corn.noise.grid import (
     count_parameters,
     require_provable,
 )
-from corn.noise.stream import start_keystream
 from tests.noise.test_normals import exact_block
 
 BUDGET = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
@@ -44,8 +43,8 @@ def exact_share(decomposition: Decomposition, agent: int, source: Any, step: int
             weights += [(Owner(group, number), k, mpmath.mpf(w)) for k, w in enumerate(row)]
     total = [mpmath.mpf(0)] * 1024
     for owner, stream, weight in weights:
-        key = source._stream_key(StreamAddress(owner, bytes(32), step, stream))
-        data = start_keystream(key, 2112).update(bytes(2112 * 4))
+        address = StreamAddress(owner, bytes(32), step, stream)
+        data = source.start(address, 2112 * 4).update(bytes(2112 * 4))
         pairs = exact_block(np.frombuffer(data, dtype="<u4").tolist(), 0.5)
         values = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
         total = [have + weight * value for have, value in zip(total, values, strict=True)]

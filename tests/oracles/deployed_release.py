@@ -16,6 +16,7 @@ from corn.learn.perturbation import DrawnNoise
 from corn.learn.step import AgentStepper
 from corn.learn.tasks.protocol import Gradients
 from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys
+from corn.noise.masks import draw_mask
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
@@ -50,7 +51,8 @@ class GivenNoise:
         return self
 
     def take(self, _: int) -> DrawnNoise:
-        return DrawnNoise(self.values, np.empty(0), np.empty(0, np.uint16))
+        given: Any = self
+        return DrawnNoise(given, 0, self.values)
 
 
 def take_half_step(
@@ -91,6 +93,24 @@ def release(
         step_size=sent.step_size,
     )
     return np.asarray(message.numpy())
+
+
+def read_noise(drawn: DrawnNoise) -> bytes:
+    """Return all that an agent adds to its gradient in a step: noise, and masks if it has them."""
+    own, values = drawn.share, drawn.values.numpy()
+    plan = own.plan
+    if not plan.decomposition.is_masked:
+        return values.tobytes()
+    mask = draw_mask(
+        plan.decomposition,
+        own.agent,
+        source=own.source,
+        nonce=own.nonce,
+        step=drawn.step,
+        size=len(values),
+        bits=plan.mask_bits,
+    )
+    return values.tobytes() + mask.tobytes()
 
 
 @final

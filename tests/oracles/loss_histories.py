@@ -62,6 +62,7 @@ from corn.transport import LinkError, MemoryStore
 from tests.distributed import ledger_script
 from tests.distributed.harness import is_suspended
 from tests.distributed.threads import make_identities, make_rendezvous
+from tests.oracles.deployed_release import read_noise
 
 NUM_STEPS, TIMEOUT, SECONDS_UNTIL_HANG = 40, 2.5, 120.0
 GRAPHS = ("ring:4", "complete:4", "path:5", "ring:5", "grid:2x3", "ring:6", "star:5", "ring:7")
@@ -143,8 +144,8 @@ def watching(
         time.sleep(0.05 if down else 0.002)
         drawn, agent = take(self, step), _HERE.agent
         with record.lock:
-            record.draws[agent, self._nonce, step] += 1
-            record.noise[drawn.values.numpy().tobytes() + drawn.mask.tobytes()] += 1
+            record.draws[agent, self.nonce, step] += 1
+            record.noise[read_noise(drawn)] += 1
         return drawn
 
     def note(self: TrainingRounds, parameters: Tensor, statistics: Any) -> None:
@@ -361,8 +362,7 @@ class DisturbedTask(Workload):
         def draw(share: NoiseShare, step: int) -> DrawnNoise:
             time.sleep(0.2 if (folder / "brake").exists() else 0.01)
             drawn = take(share, step)
-            content = drawn.values.numpy().tobytes() + drawn.mask.tobytes()
-            _append(folder / "noise", hashlib.sha256(content).hexdigest())
+            _append(folder / "noise", hashlib.sha256(read_noise(drawn)).hexdigest())
             return drawn
 
         def note(rounds: TrainingRounds, parameters: Tensor, statistics: Any) -> None:

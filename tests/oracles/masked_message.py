@@ -33,13 +33,11 @@ class Round:
         whole: the plan of all agents.
         own: the plan of the agents that take part, numbered from 0 in their order.
         nonces: the contribution of each agent that takes part, by its number in the plan of all.
-        number: of the round.
     """
 
     whole: Plan
     own: Plan
     nonces: Mapping[int, bytes]
-    number: int
 
     @property
     def run(self) -> bytes:
@@ -123,8 +121,8 @@ def _derive(at: Round, root: bytes, *fields: bytes | str | int) -> bytes:
 
 
 def _draw(at: Round, key: bytes, kind: str, owner: bytes, num_bytes: int) -> NDArray[np.uint8]:
-    data = _join(kind, owner, at.run, at.number, 0)
-    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/5").digest()
+    data = _join(kind, owner, at.run, 0, 0)
+    own = hashlib.blake2b(data, key=key, digest_size=16, person=b"corn/stream/6").digest()
     return np.frombuffer(_encrypt(own, 2, num_bytes), np.uint8)
 
 

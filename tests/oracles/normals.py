@@ -96,9 +96,7 @@ def _fill_radius(
     np.divide(ratio, radius, ratio)
     np.multiply(ratio, ratio, square)
     _fill_polynomial(radius, LOG, square)
-    np.multiply(radius, ratio, radius)
-    np.add(radius, exponent, radius)
-    np.sqrt(radius, radius)
+    np.sqrt(fuse(radius, ratio, exponent), radius)
 
 
 def _fill_uniform(
@@ -137,8 +135,41 @@ def _fill_angle(angle: FloatArray, words: Words, *, buffer: FloatArray) -> None:
 def _fill_polynomial(
     out: FloatArray, coefficients: tuple[float, ...], argument: FloatArray
 ) -> None:
-    np.multiply(argument, coefficients[-1], out)
-    for coefficient in coefficients[-2:0:-1]:
-        np.add(out, coefficient, out)
-        np.multiply(out, argument, out)
-    np.add(out, coefficients[0], out)
+    out.fill(coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        out[:] = fuse(out, argument, np.asarray(coefficient))
+
+
+def fuse(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
+    """Return a·b + c, rounded once, by sums and products that are each rounded.
+
+    A product and two sums are each split into the rounded value and its error, which is a float
+    too. The last bits of the smaller two are rounded to odd, so that adding them to the largest
+    rounds as the exact sum would (Boldo and Melquiond 2008).
+    """
+    product, small = _multiply_exactly(a, b)
+    high, middle = _add_exactly(product, c)
+    rest, error = _add_exactly(middle, small)
+    # Odd: one ulp towards the error where the sum is inexact and its last bit is even.
+    is_even = rest.view(np.int64) % 2 == 0
+    towards = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & is_even, np.nextafter(rest, towards), rest)
+    return np.asarray(high + odd)
+
+
+def _multiply_exactly(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def split(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        scaled = x * (2.0**27 + 1)
+        high = scaled - (scaled - x)
+        return high, x - high
+
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = split(a), split(b)
+    error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    return product, error
+
+
+def _add_exactly(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    total = a + b
+    second = total - a
+    return total, (a - (total - second)) + (b - second)

@@ -36,7 +36,7 @@ from corn.checks import FloatArray
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices, round_rate_down
 from corn.learn.step import ClippedGradients, join_gradients
 from corn.learn.tasks import ModuleTask
-from corn.noise.masks import MaskWords, Offset
+from corn.noise.masks import MaskWords
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
@@ -142,7 +142,7 @@ class MaskedMessages:
         return 8 * self.words.dtype.itemsize
 
     @property
-    def offsets(self) -> Offset:
+    def offsets(self) -> FloatArray:
         """The public offsets of the grid, shape (releases, size)."""
         return self._record.offsets
 

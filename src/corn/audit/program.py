@@ -43,7 +43,6 @@ from corn.noise.choices import SecretChoices
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
-    Offset,
     choose_bits,
     draw_mask,
     draw_offset,
@@ -130,7 +129,7 @@ class Program:
     take_half_step: Callable[..., Tensor] = take_half_step
     choose_bits: Callable[..., MaskBits] = choose_bits
     draw_mask: Callable[..., MaskWords] = draw_mask
-    draw_offset: Callable[[bytes, int, int], Offset] = draw_offset
+    draw_offset: Callable[[bytes, int, int], FloatArray] = draw_offset
     release_masked: Callable[..., MaskWords] = release_masked
     read_average: Callable[..., FloatArray] = read_average
 
@@ -153,7 +152,7 @@ class Program:
         mask: MaskWords,
         *,
         grid: float,
-        offset: Offset,
+        offset: FloatArray,
     ) -> MaskWords:
         """Return the message of each trial where releases are summed exactly, (trials, d)."""
         values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
@@ -212,7 +211,7 @@ class NoiseRecord:
         return self._draw_masks([SecureSource(own) for own in self.keys])
 
     @cached_property
-    def offsets(self) -> Offset:
+    def offsets(self) -> FloatArray:
         """The public offsets of the grid, shape (releases, size); zeros without masks."""
         if not self._plan.decomposition.is_masked:
             return np.zeros((len(self.releases), self.size))

@@ -33,6 +33,7 @@ from corn.covariance.baselines import (
 from corn.covariance.decomposition import Decomposition, split_blocks
 from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
 from corn.covariance.feasibility import expand_caps
+from corn.covariance.insiders import solve_split
 from corn.covariance.masks import design_masks, least_variance, whole_precision
 from corn.covariance.objective import (
     GivenObjective,
@@ -42,7 +43,6 @@ from corn.covariance.objective import (
     disagreement_ratio,
     energy_of_average,
 )
-from corn.covariance.pairs import solve_pairs
 from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -90,14 +90,13 @@ class Corn:
     """CorN: any covariance that the threat's seeds allow, with a certificate of optimality.
 
     The exact dual solves the problem where seed groups are disjoint and nobody colludes
-    (`corn.covariance.dual`), a first-order method where pairs share seeds
-    (`corn.covariance.pairs`).
+    (`corn.covariance.dual`), a first-order method elsewhere (`corn.covariance.insiders`).
 
     Attributes:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
-        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and for pairs 1e-3, or
-            1e-2 from 24 agents on.
+        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and elsewhere 1e-3,
+            or 1e-2 for pairs of 24 agents or more.
         max_evaluations: after so many, the design is private all the same, and its status says so;
             None is the default of the method.
     """
@@ -122,12 +121,7 @@ class Corn:
             return _design_independent(problem)
         if are_disjoint(groups):
             return self._solve_blocks(problem, groups)
-        if any(len(group) != 2 for group in groups):
-            raise InvalidArgumentError(
-                "seeds must be of pairs where groups overlap, found "
-                f"{problem.threat.seeds!r:.60}: use pairs, edges, sparse:K or partners:K"
-            )
-        return solve_pairs(
+        return solve_split(
             problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
         )
 
@@ -367,7 +361,8 @@ def _design_for_sums(
         threat = DEFAULT_THREAT if n > 1 else EAVESDROPPER
     threat = threat.resolve(network.graph, "sum")
     caps = _read_caps(budget, n)
-    noise = design_masks(caps, threat.seed_groups(network.graph), threat.max_colluders)
+    groups = threat.seed_groups(network.graph, "sum")
+    noise = design_masks(caps, groups, threat.max_colluders)
     energy = energy_of_average(objective, n) / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
     return Design(

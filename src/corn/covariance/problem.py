@@ -20,7 +20,7 @@ from corn.topology.graphs import Graph
 MechanismName: TypeAlias = Literal[
     "corn", "decor", "ldp", "zero-sum", "central", "none", "unclipped", "own"
 ]
-SolverName: TypeAlias = Literal["dual", "pairs", "search", "formula"]
+SolverName: TypeAlias = Literal["dual", "split", "search", "formula"]
 Status: TypeAlias = Literal[
     "optimal",
     "noise limited",
@@ -165,7 +165,7 @@ class Design:
         threat: the adversary that the cap holds against; see ``adversary`` for references.
         shares: the split of the noise, where the design chose it; see ``decomposition``.
         multipliers: the proof of the lower bound against insiders, shape (coalitions, n); see
-            `corn.covariance.pairs.certify`. None where the dual proves it from scratch.
+            `corn.covariance.insiders.certify`. None where the dual proves it from scratch.
         disagreement_ratio: κ, of `corn.covariance.objective`, for the run of the budget: 0 for
             exact sums and references. None if a cap was given in place of a budget, or a matrix in
             place of a network.

@@ -110,17 +110,20 @@ class ThreatModel:
         number = PARTNERS_BESIDE_HUBS if has_hub else SPARSE_PARTNERS
         return replace(self, seeds=f"sparse:{number}")
 
-    def seed_groups(self, graph: Graph) -> SeedGroups:
+    def seed_groups(self, graph: Graph, mixing: Mixing = "gossip") -> SeedGroups:
         """Return the groups that share a seed on this graph; links count in either direction.
 
-        A group of one is private noise, so it is not listed.
+        A group of one is private noise, so it is not listed. ``partners`` of a small network are
+        neighbours in one random cycle for exact sums, which need a connected graph of seeds, and in
+        several cycles for gossip, in which noise of pairs far apart cancels better.
         """
         self.check(len(graph))
         if isinstance(self.seeds, str):
-            rule, number = _parse_seeds(str(self.resolve(graph).seeds))
+            rule, number = _parse_seeds(str(self.resolve(graph, mixing).seeds))
+            is_one_cycle = mixing == "sum" and len(graph) <= MOST_FOR_PAIRS
             # Both ends of a link know its seed, whichever way messages go.
             links = nx.Graph(graph) if graph.is_directed() else graph
-            groups = _sort_groups(rule(links, number))
+            groups = _sort_groups(rule(links, number, is_one_cycle))
         else:
             groups = self.seeds
         return tuple(group for group in groups if len(group) > 1)
@@ -239,16 +242,16 @@ def _digest(*numbers: int) -> bytes:
     return hashlib.sha256(f"corn partners {numbers}".encode()).digest()
 
 
-_SeedRule: TypeAlias = Callable[[Graph, int], Iterable[Iterable[int]]]
+_SeedRule: TypeAlias = Callable[[Graph, int, bool], Iterable[Iterable[int]]]
 _SEEDS: dict[str, _SeedRule] = {
-    "global": lambda graph, _: [graph.nodes],
-    "edges": lambda graph, _: graph.edges,
-    "pairs": lambda graph, _: combinations(sorted(graph), 2),
-    "sparse": lambda graph, number: [*graph.edges, *choose_partners(graph, number)],
-    "partners": lambda graph, number: sorted(
-        choose_random_pairs(len(graph), number, in_one_cycle=len(graph) <= MOST_FOR_PAIRS)
+    "global": lambda graph, *_: [graph.nodes],
+    "edges": lambda graph, *_: graph.edges,
+    "pairs": lambda graph, *_: combinations(sorted(graph), 2),
+    "sparse": lambda graph, number, _: [*graph.edges, *choose_partners(graph, number)],
+    "partners": lambda graph, number, in_one_cycle: sorted(
+        choose_random_pairs(len(graph), number, in_one_cycle=in_one_cycle)
     ),
-    "groups": lambda graph, number: split_agents(len(graph), number),
+    "groups": lambda graph, number, _: split_agents(len(graph), number),
 }
 _WITH_NUMBER = ("sparse", "partners", "groups")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from corn.checks import require, require_choice, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.learn.schema import Schema, read_record, read_schema
 from corn.parsing import quote
 from corn.plan import Plan, load_plan
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of 
     from corn.learn.file_data import FileWorkload
 
 _MAX_BYTES = 1 << 20
+_LONGEST_PROBLEM = 300
 VALIDATION_FRACTION = 0.1
 """The fraction of the rows for training that measures a model while it trains."""
 
@@ -289,7 +290,7 @@ def load_consortium(path: Path) -> Consortium:
         try:
             check()
         except CornError as error:
-            problems.append(str(error))
+            problems.append(make_printable(str(error), limit=_LONGEST_PROBLEM))
     if problems:
         raise FileFormatError(f"{path}: {'; '.join(problems)}")
     return consortium
@@ -304,7 +305,8 @@ def _read_document(path: Path) -> dict[str, Any]:
         return tomllib.loads(data.decode())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # Errors of TOML and of UTF-8 are ValueErrors, and so is that of an integer with many digits.
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not TOML: {error}") from error
 
 

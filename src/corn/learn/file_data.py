@@ -109,14 +109,18 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
     """Return all columns as text."""
     try:
         content = _read_content(path).removeprefix(b"\xef\xbb\xbf")
-        head = content.partition(b"\n")[0].decode()
+        # All of it: pyarrow would skip a short row that is not UTF-8 without a word.
+        head = content.decode().partition("\n")[0]
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise FileFormatError(f"{path}: cannot be read: {error}") from error
     # The header decides: European spreadsheets write semicolons, and names rarely contain one.
     separator = max(_SEPARATORS, key=head.count)
-    names = [name.strip() for name in next(csv.reader([head], delimiter=separator), [])]
+    try:
+        names = [name.strip() for name in next(csv.reader([head], delimiter=separator), [])]
+    except csv.Error as error:
+        raise FileFormatError(f"{path}: not a line with the names of columns: {error}") from error
     if not names:
         raise FileFormatError(f"{path}: must have a line with the names of its columns, found none")
     _require_names(path, names)
@@ -143,13 +147,12 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
         if "Empty CSV" in str(error):
             raise FileFormatError(f"{path}: must have at least one row, found none") from error
         raise FileFormatError(f"{path}: not a CSV file in UTF-8: {error}") from error
-    report_problems(
-        path,
-        [
-            f"row {row} must have {len(names)} values, one for each column, found {count}"
-            for row, count in short
-        ],
-    )
+    if short:
+        row, count = short[0]
+        raise FileFormatError(
+            f"{path}: row {row} must have {len(names)} values, one for each column, found {count} "
+            f"(number of such rows: {len(short)})"
+        )
     return {name: table.column(name) for name in names}
 
 

@@ -419,7 +419,8 @@ def _design_at_scale(
     if name == "corn" and network.mixing == "sum":
         # The optimum is a formula, whose record in ``design`` has matrices of n × n.
         held = (threat or DEFAULT_THREAT).resolve(network.graph, "sum")
-        masks = design_masks(caps, held.seed_groups(network.graph), held.max_colluders)
+        groups = held.seed_groups(network.graph, "sum")
+        masks = design_masks(caps, groups, held.max_colluders)
         made = Mechanism.private(name, masks, budget, threat=held)
         return replace(made, disagreement_ratio=0.0)
     return None

@@ -1055,6 +1055,11 @@ class LoopData:
             return replace(whole, rows=rows)
         require_length("data_loader", len(given), num_agents, per="agent")
         parts = [cls.of_agent(loader) for loader in given]
+        if len({id(part.dataset) for part in parts}) < num_agents:
+            raise InvalidArgumentError(
+                "data_loader must have another data set for each agent, found one twice: ε would "
+                "count its samples once"
+            )
         if any(part.collate != parts[0].collate for part in parts):
             raise InvalidArgumentError(
                 "data_loader must have one collate_fn, which makes a batch of samples of all "

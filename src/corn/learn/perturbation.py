@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 import scipy.sparse
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from corn.checks import FloatArray
@@ -35,7 +36,7 @@ from corn.noise import (
     owners,
     simulated_keys,
 )
-from corn.noise.masks import WORDS, MaskWords, Offset, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, draw_offset, is_possible, make_message, read_total
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan
 from corn.topology.mixing import SparseMatrix
@@ -264,25 +265,9 @@ class KeyedNoise:
         return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None]
 
 
-@dataclass(frozen=True, eq=False)
-class DrawnNoise:
-    """One agent's noise of one step.
-
-    Attributes:
-        values: v_i, float64 of shape (d,); the next draw overwrites it, and the mask.
-        offset: the public offset of the grid, for exact sums: zeros for noise without masks. It
-            stays until the draw after the next, as the sum is read while the next is drawn.
-        mask: the sum of the agent's masks, for exact sums: zeros for noise without masks.
-    """
-
-    values: Tensor = field(repr=False)
-    offset: Offset
-    mask: MaskWords = field(repr=False)
-
-
 @final
 class NoiseShare:
-    """This agent's share of the noise under one plan; every draw overwrites the one before.
+    """This agent's share of the noise under one plan.
 
     Args:
         plan: The plan, in which this agent has the number ``agent``.
@@ -305,33 +290,24 @@ class NoiseShare:
         offset_seed: bytes | None = None,
     ) -> None:
         self.plan = plan
-        self._agent = agent
-        self._source = source
-        self._nonce = nonce
-        self._offset_seed = offset_seed
+        self.agent = agent
+        self.source = source
+        self.nonce = nonce
+        self.offset_seed = offset_seed
+        self._size = num_parameters
         # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
-        self._share = torch.empty(num_parameters, dtype=torch.float64)
-        is_sum = plan.network.mixing == "sum"
-        size = num_parameters if is_sum else 0
-        # Offsets are exact in float32.
-        self._offset: Offset = np.zeros(size, np.float32)
-        self._other_offset: Offset = np.zeros(size, np.float32)
-        self._mask = np.zeros(size, WORDS[plan.mask_bits if is_sum else 16])
+        self._values: Tensor | None = None
         self._prepared: int | None = None
 
     def prepare(self, step: int) -> None:
-        """Draw a step's noise while messages are under way. It is released later, once."""
-        self._prepared = None  # a draw that is interrupted must not be taken for noise
-        noise, size = self.plan.decomposition, len(self._share)
-        at: dict[str, Any] = {"source": self._source, "nonce": self._nonce, "step": step}
-        draw_share(noise, self._agent, **at, stop=size, out=self._share.numpy())
-        if noise.is_masked:
-            # A seed is of one release, so that there are no other steps to keep apart.
-            origin = (self._nonce, step) if self._offset_seed is None else (self._offset_seed, 0)
-            self._offset = draw_offset(*origin, size, out=self._offset)
-            bits = self.plan.mask_bits
-            self._mask = draw_mask(noise, self._agent, **at, size=size, bits=bits, out=self._mask)
-        self._prepared = step
+        """Draw a step's noise of gossip while messages are under way. It is released later, once.
+
+        Exact sums draw their noise where it is added, which is faster than storing it.
+        """
+        if self.plan.network.mixing != "sum":
+            self._prepared = None  # a draw that is interrupted must not be taken for noise
+            self._values = self.draw(step, out=self._values)
+            self._prepared = step
 
     def take(self, step: int) -> DrawnNoise:
         """Return the noise of a step."""
@@ -339,9 +315,77 @@ class NoiseShare:
             self.prepare(step)
         # A share is handed out once: noise used twice cancels in the difference of two messages.
         self._prepared = None
-        drawn = DrawnNoise(self._share, self._offset, self._mask)
-        self._offset, self._other_offset = self._other_offset, self._offset
-        return drawn
+        return DrawnNoise(self, step, self._values)
+
+    def draw(self, step: int, *, out: Tensor | None = None) -> Tensor:
+        """Return this agent's noise v_i of a step, float64 of shape (d,), in ``out`` if given."""
+        values = torch.empty(self._size, dtype=torch.float64) if out is None else out
+        draw_share(
+            self.plan.decomposition,
+            self.agent,
+            source=self.source,
+            nonce=self.nonce,
+            step=step,
+            stop=self._size,
+            out=values.numpy(),
+        )
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnNoise:
+    """One agent's noise of one step.
+
+    Attributes:
+        share: The agent's share of the noise under its plan.
+        step: The step.
+        prepared: v_i under gossip, float64 of shape (d,); the next draw overwrites it.
+    """
+
+    share: NoiseShare = field(repr=False)
+    step: int
+    prepared: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def values(self) -> Tensor:
+        """v_i, float64 of shape (d,)."""
+        return self.share.draw(self.step) if self.prepared is None else self.prepared
+
+    def make_message(self, gradient: Tensor, factor: Tensor) -> MaskWords:
+        """Return the agent's message for an exact sum: its release under its masks, shape (d,)."""
+        own = self.share
+        return make_message(
+            gradient.numpy(),
+            float(factor),
+            noise=own.plan.decomposition,
+            agent=own.agent,
+            source=own.source,
+            nonce=own.nonce,
+            step=self.step,
+            offset=self._offset,
+            grid=own.plan.grid,
+            bits=own.plan.mask_bits,
+        )
+
+    def read_total(self, total: MaskWords, dtype: DTypeLike) -> NDArray[Any] | None:
+        """Return the average release from the sum of all messages; None if masks did not cancel."""
+        plan = self.share.plan
+        if not is_possible(total, plan.largest_sum):
+            return None
+        return read_total(
+            total,
+            num_agents=plan.num_agents,
+            grid=plan.grid,
+            offset=self._offset if plan.decomposition.is_masked else None,
+            dtype=dtype,
+        )
+
+    @property
+    def _offset(self) -> tuple[bytes, int]:
+        """The nonce and the step of the public offset."""
+        seed = self.share.offset_seed
+        # A seed is of one release, so that there are no other steps to keep apart.
+        return (self.share.nonce, self.step) if seed is None else (seed, 0)
 
 
 def make_source(shares: Decomposition, seed: int, *, is_secret: bool) -> SecureSource:

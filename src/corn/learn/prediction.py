@@ -55,6 +55,9 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
             f"{path}: predictions need a model of tables with named columns, found "
             f"{model.description}: export it, and encode the inputs yourself"
         )
+    is_whole = schema.classes == (model.classes or ())
+    if not is_whole or model.input_shape != (len(schema.features),):
+        raise FileFormatError("the model is damaged: its preprocessing does not fit its weights")
     if path.is_dir():
         raise FileFormatError(f"{path}: data must be a .csv, .tsv or .parquet file")
     cells = read_file(path).cells

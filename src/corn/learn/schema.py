@@ -489,7 +489,7 @@ def read_record(
 
 def require_columns(path: Path, cells: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise with the names of all columns that a file lacks."""
-    listed = ", ".join(list(cells)[:20])
+    listed = list_some(cells, limit=20)
     report_problems(
         path,
         [

@@ -17,21 +17,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from corn.checks import require
+from corn.checks import FloatArray, require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
 from corn.noise import load_compiled
-from corn.noise.masks import SIGNED, MaskWords, Offset, is_possible, mask_release, read_average
-from corn.plan import Plan
+from corn.noise.masks import MaskWords, mask_release
 from corn.privacy import ClippedQuery
 from corn.topology import Network
 
@@ -171,6 +169,11 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
     >>> gradient_norms(torch.ones(2, 9)).tolist()
     [3.0, 3.0]
     """
+    if (gradients.dtype, dtype) == (torch.float32, torch.float64) and gradients.is_cpu:
+        rows = gradients.reshape(-1, gradients.shape[-1]).contiguous()
+        squares = np.empty(len(rows))
+        load_compiled().sum_squares(squares, rows.numpy())
+        return torch.from_numpy(np.sqrt(squares)).view(gradients.shape[:-1])
     # The norm of the norms of blocks: rounding errors then grow with the block's length, not with
     # the number of parameters.
     whole = gradients.shape[-1] // _BLOCK * _BLOCK
@@ -291,18 +294,12 @@ def release_masked(
     noise: Tensor,
     *,
     grid: float,
-    offset: Offset,
+    offset: FloatArray,
     mask: MaskWords,
 ) -> MaskWords:
     """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    if gradient.dim() > 1:
-        noisy = torch.mul(gradient, factor).add_(noise)
-        return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
-    # The same bits, in one pass.
-    words, signed = np.empty_like(mask), SIGNED[8 * mask.itemsize]
-    arrays = (gradient.numpy(), noise.numpy(), offset, mask.view(signed))
-    load_compiled().write_masked(words.view(signed), *arrays, float(factor), grid)
-    return words
+    noisy = torch.mul(gradient, factor).add_(noise)
+    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
@@ -445,16 +442,16 @@ class AgentStepper:
         self._found = clipped
         self.num_broken += int(clipped.num_broken.sum())
 
-    def _take(self, *, observe: bool) -> tuple[tuple[Tensor, Tensor, Tensor], DrawnNoise]:
+    def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
         found, drawn = self._found, self._drawn
         if found is None or drawn is None:
             raise CornError("a release must follow the gradient of a step that has begun, once")
         self._found = None
         # The norm of the noise takes a while to compute.
-        noise_norm = torch.linalg.vector_norm(drawn.values if observe else drawn.values[:0])
+        noise_norm = torch.linalg.vector_norm(drawn.values) if observe else torch.zeros(1)
         self.statistics = StepStatistics(found.norms, found.fraction_clipped, noise_norm.view(1, 1))
-        return (found.values.view(-1), found.factors.view(-1), drawn.values), drawn
+        return found.values.view(-1), found.factors.view(-1), drawn
 
     @torch.no_grad()
     def release_half_step(self, *, step_size: float, observe: bool = True) -> Tensor:
@@ -462,8 +459,8 @@ class AgentStepper:
 
         With momentum, the average of all releases so far takes the place of this one.
         """
-        terms, _ = self._take(observe=observe)
-        model, grid = self.parameters, self._plan.grid
+        gradient, factor, drawn = self._take(observe=observe)
+        model, grid, terms = self.parameters, self._plan.grid, (gradient, factor, drawn.values)
         if self._update is None and self.memory is None:
             # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
             # one function does both.
@@ -475,16 +472,15 @@ class AgentStepper:
     @torch.no_grad()
     def release_masked(self, *, observe: bool = True) -> MaskWords:
         """Return the release for an exact sum, under masks."""
-        terms, drawn = self._take(observe=observe)
-        return release_masked(*terms, grid=self._plan.grid, offset=drawn.offset, mask=drawn.mask)
+        gradient, factor, drawn = self._take(observe=observe)
+        return drawn.make_message(gradient, factor)
 
     @torch.no_grad()
     def finish(self, total: MaskWords, *, step_size: float) -> Tensor | None:
         """Return the model after the step along the average, or None where the sum is void."""
         if self._drawn is None:
             raise CornError("a step must begin before it ends")
-        offset, dtype = self._drawn.offset, self.parameters.numpy().dtype
-        average = read_sum(total, self._plan, offset=offset, dtype=dtype)
+        average = self._drawn.read_total(total, self.parameters.numpy().dtype)
         if average is None:
             return None
         return self.move(torch.from_numpy(average), step_size=step_size)
@@ -493,7 +489,7 @@ class AgentStepper:
         """Return the step along a release, or the average of all agents'; by the caller's rule.
 
         Operations round one by one, in a fixed order: where releases are summed exactly all agents
-        get the same bits, on whatever machine.
+        get the same bits, on whatever machine. The memory of ``released`` is taken over.
         """
         if self._update is not None:
             return self._update.take_step(released).to(released)
@@ -501,8 +497,9 @@ class AgentStepper:
         if self.memory is not None:
             self.memory = smooth(self.memory.to(parameters), released, self._momentum)
             released = self.memory
-        scaled = released * parameters.new_full((1,), step_size)
         # In memory that exists: new memory would take longer than the subtraction.
+        out = released if self.memory is None else torch.empty_like(released)
+        scaled = torch.mul(released, parameters.new_full((1,), step_size), out=out)
         return torch.sub(parameters, scaled, out=scaled)
 
     def save(self) -> Mapping[str, Tensor]:
@@ -519,16 +516,6 @@ class AgentStepper:
             if state["memory"].shape != self.memory.shape:
                 raise InvalidArgumentError("the average of releases has another length")
             self.memory = state["memory"]
-
-
-def read_sum(
-    total: MaskWords, plan: Plan, *, offset: Offset, dtype: DTypeLike = np.float64
-) -> NDArray[Any] | None:
-    """Return the average release from the sum of all messages; None where masks did not cancel."""
-    if not is_possible(total, plan.largest_sum):
-        return None
-    n = plan.num_agents
-    return read_average(total, num_agents=n, grid=plan.grid, offset=offset, dtype=dtype)
 
 
 # An entry of a sparse matrix takes about as long as this many entries of a dense one.

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.checks import FloatArray
-from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError, make_printable
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism
 from corn.learn.metrics import Quality, Result, measure_quality
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import Task
+from corn.parsing import build_fields, parse_json
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
 from corn.privacy.budget import describe_queries
@@ -58,6 +59,9 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "Tanh": (),
     "Sigmoid": (),
 }
+
+
+_MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -344,6 +348,20 @@ class TrainedModel:
         return _write_onnx(onnx, self)
 
 
+# What ``describe`` returns, by which a file of somebody else is checked.
+_DESCRIPTION: dict[str, Any] = {
+    "description": str,
+    "layers": tuple[Mapping[str, object], ...] | None,
+    "input_shape": tuple[int, ...],
+    "output": OutputKind,
+    "classes": tuple[str, ...] | None,
+    "preprocessing": Mapping[str, object] | None,
+    "promise": ModelPromise,
+    "shapes": Mapping[str, tuple[int, ...]],
+    "corn_version": str,
+}
+
+
 def load_model(path: Path | str) -> TrainedModel:
     """Read a model that a run saved. No code in the file is run.
 
@@ -365,7 +383,8 @@ def load_model(path: Path | str) -> TrainedModel:
     try:
         return _read_content(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{file}: a model with missing or wrong parts: {error}") from error
+        found = make_printable(str(error), limit=200)
+        raise FileFormatError(f"{file}: a model with missing or wrong parts: {found}") from error
 
 
 def find_model(path: Path) -> Path:
@@ -385,27 +404,21 @@ def find_model(path: Path) -> Path:
 
 
 def _read_content(content: Mapping[str, Any]) -> TrainedModel:
-    about = json.loads(content["about"])
+    text = str(content["about"]).encode("utf-8", "surrogatepass")
+    about = build_fields(_DESCRIPTION, parse_json(text, max_bytes=_MAX_BYTES), "the description")
     state = content["state_dict"]
-    shapes = {name: list(value.shape) for name, value in state.items()}
-    if about["output"] not in get_args(OutputKind) or about["shapes"] != shapes:
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    if about.pop("shapes") != shapes:
         raise ValueError("the weights do not have the shapes of the description")
-    classes = about["classes"]
-    model = TrainedModel(
-        state_dict=state,
-        layers=None if about["layers"] is None else tuple(about["layers"]),
-        input_shape=tuple(about["input_shape"]),
-        output=about["output"],
-        classes=None if classes is None else tuple(classes),
-        preprocessing=about["preprocessing"],
-        promise=ModelPromise(**about["promise"]),
-        description=about["description"],
-    )
+    del about["corn_version"]
+    model = TrainedModel(state_dict=state, **about)
     if model.layers is not None:
         try:
-            model.to_module()
-        except RuntimeError as error:
-            raise ValueError("the weights do not fit the layers") from error
+            shape = model.output_shape
+        except (RuntimeError, TypeError, OverflowError) as error:
+            raise ValueError("the weights, layers and inputs do not fit together") from error
+        if model.output in ("logit", "logits") and shape != (len(model.classes or ()),):
+            raise ValueError("the outputs do not fit the classes")
     return model
 
 

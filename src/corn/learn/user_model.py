@@ -48,11 +48,11 @@ class SampleGradients:
         # A notebook that runs a cell again makes a module private twice.
         self._forward = forward.usual if isinstance(forward, _SampleForward) else forward
         module.forward = _SampleForward(self, module, self._forward)
+        self._bare = _Bare(module, self._forward)
         # Batches whose losses are expected, in their order: the number of samples of each, and the
         # inputs whose gradients are followed.
         self._expected: list[tuple[int, list[Tensor]]] = []
         self._num_batches = 0
-        self._is_inside = False
         # Why modules run in a Python loop in place of ``vmap``; empty if they do not.
         self._obstacle = ""
         self._outputs: list[Tensor] = []
@@ -128,7 +128,7 @@ class SampleGradients:
                 )
         # A parameter that this batch did not use has no gradient.
         pieces = [
-            self._rows.get(name, p.new_zeros(len(losses), p.numel())).flatten(1)
+            self._rows.get(f"module.{name}", p.new_zeros(len(losses), p.numel())).flatten(1)
             for name, p in self._trained.items()
         ]
         rows = torch.cat(pieces, dim=1)
@@ -138,23 +138,14 @@ class SampleGradients:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call of the module."""
-        if self._is_inside or not self._expected or not torch.is_grad_enabled():
+        if not self._expected or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        call = _Call(self, self._module, (args, kwargs), self._expected[0][0])
+        call = _Call(self, self._bare, (args, kwargs), self._expected[0][0])
         # Outputs need gradients, though the parameters do not take part as tensors of this graph.
         anchor = torch.zeros((), requires_grad=True)
         outputs = _Alone.apply(call, anchor, *call.samples)  # type: ignore[no-untyped-call]
         self._outputs.extend(x for x in outputs if x.requires_grad)
         return call.assemble(outputs)
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Let calls of the module run as usual."""
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
 
     def map(
         self,
@@ -233,7 +224,7 @@ class SampleGradients:
             )
         if self._mode == "check":
             return
-        weights = {name: p.detach() for name, p in self._trained.items()}
+        weights = {f"module.{name}": p.detach() for name, p in self._trained.items()}
         given = weights, list(samples), list(slopes)
         found = self.map(call.weigh, (None, 0, 0), *given, is_slope=True)
         for name, rows in found.items():
@@ -258,14 +249,27 @@ class _SampleForward:
         return getattr, (self._module, "forward")
 
 
+class _Bare(nn.Module):
+    """The user's module without its own hooks, which run for the whole batch."""
+
+    def __init__(self, module: nn.Module, usual: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._usual = usual
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the module."""
+        return self._usual(*args, **kwargs)
+
+
 class _Call:
     """One call of the module, whose samples run alone."""
 
     def __init__(
-        self, gradients: SampleGradients, module: nn.Module, given: Any, num_samples: int
+        self, gradients: SampleGradients, bare: _Bare, given: Any, num_samples: int
     ) -> None:
         self.gradients = gradients
-        self._module = module
+        self._bare = bare
         self._leaves, self._structure = tree_flatten(given)
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
@@ -317,8 +321,7 @@ class _Call:
             for x, own in zip(self._leaves, self._is_split, strict=True)
         ]
         args, kwargs = tree_unflatten(leaves, self._structure)
-        with self.gradients.inside():
-            output = functional_call(self._module, weights, args, kwargs)
+        output = functional_call(self._bare, weights, args, kwargs)
         self._outputs, self._output_structure = tree_flatten(output)
         tensors = [x for x in self._outputs if isinstance(x, Tensor)]
         for x in tensors:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.extending import intrinsic
 
 from corn.checks import FloatArray
 from corn.noise.normals import (
@@ -45,11 +46,11 @@ if numba.config.DISABLE_JIT:
 def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
     """Write weighted sums of streams, block by block; each block of words gives one of normals.
 
-    Shapes: words (streams, blocks, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks, 2, 512),
-    all contiguous. Blocks do not depend on each other. Sums run from the first stream to the last,
-    because another order would round differently.
+    Shapes: words (streams, blocks or more, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks,
+    2, 512), all contiguous. Blocks do not depend on each other. Sums run from the first stream to
+    the last, because another order would round differently.
     """
-    _KERNEL(words, weights, out)
+    _KERNEL(words, 0, weights, out)
 
 
 def write_half_step(
@@ -68,46 +69,67 @@ def write_half_step(
     _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
 
 
-def write_masked(
+def write_message(
     out: Any,
     gradient: Any,
-    noise: FloatArray,
-    offset: Any,
-    mask: Any,
+    words: Words,
+    weights: FloatArray,
+    offset: Words,
+    masks: Any,
+    num_added: int,
     factor: float,
     grid: float,
 ) -> None:
-    """Write rint((f g + v)/γ + o) + z in one pass, shape (d,), modulo 2^B as signed integers."""
-    _MASKED(out, gradient, noise, offset, mask, factor, grid)
+    """Write rint((f g + v)/γ + o) + Σ ± z, modulo 2^B as signed integers.
+
+    Shapes: out and gradient (d,), in blocks of 1024 values of which the last may have fewer; words
+    and weights as for :func:`sum_blocks`, of which v is the sum; offset (1, values), words of which
+    the first 24 bits are o, or (0, values) for none; masks (streams, values), of which the first
+    ``num_added`` are added and the others subtracted.
+    """
+    _MESSAGE(out, gradient, words, weights, offset, masks, num_added, factor, grid)
 
 
-def write_average(out: Any, total: Any, offset: Any, num_agents: int, scale: float) -> None:
-    """Write (Σ − n o)·scale in one pass, shape (d,), from a sum of signed integers."""
+def write_average(out: Any, total: Any, offset: Words, num_agents: int, scale: float) -> None:
+    """Write (Σ − n o)·scale, shape (d,), from a sum of signed integers; offsets as above."""
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
-def add_words(out: Any, words: Any, *, subtract: bool) -> None:
-    """Add unsigned words to ``out``, or subtract them, modulo the number of values of their type.
+def sum_words(out: Any, words: Any, num_added: int) -> None:
+    """Write the sum of the first words minus the others, modulo the number of their values.
 
-    Shapes (d,), contiguous, of one type.
+    Shapes: out (d,), words (streams, d or more), contiguous, unsigned.
     """
-    (_SUBTRACT if subtract else _ADD)(out, words)
+    _SUM_WORDS(out, words, num_added)
 
 
-def write_fractions(out: Any, words: Words) -> None:
-    """Write the first 24 bits of words as multiples of 2⁻²⁴ in [0, 1)."""
-    _FRACTIONS(out, words)
+def sum_squares(out: FloatArray, values: Any) -> None:
+    """Write Σ x² of rows of float32, to a relative error below 10⁻¹⁰ for up to 10⁹ values.
+
+    Shapes: out (rows,), values (rows, d).
+    """
+    _SQUARES(out, values)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fused(_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a·b + c, rounded once, which IEEE 754 defines on every machine."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return a(a, b, c), generate
 
 
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
 def _polynomial(coefficients: Any, x: Any) -> Any:  # pragma: no cover, runs as machine code
-    value = x * coefficients[-1]
-    for k in range(len(coefficients) - 2, 0, -1):
-        value = (value + coefficients[k]) * x
-    return value + coefficients[0]
+    value = coefficients[-1]
+    for k in range(len(coefficients) - 2, -1, -1):
+        value = _fused(value, x, coefficients[k])
+    return value
 
 
-def _make_kernel() -> Callable[[Any, Any, Any], None]:
+def _make_kernel() -> Callable[[Any, Any, Any, Any], None]:
     """Return the loop. Its constants are in its closure, and so in the key of Numba's cache."""
     log, sine, cosine, log_of_exponent = LOG, SINE, COSINE, LOG_OF_EXPONENT
     pairs, num_spares, spare_words = PAIRS_PER_BLOCK, SPARES_PER_BLOCK, WORDS_PER_SPARE
@@ -121,17 +143,19 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
     # Inner loops have a fixed length, no branch that depends on k, and write to one half of ``out``
     # only, so that LLVM turns them into vector instructions. The exception is the rare one for
     # spares.
-    def kernel(words: Any, weights: Any, out: Any) -> None:  # pragma: no cover, as above
+    def kernel(
+        words: Any, start: Any, weights: Any, out: Any
+    ) -> None:  # pragma: no cover, as above
         first, second, minus_x = np.empty(pairs), np.empty(pairs), np.empty(pairs)
         bits, other_bits = first.view(np.int64), second.view(np.int64)
         for block in range(len(out)):
             for stream in range(len(weights)):
-                own, weight = words[stream, block], weights[stream]
+                own, weight = words[stream, start + block], weights[stream]
                 fewest = ones
                 for k in range(pairs):
                     flip = ones if own[k] >= near_one else np.uint32(0)
                     upper, lower = own[k] ^ flip, own[2 * pairs + k] ^ flip
-                    first[k] = np.float64(upper) + (np.float64(lower) * unit + half_unit)
+                    first[k] = np.float64(upper) + _fused(np.float64(lower), unit, half_unit)
                     fewest = min(fewest, upper)
                 if fewest < few_bits:
                     rank = 0
@@ -139,9 +163,9 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
                         flip = ones if own[k] >= near_one else np.uint32(0)
                         upper, lower = own[k] ^ flip, own[2 * pairs + k] ^ flip
                         if upper < few_bits:
-                            start = 4 * pairs + rank % num_spares * spare_words
-                            fraction = (np.float64(own[start + 3]) + 0.5) * unit
-                            for place in range(start + 2, start - 1, -1):
+                            spare = 4 * pairs + rank % num_spares * spare_words
+                            fraction = (np.float64(own[spare + 3]) + 0.5) * unit
+                            for place in range(spare + 2, spare - 1, -1):
                                 fraction = (np.float64(own[place]) + fraction) * unit
                             first[k] = np.float64(upper) + (np.float64(lower) + fraction) * unit
                             rank += 1
@@ -155,9 +179,9 @@ def _make_kernel() -> Callable[[Any, Any, Any], None]:
                     top = minus_x[k] if is_near_one else first[k] - 1.0
                     exponent = 0.0 if is_near_one else second[k]
                     ratio = top / (top + 2.0)
-                    radius = np.sqrt(_polynomial(log, ratio * ratio) * ratio + exponent)
+                    radius = np.sqrt(_fused(_polynomial(log, ratio * ratio), ratio, exponent))
                     angle = np.float64(np.int32(own[pairs + k] << np.uint32(2))) * angle_unit
-                    angle += np.float64(own[3 * pairs + k]) * low_angle_unit
+                    angle = _fused(np.float64(own[3 * pairs + k]), low_angle_unit, angle)
                     square = angle * angle
                     first[k] = _polynomial(cosine, square) * radius
                     second[k] = _polynomial(sine, square) * angle * radius
@@ -193,36 +217,95 @@ def _half_step_kernel(
         out[k] = parameters[k] - step_size * real(released)
 
 
-def _masked_kernel(
-    out: Any, gradient: Any, noise: Any, offset: Any, mask: Any, factor: Any, grid: Any
+@numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
+def _fraction(word: Any) -> Any:  # pragma: no cover, as above
+    return np.float64(word >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
+
+
+def _message_kernel(
+    out: Any,
+    gradient: Any,
+    words: Any,
+    weights: Any,
+    offset: Any,
+    masks: Any,
+    num_added: Any,
+    factor: Any,
+    grid: Any,
 ) -> None:  # pragma: no cover, as above
-    per_grid = 1 / grid
-    for k in range(len(out)):
-        units = np.rint((gradient[k] * factor + noise[k]) * per_grid + np.float64(offset[k]))
-        # Signed integers of 64 bits, of which storing keeps the lowest: the sum modulo 2^B.
-        out[k] = np.int64(units) + np.int64(mask[k])
+    # As many blocks at once as stay in a core's smallest cache.
+    # Zeros, for noise of no stream.
+    per_grid, noise = 1 / grid, np.zeros((4, 2, PAIRS_PER_BLOCK))
+    size = noise.size
+    for start in range(0, len(out), size):
+        message, own = out[start : start + size], gradient[start : start + size]
+        num_blocks = -(-len(message) // (2 * PAIRS_PER_BLOCK))
+        _sum_blocks(words, start // (2 * PAIRS_PER_BLOCK), weights, noise[:num_blocks])
+        values = noise.reshape(-1)[: len(message)]
+        if len(offset):
+            fractions = offset[0, start : start + size]
+            for k in range(len(message)):
+                units = (own[k] * factor + values[k]) * per_grid + _fraction(fractions[k])
+                # Of signed integers of 64 bits, storing keeps the lowest: modulo 2^B.
+                message[k] = np.int64(np.rint(units))
+        else:
+            for k in range(len(message)):
+                message[k] = np.int64(np.rint((own[k] * factor + values[k]) * per_grid))
+        _add_words(message, masks, start, num_added)
 
 
 def _average_kernel(
     out: Any, total: Any, offset: Any, num_agents: Any, scale: Any
 ) -> None:  # pragma: no cover, as above
-    for k in range(len(out)):
-        out[k] = (np.float64(total[k]) - num_agents * np.float64(offset[k])) * scale
+    if len(offset):
+        fractions = offset[0]
+        for k in range(len(out)):
+            out[k] = (np.float64(total[k]) - num_agents * _fraction(fractions[k])) * scale
+    else:
+        for k in range(len(out)):
+            out[k] = np.float64(total[k]) * scale
 
 
-def _add_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
-    for k in range(len(out)):
-        out[k] += words[k]
+@numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
+def _add_words(
+    out: Any, words: Any, start: Any, num_added: Any
+) -> None:  # pragma: no cover, as above
+    for stream in range(len(words)):
+        own = words[stream, start : start + len(out)]
+        if stream < num_added:
+            for k in range(len(out)):
+                out[k] += own[k]
+        else:
+            for k in range(len(out)):
+                out[k] -= own[k]
 
 
-def _subtract_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
-    for k in range(len(out)):
-        out[k] -= words[k]
+def _sum_words_kernel(out: Any, words: Any, num_added: Any) -> None:  # pragma: no cover, as above
+    # In parts that stay in a core's smallest cache.
+    for start in range(0, len(out), 4096):
+        part = out[start : start + 4096]
+        part[:] = 0
+        _add_words(part, words, start, num_added)
 
 
-def _fractions_kernel(out: Any, words: Any) -> None:  # pragma: no cover, as above
-    for k in range(len(out)):
-        out[k] = np.float64(words[k] >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
+def _squares_kernel(out: Any, values: Any) -> None:  # pragma: no cover, as above
+    # 64 sums side by side, in blocks of 4096 values: one sum of all would lose more digits, and
+    # could not use vector instructions. Squares of float32 are exact in float64.
+    sums = np.empty(64)
+    whole = values.shape[1] // 64 * 64
+    for row in range(len(out)):
+        total, own = 0.0, values[row]
+        for start in range(0, whole, 4096):
+            sums[:] = 0
+            for first in range(start, min(start + 4096, whole), 64):
+                part = own[first : first + 64]
+                for k in range(64):
+                    sums[k] += np.float64(part[k]) * np.float64(part[k])
+            for k in range(64):
+                total += sums[k]
+        for value in own[whole:]:
+            total += np.float64(value) * np.float64(value)
+        out[row] = total
 
 
 def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
@@ -234,8 +317,9 @@ def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
         return numba.njit(signatures, **_SETTINGS)(kernel)
 
 
+_sum_blocks = numba.njit(**_SETTINGS)(_make_kernel())
 _KERNEL = _compile(
-    _make_kernel(), (np.empty((1, 1, 1), np.uint32), np.empty(1), np.empty((1, 1, 1)))
+    _make_kernel(), (np.empty((1, 1, 1), np.uint32), 1, np.empty(1), np.empty((1, 1, 1)))
 )
 _HALF_STEP = _compile(
     _half_step_kernel,
@@ -245,23 +329,33 @@ _HALF_STEP = _compile(
     ),
 )
 _REALS, _INTEGERS = (np.float32, np.float64), (np.int16, np.int32, np.int64)
-_MASKED = _compile(
-    _masked_kernel,
+_OFFSET = np.empty((1, 1), np.uint32)
+_MESSAGE = _compile(
+    _message_kernel,
     *(
-        (np.empty(1, z), np.empty(1, g), np.empty(1), np.empty(1, o), np.empty(1, z), 1.0, 1.0)
-        for z, g, o in itertools.product(_INTEGERS, _REALS, _REALS)
+        (
+            np.empty(1, z),
+            np.empty(1, g),
+            np.empty((1, 1, 1), np.uint32),
+            np.empty(1),
+            _OFFSET,
+            np.empty((1, 1), z),
+            1,
+            1.0,
+            1.0,
+        )
+        for z, g in itertools.product(_INTEGERS, _REALS)
     ),
 )
 _AVERAGE = _compile(
     _average_kernel,
     *(
-        (np.empty(1, x), np.empty(1, z), np.empty(1, o), 1.0, 1.0)
-        for x, z, o in itertools.product(_REALS, _INTEGERS, _REALS)
+        (np.empty(1, x), np.empty(1, z), _OFFSET, 1.0, 1.0)
+        for x, z in itertools.product(_REALS, _INTEGERS)
     ),
 )
-_PAIRS_OF_WORDS = [(np.empty(1, z), np.empty(1, z)) for z in (np.uint16, np.uint32, np.uint64)]
-_ADD = _compile(_add_kernel, *_PAIRS_OF_WORDS)
-_SUBTRACT = _compile(_subtract_kernel, *_PAIRS_OF_WORDS)
-_FRACTIONS = _compile(
-    _fractions_kernel, *((np.empty(1, o), np.empty(1, np.uint32)) for o in _REALS)
+_SUM_WORDS = _compile(
+    _sum_words_kernel,
+    *((np.empty(1, z), np.empty((1, 1), z), 1) for z in (np.uint16, np.uint32, np.uint64)),
 )
+_SQUARES = _compile(_squares_kernel, (np.empty(1), np.empty((1, 1), np.float32)))

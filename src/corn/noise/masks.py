@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import DTypeLike, NDArray
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
-from corn.noise.normals import load_compiled
+from corn.noise.normals import OFFSET_BITS, VALUES_PER_BLOCK, WORDS_PER_BLOCK, load_compiled
+from corn.noise.shares import list_terms
 from corn.noise.stream import (
+    BLOCK_BYTES,
+    Keystreams,
     Owner,
     SecureSource,
     StreamAddress,
     check_nonce,
+    count_at_once,
     encode_fields,
-    read_words,
-    split_in_cache,
     start_keystream,
 )
 from corn.privacy import PrivacyBudget
@@ -40,8 +42,6 @@ MaskBits: TypeAlias = Literal[16, 32, 64]
 """B: messages are integers modulo 2^B."""
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Integers modulo 2^B, shape (d,)."""
-Offset: TypeAlias = NDArray[Any]
-"""An offset of the grid in [0, 1), float32 or float64, shape (d,)."""
 
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 """The type of messages, by B."""
@@ -49,7 +49,6 @@ SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 """The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
-_VALUES_AT_ONCE = 1 << 14
 
 
 def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
@@ -89,12 +88,20 @@ def draw_mask(
     step: int,
     size: int,
     bits: MaskBits,
-    out: MaskWords | None = None,
 ) -> MaskWords:
-    """Return the sum of an agent's masks at a step, shape (size,), in ``out`` if it is given."""
-    mask = np.empty(size, WORDS[bits]) if out is None else out
-    added, subtracted = [], []
-    for owner in _owners_of_masks(noise, agent):
+    """Return the sum of an agent's masks at a step, shape (size,)."""
+    mask = np.empty(size, WORDS[bits])
+    source.fill_masks(mask, *list_masks(noise, agent, nonce=nonce, step=step))
+    return mask
+
+
+def list_masks(
+    noise: Decomposition, agent: int, *, nonce: bytes, step: int
+) -> tuple[list[StreamAddress], list[StreamAddress]]:
+    """Return the streams of masks that an agent adds at a step, and those that it subtracts."""
+    added: list[StreamAddress] = []
+    subtracted: list[StreamAddress] = []
+    for owner in _owners_of_masks(noise, agent) if noise.is_masked else ():
         place = owner.members.index(agent)
         # Streams between neighbours on the group's path: the one after the agent, and the one
         # before it with the other sign.
@@ -102,8 +109,7 @@ def draw_mask(
             added.append(StreamAddress(owner, nonce, step, place))
         if place > 0:
             subtracted.append(StreamAddress(owner, nonce, step, place - 1))
-    source.fill_masks(mask, added, subtracted)
-    return mask
+    return added, subtracted
 
 
 # Cached, because every step draws the same masks, and a large network has millions of groups.
@@ -114,23 +120,87 @@ def _owners_of_masks(noise: Decomposition, agent: int) -> tuple[Owner, ...]:
     return tuple(Owner(noise.seed_groups[number], number) for number in numbers)
 
 
-def draw_offset(nonce: bytes, step: int, size: int, out: Offset | None = None) -> Offset:
-    """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,).
+def draw_offset(nonce: bytes, step: int, size: int) -> FloatArray:
+    """Return the public offset of a step, uniform multiples of 2⁻²⁴ in [0, 1), shape (size,)."""
+    words = np.frombuffer(start_offset(nonce, step, size).update(bytes(4 * size)), "<u4")
+    return np.ldexp((words >> np.uint32(32 - OFFSET_BITS)).astype(np.float64), -OFFSET_BITS)
 
-    It is exact in float32, and float64 unless ``out`` is float32.
-    """
+
+def start_offset(nonce: bytes, step: int, size: int) -> CipherContext:
+    """Return the keystream of words of which the first 24 bits are the public offset of a step."""
     data = encode_fields("grid offset", check_nonce(nonce), step)
-    key = hashlib.blake2b(data, digest_size=16).digest()
     # A key of its own for each step, so that all of them start at the first word.
-    keystream = start_keystream(key, size)
-    offset = np.empty(size) if out is None else out
-    compiled = load_compiled()
-    for part in split_in_cache(offset):
-        compiled.write_fractions(part, read_words(keystream, len(part), np.uint32))
-    return offset
+    return start_keystream(hashlib.blake2b(data, digest_size=16).digest(), 4 * size)
 
 
-def mask_release(noisy: FloatArray, *, grid: float, offset: Offset, mask: MaskWords) -> MaskWords:
+def make_message(
+    gradient: NDArray[Any],
+    factor: float,
+    *,
+    noise: Decomposition,
+    agent: int,
+    source: SecureSource,
+    nonce: bytes,
+    step: int,
+    offset: tuple[bytes, int],
+    grid: float,
+    bits: MaskBits,
+) -> MaskWords:
+    """Return the message of an agent at a step, from its clipped gradient f·g, shape (d,).
+
+    It is :func:`mask_release` of the gradient with ``draw_share``, :func:`draw_offset` and
+    :func:`draw_mask`, bit for bit. Noise, offset and masks are drawn in parts that stay in a core's
+    cache, and are never stored: writing and reading them would take longer than drawing.
+
+    Args:
+        gradient: g, float32 or float64.
+        factor: f, by which it is clipped.
+        noise: The noise of all agents; without masks, there is no offset either.
+        agent: This agent's number.
+        source: This agent's keys.
+        nonce: The nonce of the run.
+        step: The step, of which nothing was released before.
+        offset: The nonce and the step of the offset.
+        grid: γ.
+        bits: B.
+    """
+    num_blocks = -(-len(gradient) // VALUES_PER_BLOCK)
+    mask_bytes, offset_bytes = VALUES_PER_BLOCK * bits // 8, VALUES_PER_BLOCK * 4
+    terms = list_terms(noise, agent, nonce=nonce, step=step)
+    weights = np.array([weight for weight, _ in terms], np.float64)
+    shares = [source.start(address, num_blocks * BLOCK_BYTES) for _, address in terms]
+    added, subtracted = list_masks(noise, agent, nonce=nonce, step=step)
+    masks = [
+        source.start(address, num_blocks * mask_bytes, kind="mask")
+        for address in (*added, *subtracted)
+    ]
+    offsets = [start_offset(*offset, num_blocks * VALUES_PER_BLOCK)] if noise.is_masked else []
+    block_bytes = len(shares) * BLOCK_BYTES + len(masks) * mask_bytes + len(offsets) * offset_bytes
+    at_once = count_at_once(block_bytes, num_blocks)
+    reader = Keystreams(
+        (shares, at_once * BLOCK_BYTES),
+        (masks, at_once * mask_bytes),
+        (offsets, at_once * offset_bytes),
+    )
+    words, mask, fractions = reader.pieces
+    drawn = (
+        words.view(np.uint32).reshape(len(shares), at_once, WORDS_PER_BLOCK),
+        weights,
+        fractions.view(np.uint32),
+        mask.view(SIGNED[bits]),
+        len(added),
+    )
+    message, compiled = np.empty(len(gradient), SIGNED[bits]), load_compiled()
+    for start in range(0, len(gradient), at_once * VALUES_PER_BLOCK):
+        reader.read()
+        part = slice(start, start + at_once * VALUES_PER_BLOCK)
+        compiled.write_message(message[part], gradient[part], *drawn, factor, grid)
+    return message.view(WORDS[bits])
+
+
+def mask_release(
+    noisy: FloatArray, *, grid: float, offset: FloatArray, mask: MaskWords
+) -> MaskWords:
     """Return the message of an agent: its noisy gradient on the grid, modulo 2^B, under its mask.
 
     >>> words = mask_release(
@@ -139,15 +209,10 @@ def mask_release(noisy: FloatArray, *, grid: float, offset: Offset, mask: MaskWo
     >>> words.tolist()  # −1 modulo 2¹⁶
     [65535]
     """
-    words = np.empty(np.broadcast_shapes(noisy.shape, mask.shape), mask.dtype)
-    for part in _split(noisy.shape[-1]):
-        # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
-        units = noisy[..., part] / grid
-        units += offset[..., part]
-        np.rint(units, out=units)
-        # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
-        np.add(units.astype(np.int64).astype(mask.dtype), mask[..., part], out=words[..., part])
-    return words
+    # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
+    units = np.rint(noisy / grid + offset)
+    # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
+    return units.astype(np.int64).astype(mask.dtype) + mask
 
 
 def is_possible(total: MaskWords, largest: float) -> bool:
@@ -162,33 +227,39 @@ def is_possible(total: MaskWords, largest: float) -> bool:
 
 
 def read_average(
-    total: MaskWords,
-    *,
-    num_agents: int,
-    grid: float,
-    offset: Offset,
-    dtype: DTypeLike = np.float64,
-) -> NDArray[Any]:
+    total: MaskWords, *, num_agents: int, grid: float, offset: FloatArray
+) -> FloatArray:
     """Return the average of all releases from the sum of all messages modulo 2^B.
-
-    It is computed in float64, and then rounded to ``dtype``.
 
     >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
     array([-0.5])
     """
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
-    average = np.empty(np.broadcast_shapes(total.shape, offset.shape), dtype)
-    if total.shape == offset.shape == (average.size,):
-        scale = grid / num_agents
-        load_compiled().write_average(average, signed, offset, num_agents, scale)
-        return average
-    # The same bits, for audits of many runs.
-    for part in _split(total.shape[-1]):
-        offsets = num_agents * offset[..., part].astype(np.float64)
-        average[..., part] = (signed[..., part] - offsets) * (grid / num_agents)
+    return np.asarray((signed - num_agents * offset) * (grid / num_agents))
+
+
+def read_total(
+    total: MaskWords,
+    *,
+    num_agents: int,
+    grid: float,
+    offset: tuple[bytes, int] | None,
+    dtype: DTypeLike,
+) -> NDArray[Any]:
+    """Return the average of all releases of a step, computed in float64 and rounded to ``dtype``.
+
+    It is :func:`read_average` with the offset of a nonce and a step, drawn again in parts; None is
+    an offset of zero.
+    """
+    signed, average = total.view(SIGNED[8 * total.itemsize]), np.empty(len(total), dtype)
+    offsets = [] if offset is None else [start_offset(*offset, len(total))]
+    at_once = count_at_once(4, len(total))
+    reader = Keystreams((offsets, 4 * at_once))
+    words = reader.pieces[0].view(np.uint32)
+    for start in range(0, len(total), at_once):
+        reader.read()
+        part = slice(start, start + at_once)
+        load_compiled().write_average(
+            average[part], signed[part], words, num_agents, grid / num_agents
+        )
     return average
-
-
-def _split(size: int) -> Iterator[slice]:
-    """Return pieces of arrays that stay in a core's cache, as passes over whole ones are slow."""
-    return (slice(k, k + _VALUES_AT_ONCE) for k in range(0, size, _VALUES_AT_ONCE))

@@ -205,20 +205,26 @@ def _draw(
     coordinates: range,
 ) -> None:
     """Fill ``shares``, shape (agents, coordinates)."""
-    terms = [
-        (term.weights, StreamAddress(term.owner, nonce, step, term.stream))
-        for term in _terms(decomposition, agents)
-    ]
     # A source can sum the streams of one agent block by block, while values are in the cache.
     if len(agents) == 1:
-        own = [(weight, address) for ((_, weight),), address in terms]
-        source.fill_sum(shares[0], own, start=coordinates.start)
+        terms = list_terms(decomposition, *agents, nonce=nonce, step=step)
+        source.fill_sum(shares[0], terms, start=coordinates.start)
         return
     # For several agents the loops are exchanged, so that each stream is drawn once. The order of
     # the terms of one agent stays the same, and with it every rounding.
     shares[:] = 0
-    for weights, address in terms:
-        _add_to_many(shares, weights, address, source, coordinates.start)
+    for term in _terms(decomposition, agents):
+        address = StreamAddress(term.owner, nonce, step, term.stream)
+        _add_to_many(shares, term.weights, address, source, coordinates.start)
+
+
+def list_terms(decomposition: Decomposition, agent: int, *, nonce: bytes, step: int) -> Terms:
+    """Return the streams of an agent's noise at a step, with their weights."""
+    return [
+        (weight, StreamAddress(term.owner, nonce, step, term.stream))
+        for term in _terms(decomposition, (agent,))
+        for _, weight in term.weights
+    ]
 
 
 def _add_to_many(

@@ -14,23 +14,22 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from corn.checks import FloatArray, require, require_count
+from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
 from corn.noise.normals import (
     PAIRS_PER_BLOCK,
     VALUES_PER_BLOCK,
     WORDS_PER_BLOCK,
-    Words,
     load_compiled,
 )
 
@@ -200,19 +199,17 @@ def _check_length(name: str, value: bytes, length: int) -> bytes:
     raise InvalidArgumentError(f"{name} must be {length} bytes, found {found}")
 
 
-# Blocks drawn per call: enough that calls cost little compared to the work, few enough that all
-# streams of a sum fit into a core's cache.
-_BLOCKS_IN_CACHE = 256
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 128
-_WORD_BYTES = 4
-_CIPHER_BLOCK_BYTES = 16
+BLOCK_BYTES = 4 * WORDS_PER_BLOCK
+"""The bytes of a stream that give a block of normals."""
+_CIPHER_BLOCK_BYTES, _GCM_NONCE_BYTES = 16, 12
 # Galois/Counter Mode takes counters of 32 bits and uses the first two for its tag.
 _FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
-STREAM_FORMAT = "corn/stream/5"
-# Enough that calls cost little, few enough that words and their sum stay in a core's cache.
-_BYTES_AT_ONCE = 1 << 18
+STREAM_FORMAT = "corn/stream/6"
+# Words of all streams that are read at once: enough that calls cost little, few enough that words
+# stay in a core's cache until they are used.
+_BYTES_AT_ONCE = 1 << 20
 
 
 @final
@@ -250,22 +247,25 @@ class SecureSource(NoiseSource):
             return
         # Whole blocks, because a block is the unit in which normals are made from words.
         first, last = start // VALUES_PER_BLOCK, -(-stop // VALUES_PER_BLOCK)
-        needed = range(first * WORDS_PER_BLOCK, last * WORDS_PER_BLOCK)
         keystreams = [
-            start_keystream(self._stream_key(address), len(needed), first=needed.start)
+            self.start(address, (last - first) * BLOCK_BYTES, first=first * BLOCK_BYTES)
             for _, address in terms
         ]
         weights = np.array([weight for weight, _ in terms], np.float64)
-        at_once = min(max(_BLOCKS_IN_CACHE // len(terms), _FEWEST_AT_ONCE), _MOST_AT_ONCE)
-        block = first
-        while block < last:
-            # The last block goes alone unless it is whole, so that the others need no copy.
-            num_blocks = min(max(stop // VALUES_PER_BLOCK - block, 1), at_once)
-            words = _WORKSPACE.read_words(keystreams, (num_blocks, WORDS_PER_BLOCK))
-            _WORKSPACE.write_sums(
-                words, weights, cast("FloatArray", out), block * VALUES_PER_BLOCK - start
-            )
-            block += num_blocks
+        at_once = count_at_once(len(terms) * BLOCK_BYTES, last - first)
+        reader = Keystreams((keystreams, at_once * BLOCK_BYTES))
+        words = reader.pieces[0].view(np.uint32).reshape(len(terms), at_once, WORDS_PER_BLOCK)
+        for block in range(first, last, at_once):
+            reader.read()
+            num_blocks = min(at_once, last - block)
+            place, size = block * VALUES_PER_BLOCK - start, num_blocks * VALUES_PER_BLOCK
+            is_inside = place >= 0 and place + size <= len(out) and out.flags.c_contiguous
+            sums = out[place : place + size] if is_inside else np.empty(size)
+            blocks = sums.reshape(num_blocks, 2, PAIRS_PER_BLOCK)
+            load_compiled().sum_blocks(words, weights, blocks)
+            if not is_inside:
+                found, wanted = find_overlap(sums, place, out, 0)
+                wanted[:] = found
 
     def fill_masks(
         self,
@@ -277,105 +277,88 @@ class SecureSource(NoiseSource):
 
         ``out`` has shape (d,); sums are modulo the number of its values.
         """
-        num_words = -(-out.nbytes // _WORD_BYTES)
         keystreams = [
-            (start_keystream(self._stream_key(address, "mask"), num_words), is_subtracted)
-            for is_subtracted, addresses in ((False, added), (True, subtracted))
-            for address in addresses
+            self.start(address, out.nbytes, kind="mask") for address in (*added, *subtracted)
         ]
-        compiled = load_compiled()
-        for part in split_in_cache(out):
-            part[:] = 0
-            for keystream, is_subtracted in keystreams:
-                words = read_words(keystream, len(part), part.dtype)
-                compiled.add_words(part, words, subtract=is_subtracted)
+        at_once = count_at_once(len(keystreams) * out.itemsize, len(out))
+        reader = Keystreams((keystreams, at_once * out.itemsize))
+        words = reader.pieces[0].view(out.dtype)
+        for start in range(0, len(out), at_once):
+            reader.read()
+            load_compiled().sum_words(out[start : start + at_once], words, len(added))
 
-    def _stream_key(self, address: StreamAddress, kind: str = "secure") -> bytes:
+    def start(
+        self, address: StreamAddress, num_bytes: int, *, first: int = 0, kind: str = "secure"
+    ) -> CipherContext:
+        """Return the keystream of an address, from byte ``first`` on."""
         key = self._keys.get(address.owner)
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
         # A key per stream and kind, so that all counters start at zero and no two streams overlap.
         data, person = address.encode(kind), STREAM_FORMAT.encode()
-        return hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
+        own = hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
+        return start_keystream(own, num_bytes, first=first)
 
 
-class _Workspace(threading.local):
-    """Buffers of one thread, kept from draw to draw: new memory would cost as much as drawing."""
-
-    def __init__(self) -> None:
-        self._zeros = b""
-        self._keystreams = bytearray()
-
-    def read_words(self, keystreams: Sequence[CipherContext], shape: tuple[int, int]) -> Words:
-        """Return the next words of keystreams, which are the encryption of zeros."""
-        num_words = shape[0] * shape[1]
-        self._read(keystreams, num_words * _WORD_BYTES)
-        words = np.frombuffer(self._keystreams, dtype="<u4", count=len(keystreams) * num_words)
-        return words.astype(np.uint32, copy=False).reshape(-1, *shape)
-
-    def read_bytes(self, keystream: CipherContext, num_bytes: int) -> bytearray:
-        """Return a buffer that begins with the next bytes of a keystream, until the next call."""
-        self._read([keystream], num_bytes)
-        return self._keystreams
-
-    def _read(self, keystreams: Sequence[CipherContext], num_bytes: int) -> None:
-        """Write so many bytes of each keystream, one after the other."""
-        if len(self._zeros) < num_bytes:
-            self._zeros = bytes(num_bytes)
-        # Version 42 of cryptography asks for one cipher block more than it writes.
-        needed = len(keystreams) * num_bytes + _CIPHER_BLOCK_BYTES
-        if len(self._keystreams) < needed:
-            self._keystreams = bytearray(needed)
-        zeros, out = memoryview(self._zeros)[:num_bytes], memoryview(self._keystreams)
-        for number, keystream in enumerate(keystreams):
-            keystream.update_into(zeros, out[number * num_bytes :])
-
-    def write_sums(self, words: Words, weights: FloatArray, out: FloatArray, first: int) -> None:
-        """Write the weighted sums of streams' normals to ``out`` from ``first``.
-
-        Values outside of ``out``, such as those before it where ``first`` is negative, are dropped.
-        """
-        size = words.shape[1] * VALUES_PER_BLOCK
-        if 0 <= first <= len(out) - size and out.flags.c_contiguous:
-            self._write_blocks(words, weights, out[first : first + size])
-        else:
-            blocks = np.empty(size)
-            self._write_blocks(words, weights, blocks)
-            found, wanted = find_overlap(blocks, first, out, 0)
-            wanted[:] = found
-
-    @staticmethod
-    def _write_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
-        load_compiled().sum_blocks(words, weights, out.reshape(-1, 2, PAIRS_PER_BLOCK))
+_ZEROS = bytes(_BYTES_AT_ONCE)
 
 
-_WORKSPACE = _Workspace()
+class _Buffer(threading.local):
+    """Memory of one thread, kept from draw to draw: new memory would cost as much as drawing."""
+
+    words = np.empty(0, np.uint8)
 
 
-def split_in_cache(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Return views of parts that stay in a core's cache: passes over the whole are slow."""
-    at_once = _BYTES_AT_ONCE // values.itemsize
-    return (values[start : start + at_once] for start in range(0, len(values), at_once))
+_BUFFER = _Buffer()
 
 
-def read_words(keystream: CipherContext, num_words: int, dtype: DTypeLike) -> _Unsigned:
-    """Return the next words of a keystream, in memory that the next call overwrites."""
-    kind = np.dtype(dtype)
-    data = _WORKSPACE.read_bytes(keystream, num_words * kind.itemsize)
-    words: _Unsigned = np.frombuffer(data, kind.newbyteorder("<"), num_words)
-    return words.astype(kind, copy=False)
+@final
+class Keystreams:
+    """Keystreams that are read together, piece by piece: the encryption of zeros.
+
+    Each part is some keystreams and the number of bytes that a piece has of each.
+
+    Attributes:
+        pieces: For each part the piece that was read last, shape (keystreams, bytes), in memory
+            that the next object of this thread takes over.
+    """
+
+    def __init__(self, *parts: tuple[Sequence[CipherContext], int]) -> None:
+        needed = sum(len(keystreams) * num_bytes for keystreams, num_bytes in parts)
+        if len(_BUFFER.words) < needed:
+            _BUFFER.words = np.empty(needed, np.uint8)
+        self.pieces: list[NDArray[np.uint8]] = []
+        self._jobs: list[tuple[CipherContext, memoryview, memoryview]] = []
+        end = 0
+        for keystreams, num_bytes in parts:
+            start, end = end, end + len(keystreams) * num_bytes
+            piece = _BUFFER.words[start:end].reshape(len(keystreams), num_bytes)
+            zeros = memoryview(_ZEROS)[:num_bytes]
+            for keystream, own in zip(keystreams, piece, strict=True):
+                self._jobs.append((keystream, zeros, own.data))
+            self.pieces.append(piece)
+
+    def read(self) -> None:
+        """Read the next piece of each keystream."""
+        for keystream, zeros, piece in self._jobs:
+            keystream.update_into(zeros, piece)
 
 
-def start_keystream(key: bytes, num_words: int, *, first: int = 0) -> CipherContext:
-    """Return the cipher whose encryption of zeros is so many words of a stream, of 32 bits.
+def count_at_once(num_bytes: int, count: int) -> int:
+    """Return how many of ``count`` values, each of so many bytes of all streams, a piece has."""
+    return min(max(_BYTES_AT_ONCE // max(num_bytes, 1), 1), max(count, 1))
+
+
+def start_keystream(key: bytes, num_bytes: int, *, first: int = 0) -> CipherContext:
+    """Return the cipher whose encryption of zeros is so many bytes of a stream.
 
     ``first`` is the first of them, at the beginning of a block of the cipher.
     """
     # A block of normals is a whole number of cipher blocks, so the counter can start at any one.
-    counter = _FIRST_COUNTER + first * _WORD_BYTES // _CIPHER_BLOCK_BYTES
+    counter = _FIRST_COUNTER + first // _CIPHER_BLOCK_BYTES
     mode: modes.CTR | modes.GCM = modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
-    # From the first word on, GCM gives the same bytes. OpenSSL has wider instructions for it than
+    # From the first byte on, GCM gives the same bytes. OpenSSL has wider instructions for it than
     # for plain counters, so that it is faster although it computes a tag, which nobody reads.
-    if first == 0 and num_words * _WORD_BYTES <= _MOST_GCM_BYTES:
-        mode = modes.GCM(bytes(_CIPHER_BLOCK_BYTES - _WORD_BYTES))
+    if first == 0 and num_bytes <= _MOST_GCM_BYTES:
+        mode = modes.GCM(bytes(_GCM_NONCE_BYTES))
     return Cipher(algorithms.AES(key), mode).encryptor()

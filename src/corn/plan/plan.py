@@ -36,9 +36,9 @@ from corn.covariance.design import (
     require_no_options,
 )
 from corn.covariance.dual import solve_dual
+from corn.covariance.insiders import certify
 from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
-from corn.covariance.pairs import certify
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -56,7 +56,7 @@ from corn.privacy.accounting import group_agents
 from corn.privacy.floats import FloatLoss, set_aside
 from corn.privacy.gaussian import find_accountant
 from corn.privacy.rounding import round_up, write_exactly
-from corn.topology import Graph, Mixing, Network, choose_cooldown, load_network
+from corn.topology import Mixing, Network, choose_cooldown, load_network
 from corn.version import __version__
 
 FloatType: TypeAlias = Literal["float32", "float64"]
@@ -262,7 +262,7 @@ class Plan:
             problem.scaled_objective,
             self.decomposition.rescale(1 / problem.scales),
             self.threat,
-            allowed_groups(self.network.graph, self.threat, self.mechanism),
+            allowed_groups(self.network, self.threat, self.mechanism),
             self.certificate.multipliers,
         )
         return bound / problem.strictest_cap
@@ -312,7 +312,7 @@ def make_plan(
     if is_masked and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         # In closed form, and without matrices of n × n numbers.
-        groups = threat.seed_groups(network.graph)
+        groups = threat.seed_groups(network.graph, "sum")
         shares = design_masks(caps, groups, threat.max_colluders)
         certificate = Certificate("optimal", "formula", 0.0, 0.0)
     else:
@@ -400,11 +400,12 @@ def require_sound(budget: PrivacyBudget) -> None:
             )
 
 
-def allowed_groups(graph: Graph, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
+def allowed_groups(network: Network, threat: ThreatModel, mechanism: MechanismName) -> SeedGroups:
     """Return the seed groups that a mechanism may use under a threat; DECOR uses the links."""
     if mechanism == "decor":
-        return tuple(sorted({tuple(sorted(edge)) for edge in graph.edges}))
-    return threat.seed_groups(graph)
+        return tuple(sorted({tuple(sorted(edge)) for edge in network.graph.edges}))
+    is_masked = network.mixing == "sum" and mechanism == "corn"
+    return threat.seed_groups(network.graph, "sum" if is_masked else "gossip")
 
 
 def prove_lower_bound(
@@ -430,10 +431,9 @@ def prove_lower_bound(
     if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
         return max(bounds)
-    is_of_pairs = all(len(group) == 2 for group in seed_groups)
     # Any multipliers prove a bound, so only their number must be right.
     shape = (math.comb(n, threat.max_colluders), n)
-    if is_of_pairs and multipliers is not None and multipliers.shape == shape:
+    if multipliers is not None and multipliers.shape == shape:
         proof = certify(
             A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
         )

@@ -210,7 +210,7 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     if proved > value * (1 + _CLAIM_TOLERANCE):
         problems.append(f"the lower bound {proved:.6g} is above the value {value:.6g}")
     # The lower bound is proved for the allowed seeds. With others it would mean nothing.
-    allowed = set(allowed_groups(plan.network.graph, plan.threat, plan.mechanism))
+    allowed = set(allowed_groups(plan.network, plan.threat, plan.mechanism))
     stray = [group for group in plan.decomposition.seed_groups if group not in allowed]
     if stray:
         problems.append(f"agents {stray[0]} share a seed, which seeds={plan.threat.seeds} excludes")

@@ -1,9 +1,9 @@
-"""Noise of pairs that colluding insiders cannot undo: Problem (16) on seeds of pairs.
+"""Noise that colluding insiders cannot undo: Problem (16), on seeds of any groups.
 
-With one stream per pair, R = diag(θ) + Σ_e f_e f_eᵀ, where f_e has two entries. A coalition I knows
-the streams of its members' pairs; R^(I) is the covariance of all others. More streams per pair gain
-nothing: any diagonal part of a pair's covariance is worth more as private noise, which fewer
-coalitions know.
+R = diag(θ) + Σ_e f_e f_eᵀ, where the stream e has weights f_e on the members of its group. A
+coalition I knows the streams of its members' groups; R^(I) is the covariance of all others. A group
+of m agents needs m streams, and a pair one: any diagonal part of a pair's covariance is worth more
+as private noise, which fewer coalitions know.
 
 **The search.** The problem is scale-free: any candidate becomes exactly private when it is
 multiplied by max x / b, where x are all the [(R^(I))⁻¹]_ii at stake. So the search minimises
@@ -15,15 +15,15 @@ weights w after each round (the exponential method of multipliers), which remove
 error at a moderate p; raising p instead would ruin the conditioning.
 
 **The certificate** needs no search: for any matrices Y_I with Σ_{I: k unknown} [Y_I Y_Iᵀ]_{H_k} ⪯
-A_{H_k} for every pair and every agent's private noise,
+A_{H_k} for every group and every agent's private noise,
 
     Tr(A R) ≥ Σ_I Tr(Y_Iᵀ R^(I) Y_I) ≥ Σ_{I,i} (Y_I)_ii² / [(R^(I))⁻¹]_ii ≥ Σ_{I,i} (Y_I)_ii² / b,
 
 the second step by Cauchy and Schwarz. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2}, Λ = w/x, makes it
 tight.
 
-**All coalitions** are evaluated by one inverse each in small networks (`PairInverses`), and in
-large ones by low-rank updates of one inverse (`PairUpdates`).
+**All coalitions** are evaluated by one inverse each (`Inverses`), and where pairs share seeds in
+large networks by low-rank updates of one inverse (`PairUpdates`).
 """
 
 from __future__ import annotations
@@ -77,19 +77,20 @@ _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 _CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
 
 
-def solve_pairs(
+def solve_split(
     problem: DesignProblem,
     seed_groups: SeedGroups,
     *,
     tolerance: float | None = None,
     max_evaluations: int | None = None,
 ) -> Design:
-    """Minimise Tr(A R) over private noise and the noise of pairs, so that all coalitions meet caps.
+    """Minimise Tr(A R) over private and shared noise, so that all coalitions meet the caps.
 
     Args:
         problem: The design problem.
-        seed_groups: The pairs that share a seed.
-        tolerance: The relative gap to stop at; by default 1e-3, and 1e-2 from 24 agents on.
+        seed_groups: The agents that share each seed.
+        tolerance: The relative gap to stop at; by default 1e-3, and 1e-2 for pairs of 24 agents or
+            more.
         max_evaluations: After so many, or without progress, the noise is private all the same, and
             its status says so. The default is what takes minutes: above 1000 agents, where an
             evaluation takes seconds to minutes, noise is then typically a tenth above that of a
@@ -99,16 +100,18 @@ def solve_pairs(
     n, q = problem.num_agents, problem.threat.max_colluders
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(n, q)
-    is_large = n >= _LEAST_FOR_UPDATES
+    streams = Streams.list_all(seed_groups, n)
+    is_large = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
     if tolerance is None:
         tolerance = _TOLERANCE_WITH_UPDATES if is_large else _TOLERANCE
-    pairs = np.array(seed_groups, dtype=int)
     limits = problem.variance_ratio_limits / problem.precision_caps
-    # With an A that is singular on a pair, noise grows without bound and no bound is proved.
-    ridge = _SMALLEST_RIDGE if _is_singular_on_a_pair(problem.scaled_objective, pairs) else 0.0
+    # With an A that is singular on a group, noise grows without bound and no bound is proved.
+    values = np.linalg.eigvalsh(streams.take(problem.scaled_objective))
+    is_singular = (values[:, 0] <= _SINGULAR * values[:, -1]).any()
+    ridge = _SMALLEST_RIDGE if is_singular else 0.0
     while True:
         with one_thread():
-            found = _search(problem, pairs, q, ridge, tolerance, max_evaluations)
+            found = _search(problem, streams, q, ridge, tolerance, max_evaluations)
             shares = _scale(problem, seed_groups, found, 0.0 if is_large else tolerance)
         if (shares.covariance.diagonal() <= limits * (1 + 1e-9)).all():
             break
@@ -116,7 +119,7 @@ def solve_pairs(
         ridge = max(10 * ridge, _SMALLEST_RIDGE)
     value = problem.value(shares.covariance)
     # Insiders only ask for more noise, so the bound against an eavesdropper holds as well. It is
-    # the better one where A is singular on a pair: the bound for insiders is then 0.
+    # the better one where A is singular on a group: the bound for insiders is then 0.
     dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
     bound = max(found.lower_bound, dual.lower_bound) / problem.strictest_cap
     status: Status = "noise limited" if ridge else "iteration limit"
@@ -128,7 +131,7 @@ def solve_pairs(
     proof = found.proof
     return Design(
         mechanism="corn",
-        solver="pairs",
+        solver="split",
         status=status,
         covariance=shares.covariance,
         precision=precision,
@@ -144,27 +147,128 @@ def solve_pairs(
     )
 
 
-def _is_singular_on_a_pair(A: FloatArray, pairs: IntArray) -> bool:
-    values = np.linalg.eigvalsh(_take(A, pairs))
-    return bool((values[:, 0] <= _SINGULAR * values[:, -1]).any())
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """All streams of shared noise: one for a pair, and m for a group of m agents.
+
+    Attributes:
+        members: The agents of each stream's group, shape (streams, width); the number of agents
+            fills up the rows of smaller groups.
+        ranks: The number of a stream within its group, shape (streams,).
+        groups: The seed groups, each with its streams.
+    """
+
+    members: IntArray
+    ranks: IntArray
+    groups: tuple[tuple[tuple[int, ...], slice], ...]
+    num_agents: int
+
+    @classmethod
+    def list_all(cls, seed_groups: SeedGroups, num_agents: int) -> Streams:
+        """Return the streams that the best noise on these groups needs at most."""
+        width = max(map(len, seed_groups))
+        rows: list[tuple[int, ...]] = []
+        groups = []
+        for group in seed_groups:
+            count = 1 if len(group) == 2 else len(group)
+            groups.append((group, slice(len(rows), len(rows) + count)))
+            rows += [group + (num_agents,) * (width - len(group))] * count
+        ranks = np.concatenate([np.arange(own.stop - own.start) for _, own in groups])
+        return cls(np.array(rows, dtype=int), ranks, tuple(groups), num_agents)
+
+    @property
+    def are_of_pairs(self) -> bool:
+        """Whether all groups are pairs."""
+        return bool(self.members.shape[1] == 2)
+
+    @property
+    def are_filled(self) -> NDArray[np.bool_]:
+        """Whether a place of ``members`` is that of an agent."""
+        filled: NDArray[np.bool_] = self.members < self.num_agents
+        return filled
+
+    def take(self, A: FloatArray) -> FloatArray:
+        """Return the blocks of A on each stream's group, shape (streams, width, width).
+
+        Places that are filled up have no coupling, and the mean of A's diagonal.
+        """
+        padded = np.pad(A, ((0, 1), (0, 1)))
+        blocks: FloatArray = padded[self.members[:, :, None], self.members[:, None, :]]
+        places = np.arange(blocks.shape[1])
+        blocks[:, places, places] += np.where(self.are_filled, 0.0, np.trace(A) / len(A))
+        return blocks
+
+    def split(self, factors: FloatArray) -> tuple[FloatArray, ...]:
+        """Return the factor of each group, shape (m, streams of it)."""
+        return tuple(factors[own, : len(group)].T for group, own in self.groups)
+
+    def join(self, noise: Decomposition) -> FloatArray:
+        """Return the weights of all streams; a group that a split leaves out has no noise.
+
+        Of a group with more streams than listed, which no search makes, some are left out.
+        """
+        given = dict(zip(noise.seed_groups, noise.factors, strict=True))
+        factors = np.zeros(self.members.shape)
+        for group, own in self.groups:
+            if group in given:
+                columns = given[group][:, : own.stop - own.start].T
+                factors[own.start : own.start + len(columns), : len(group)] = columns
+        return factors
+
+    def find_unknown(self, outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return whether no member of a stream is in a coalition, shape (coalitions, streams)."""
+        padded = np.pad(outside, ((0, 0), (0, 1)), constant_values=True)
+        return np.asarray(padded[:, self.members].all(axis=2))
+
+    def hide(
+        self, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
+    ) -> FloatArray:
+        """Return R^(I) of each coalition, shape (c, n, n); members keep their private noise."""
+        if self.are_of_pairs:
+            return _hide_pairs(theta, factors, self.members, outside)
+        n = self.num_agents
+        F = np.zeros((n + 1, len(factors)))
+        F[self.members, np.arange(len(factors))[:, None]] = factors
+        F = F[:n]
+        hidden = (F * self.find_unknown(outside)[:, None, :]) @ F.T
+        hidden[:, np.arange(n), np.arange(n)] += theta
+        return np.asarray(hidden)
+
+    def pull_back(self, matrices: FloatArray, outside: NDArray[np.bool_]) -> FloatArray:
+        """Return the sum of matrices on each stream, over coalitions that do not know it.
+
+        This is the adjoint of ``hide``: it takes gradients from coalitions back to streams.
+        """
+        if self.are_of_pairs:
+            return _pull_back_to_pairs(matrices, self.members, outside)
+        unknown = self.find_unknown(outside)
+        total = np.zeros((len(self.members), *2 * self.members.shape[1:]))
+        for matrix, counts in zip(matrices, unknown, strict=True):
+            padded = np.pad(matrix, ((0, 1), (0, 1)))
+            own = self.members[counts]
+            total[counts] += padded[own[:, :, None], own[:, None, :]]
+        return total
 
 
 def _search(
     problem: DesignProblem,
-    pairs: IntArray,
+    streams: Streams,
     max_colluders: int,
     ridge: float,
     tolerance: float,
     max_evaluations: int | None,
-) -> PairSearch:
+) -> SplitSearch:
     """Search for the best candidate against so many insiders."""
     n = problem.num_agents
-    kind = PairUpdates if n >= _LEAST_FOR_UPDATES else PairInverses
-    evaluation = kind(pairs, num_agents=n, max_colluders=max_colluders)
-    search = PairSearch(problem, evaluation, ridge=ridge)
-    if kind is PairInverses:
-        # Independent noise plus weakly anti-correlated pairs.
-        start = Candidate(np.ones(n), np.tile([0.5, -0.5], (len(pairs), 1)) / np.sqrt(n))
+    uses_updates = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
+    evaluation = (PairUpdates if uses_updates else Inverses)(streams, max_colluders)
+    search = SplitSearch(problem, evaluation, ridge=ridge)
+    if not uses_updates:
+        # Independent noise plus weakly anti-correlated groups: columns of I − 11ᵀ/m.
+        sizes = streams.are_filled.sum(axis=1, keepdims=True)
+        columns = np.where(streams.are_filled, -1 / sizes, 0.0)
+        columns[np.arange(len(columns)), streams.ranks] += 1
+        start = Candidate(np.ones(n), columns / np.sqrt(n))
         limit = max_evaluations or _EVALUATIONS_OF_INVERSES
         search.run(start, tolerance, limit, sharpness=(_SMOOTHEST, *_SHARPNESS))
         return search
@@ -173,7 +277,7 @@ def _search(
     if max_colluders > 1:
         # Noise against one insider less is a good start, and far cheaper to find. A smooth
         # objective would lead away from it.
-        before = _search(problem, pairs, max_colluders - 1, ridge, tolerance, max_evaluations)
+        before = _search(problem, streams, max_colluders - 1, ridge, tolerance, max_evaluations)
         start = before.best
         sharpness = _SHARPNESS[-1:]
         spent = before.evaluations
@@ -197,13 +301,13 @@ def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
     return min(most, max(least, int(most * (full / num_agents) ** power)))
 
 
-def _find_uniform_noise(search: PairSearch) -> Candidate:
+def _find_uniform_noise(search: SplitSearch) -> Candidate:
     """Return the best noise with one private variance and one variance of all pairs.
 
     One number is found in a few evaluations, after which each evaluation of the search is worth
     several of a search from an arbitrary point.
     """
-    n, num_pairs = len(search.diagonal), len(search.pairs)
+    n, num_pairs = len(search.diagonal), len(search.streams.members)
 
     def measure(shared: float) -> Candidate:
         # ``shared`` is the variance of an agent's shared noise over that of its private noise.
@@ -220,7 +324,7 @@ def _find_uniform_noise(search: PairSearch) -> Candidate:
 
 
 def _scale(
-    problem: DesignProblem, seed_groups: SeedGroups, search: PairSearch, tolerance: float
+    problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch, tolerance: float
 ) -> Decomposition:
     """Return the best candidate as a split, scaled until every coalition meets the caps.
 
@@ -230,7 +334,7 @@ def _scale(
     q, caps = problem.threat.max_colluders, problem.precision_caps
 
     def scale(factors: FloatArray) -> Decomposition:
-        noise = Decomposition(search.best.theta, seed_groups, tuple(factors[:, :, None]))
+        noise = Decomposition(search.best.theta, seed_groups, search.streams.split(factors))
         # Back from units of the strictest cap: R = T R' T (docs/theory.md, "A promise for each
         # agent").
         restored = noise.rescale(problem.scales)
@@ -275,10 +379,10 @@ def certify(
     *,
     max_colluders: int,
 ) -> float:
-    """Return the lower bound for b = 1 that a split of pairs and multipliers λ ≥ 0 prove.
+    """Return the lower bound for b = 1 that a split and multipliers λ ≥ 0 prove.
 
     ``multipliers`` has shape (coalitions, n), coalitions in lexicographic order. The bound is that
-    of ``_relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the pairs
+    of ``_relative_pressure`` with Y_I = (R^(I))⁻¹ Λ_I^{1/2}. It is over all splits on the groups
     ``seed_groups``, of which the given one may leave out some. Any λ is valid, so a certificate can
     be checked without trusting its maker; overflow, or a singular split, proves nothing: the bound
     is then 0.
@@ -292,41 +396,34 @@ def certify(
         return 0.0
     # The bound does not depend on the scale of λ; squares of it must not overflow.
     weights /= largest
-    # A pair left out of the split has no noise. Of a pair with several streams, which no search
-    # makes, one is enough: any matrices prove a bound.
-    given = {
-        pair: factor[:, 0]
-        for pair, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True)
-        if factor.shape[1]
-    }
-    factors = np.array([given.get(pair, np.zeros(2)) for pair in seed_groups])
-    pairs = np.array(seed_groups, dtype=int)
+    streams = Streams.list_all(seed_groups, n)
+    factors = streams.join(decomposition)
     private = np.zeros(n)
-    blocks = np.zeros((len(pairs), 2, 2))
+    blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
     squares = 0.0
     for chunk in _chunks(outside):
         try:
-            M = np.linalg.inv(hide(decomposition.private_variance, factors, pairs, outside[chunk]))
+            M = np.linalg.inv(streams.hide(decomposition.private_variance, factors, outside[chunk]))
         except np.linalg.LinAlgError:
             return 0.0
         # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
         G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
         # A member adds nothing: its row of M is diagonal, and its own privacy has no weight.
         private += np.einsum("cii->i", G)
-        blocks += pull_back(G, pairs, outside[chunk])
+        blocks += streams.pull_back(G, outside[chunk])
         squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
-    t = _relative_pressure(A.diagonal(), _take(A, pairs), private=private, blocks=blocks)
+    t = _relative_pressure(A.diagonal(), streams.take(A), private=private, blocks=blocks)
     return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
 
 
 def _relative_pressure(
     diagonal: FloatArray, blocks_of_A: FloatArray, *, private: FloatArray, blocks: FloatArray
 ) -> float:
-    """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every pair and all private noise.
+    """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every group and all private noise.
 
     ``private`` and ``blocks`` are those of the sum, each over the coalitions that do not know the
     noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound. Infinite where A is singular on a
-    pair.
+    group.
     """
     with np.errstate(divide="ignore"):
         largest = float((private / diagonal).max())
@@ -349,10 +446,10 @@ def list_outside(num_agents: int, max_colluders: int) -> NDArray[np.bool_]:
     return outside
 
 
-def hide(
+def _hide_pairs(
     theta: FloatArray, factors: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]
 ) -> FloatArray:
-    """Return R^(I) for each coalition, shape (c, n, n); members keep their private noise alone."""
+    """Return what ``Streams.hide`` does, without a product over streams."""
     n, (i, j) = len(theta), pairs.T
     R = np.zeros((n, n))
     R[i, j] = R[j, i] = factors[:, 0] * factors[:, 1]
@@ -367,11 +464,10 @@ def hide(
     return hidden
 
 
-def pull_back(matrices: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]) -> FloatArray:
-    """Return the sum of matrices on each pair, over coalitions that do not know it: (k, 2, 2).
-
-    This is the adjoint of ``hide``: it takes gradients from coalitions back to pairs.
-    """
+def _pull_back_to_pairs(
+    matrices: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]
+) -> FloatArray:
+    """Return what ``Streams.pull_back`` does, in one pass over all coalitions."""
     i, j = pairs.T
     unknown = outside[:, i] & outside[:, j]
     diagonal = np.diagonal(matrices, axis1=1, axis2=2)
@@ -388,15 +484,9 @@ def _chunks(outside: NDArray[np.bool_]) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(outside), size)]
 
 
-def _take(matrix: FloatArray, pairs: IntArray) -> FloatArray:
-    """Return the diagonal blocks of an (n, n) matrix on pairs, shape (k, 2, 2)."""
-    blocks: FloatArray = matrix[pairs[:, :, None], pairs[:, None, :]]
-    return blocks
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Noise in the scaled problem: θ, shape (n,), and the factors of pairs, shape (k, 2)."""
+    """Noise in the scaled problem: θ, shape (n,), and the weights of streams, as their members."""
 
     theta: FloatArray
     factors: FloatArray
@@ -415,7 +505,7 @@ class Pressure:
         log_weights: log w, shape (coalitions, n).
         multipliers: w/x, shape (coalitions, n).
         private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
-        blocks: The same sum on each pair, over the coalitions that do not know its seed. At the
+        blocks: The same sum on each stream, over the coalitions that do not know it. At the
             optimum it equals A/Tr(AR) wherever there is noise.
     """
 
@@ -428,10 +518,10 @@ class Pressure:
     blocks: FloatArray
 
 
-class PairEvaluation(Protocol):
-    """A way to evaluate the coalitions of q insiders among n agents, of whom pairs share seeds."""
+class Evaluation(Protocol):
+    """A way to evaluate the coalitions of q insiders among n agents, who share streams."""
 
-    pairs: IntArray
+    streams: Streams
     outside: NDArray[np.bool_]
 
     def press(
@@ -443,23 +533,23 @@ class PairEvaluation(Protocol):
         """
 
 
-class PairSearch:
+class SplitSearch:
     """L-BFGS in rounds on log θ and the coordinates C⁻¹f of each factor in a metric C.
 
     The ridge is on the A that is minimised, not on the A of the bound that is kept.
     """
 
     def __init__(
-        self, problem: DesignProblem, evaluation: PairEvaluation, *, ridge: float = 0.0
+        self, problem: DesignProblem, evaluation: Evaluation, *, ridge: float = 0.0
     ) -> None:
         A = problem.scaled_objective
         added = ridge * float(np.trace(A)) / len(A)
-        self.pairs = evaluation.pairs
+        self.streams = evaluation.streams
         self._evaluation = evaluation
         self._true_diagonal = A.diagonal()
-        self._true_blocks = _take(A, self.pairs)
+        self._true_blocks = self.streams.take(A)
         self.diagonal = self._true_diagonal + added
-        self._blocks = self._true_blocks + added * np.eye(2)
+        self._blocks = self._true_blocks + added * np.eye(self.streams.members.shape[1])
         self._metric = _scale_blocks(self._blocks)
         # −∞ removes a member's own privacy from every sum: it is not at stake against itself.
         self._log_prior = np.where(evaluation.outside, 0.0, -np.inf)
@@ -578,8 +668,11 @@ class PairSearch:
         theta = np.where(helps, np.maximum(candidate.theta, size), candidate.theta)
         # Negative directions of the slack would lower the value.
         values, vectors = np.linalg.eigh(self._blocks / trace - pressure.blocks)
-        wanted = (values[:, 0] < 0) & (np.square(candidate.factors).sum(axis=1) < size)
-        factors = np.where(wanted[:, None], np.sqrt(size) * vectors[:, :, 0], candidate.factors)
+        # Each stream of a group gets a direction of its own.
+        own = np.arange(len(values)), self.streams.ranks
+        wanted = (values[own] < 0) & (np.square(candidate.factors).sum(axis=1) < size)
+        directions = np.where(self.streams.are_filled, vectors.transpose(0, 2, 1)[own], 0.0)
+        factors = np.where(wanted[:, None], np.sqrt(size) * directions, candidate.factors)
         return self._pack(Candidate(theta, factors))
 
     def _pack(self, candidate: Candidate) -> FloatArray:
@@ -590,7 +683,8 @@ class PairSearch:
         n = len(self.diagonal)
         # A step too long of the line search must not overflow.
         theta = np.exp(np.clip(z[:n], -_FARTHEST_LOG, _FARTHEST_LOG))
-        return Candidate(theta, np.einsum("kab,kb->ka", self._metric, z[n:].reshape(-1, 2)))
+        coordinates = z[n:].reshape(self.streams.members.shape)
+        return Candidate(theta, np.einsum("kab,kb->ka", self._metric, coordinates))
 
 
 def _scale_blocks(blocks: FloatArray) -> FloatArray:
@@ -611,12 +705,12 @@ def _scale_blocks(blocks: FloatArray) -> FloatArray:
 class _Sums:
     """Sums over coalitions with softmax weights, relative to the largest exponent so far."""
 
-    def __init__(self, num_agents: int, num_pairs: int, sharpness: float) -> None:
+    def __init__(self, streams: Streams, sharpness: float) -> None:
         self.sharpness = sharpness
         self.top = -np.inf
         self.mass = self.mean = 0.0
-        self.private = np.zeros(num_agents)
-        self.blocks = np.zeros((num_pairs, 2, 2))
+        self.private = np.zeros(streams.num_agents)
+        self.blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
         self.arrays = [self.private, self.blocks]
 
     def weigh(self, x: FloatArray, log_prior: FloatArray) -> FloatArray:
@@ -650,31 +744,31 @@ class _Sums:
         )
 
 
-class PairInverses:
+class Inverses:
     """The coalitions of q insiders among n agents, by one inverse for each."""
 
-    def __init__(self, pairs: IntArray, *, num_agents: int, max_colluders: int) -> None:
-        self.pairs = pairs
-        self.outside = list_outside(num_agents, max_colluders)
+    def __init__(self, streams: Streams, max_colluders: int) -> None:
+        self.streams = streams
+        self.outside = list_outside(streams.num_agents, max_colluders)
         self._chunks = _chunks(self.outside)
 
     def press(
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
     ) -> Pressure | None:
-        """See ``PairEvaluation``."""
-        sums = _Sums(len(theta), len(self.pairs), sharpness)
+        """See ``Evaluation``."""
+        sums = _Sums(self.streams, sharpness)
         x = np.empty_like(log_prior)
         for chunk in self._chunks:
             outside = self.outside[chunk]
             try:
-                M = np.linalg.inv(hide(theta, factors, self.pairs, outside))
+                M = np.linalg.inv(self.streams.hide(theta, factors, outside))
             except np.linalg.LinAlgError:
                 return None
             x[chunk] = np.diagonal(M, axis1=1, axis2=2)
             Lambda = sums.weigh(x[chunk], log_prior[chunk])
             G = (M * Lambda[:, None, :]) @ M
             sums.private += np.einsum("cii->i", G)
-            sums.blocks += pull_back(G, self.pairs, outside)
+            sums.blocks += self.streams.pull_back(G, outside)
         return sums.finish(x, log_prior)
 
 
@@ -694,8 +788,10 @@ class PairUpdates:
     same computation once for each set of all members but the last, whose streams are left out of R.
     """
 
-    def __init__(self, pairs: IntArray, *, num_agents: int, max_colluders: int) -> None:
-        self.pairs = pairs
+    def __init__(self, streams: Streams, max_colluders: int) -> None:
+        self.streams = streams
+        num_agents = streams.num_agents
+        pairs = streams.members
         self.outside = list_outside(num_agents, max_colluders)
         self._num_agents = num_agents
         self._max_colluders = max_colluders
@@ -709,11 +805,11 @@ class PairUpdates:
     def press(
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
     ) -> Pressure | None:
-        """See ``PairEvaluation``."""
-        n, pairs = self._num_agents, self.pairs
+        """See ``Evaluation``."""
+        n, pairs = self._num_agents, self.streams.members
         # The pressure on a pair is divided by these numbers.
         factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
-        sums = _Sums(n, len(pairs), sharpness)
+        sums = _Sums(self.streams, sharpness)
         inner = np.zeros((n, n))
         diagonal = np.zeros(n)
         # By pair and end: the pressure of the insider at the other end. The last row is a dummy.
@@ -724,7 +820,7 @@ class PairUpdates:
             # The outer members' streams are left out; those of each last member are updates.
             is_known: NDArray[np.bool_] = np.isin(pairs, outer).max(axis=1)
             unknown = np.where(is_known[:, None], 0.0, factors)
-            R = hide(theta, unknown, pairs, np.ones((1, n), dtype=bool))[0]
+            R = self.streams.hide(theta, unknown, np.ones((1, n), dtype=bool))[0]
             Y = invert_definite(R)
             if Y is None:
                 return None
@@ -749,7 +845,8 @@ class PairUpdates:
             G[np.diag_indices_from(G)] += diagonal
             T = Y @ G @ Y
             sums.private += T.diagonal()
-            sums.blocks[~is_known] += _take(T, pairs[~is_known])
+            open_pairs = pairs[~is_known]
+            sums.blocks[~is_known] += T[open_pairs[:, :, None], open_pairs[:, None, :]]
             # Y of the next base is another one; what was summed under this Y is done.
             inner[:] = 0
             diagonal[:] = 0
@@ -798,9 +895,9 @@ class PairUpdates:
         filled = places < end[:, None]
         places = np.where(filled, places, 0)
         # The number one past the last pair has a factor of zero, so it adds nothing anywhere.
-        pairs = np.where(filled, self._numbers[places], len(self.pairs))
+        pairs = np.where(filled, self._numbers[places], len(self.streams.members))
         sides = np.where(filled, self._sides[places], 0)
-        partners = self.pairs[np.where(filled, pairs, 0), 1 - sides]
+        partners = self.streams.members[np.where(filled, pairs, 0), 1 - sides]
         return _Insiders(members, pairs, sides, np.where(filled, partners, members[:, None]))
 
 
