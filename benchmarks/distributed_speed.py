@@ -69,7 +69,7 @@ from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
-from corn.transport import Purpose, open_links
+from corn.transport import open_links
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.rehearsal import make_public_credentials, make_public_source
@@ -285,7 +285,7 @@ def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
         advertise=None if advertise is None else ("127.0.0.1", advertise),
     )
     limit = message_limit(job.num_agents, job.num_agents**2, start.nbytes)
-    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=limit)
+    opener = rendezvous.make_link_opener(max_bytes=limit)
     graph = load_network(GRAPHS[job.num_agents]).graph
     links = open_links(
         opener, graph.neighbors(agent), timeout=600, check=rendezvous.check_interruption

@@ -26,7 +26,7 @@ from corn.distributed.messages import (
     message_limit,
 )
 from corn.distributed.rendezvous import Rendezvous
-from corn.transport import Dropout, LinkError, Purpose, open_links
+from corn.transport import Dropout, LinkError, open_links
 
 from .threads import run_in_threads
 
@@ -113,7 +113,7 @@ def connect(
     rendezvous: Rendezvous, neighbours: Iterable[int], *, timeout: float = 20.0
 ) -> Exchange:
     n = rendezvous.num_agents
-    opener = rendezvous.make_link_opener(Purpose.LINK, max_bytes=message_limit(n, n**2, 8 * D))
+    opener = rendezvous.make_link_opener(max_bytes=message_limit(n, n**2, 8 * D))
     links = open_links(
         opener, neighbours, timeout=rendezvous.timeout, check=rendezvous.check_interruption
     )

@@ -424,6 +424,7 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
             optimizer=factory(model.parameters()),
             data_loader=loaders()[rendezvous.agent % N],
             rendezvous=rendezvous,
+            out=tmp_path / "out",
             settings=RunSettings(timeout=20, evaluate_at=(0,)),
             schedule=schedule,
             rejoins=rejoins,

@@ -20,10 +20,16 @@ import torch
 from corn.covariance import ThreatModel
 from corn.distributed import processes
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.launcher import LaunchResult
 from corn.distributed.processes import AgentProcesses, preloaded_context
 from corn.distributed.rendezvous import join_store
-from corn.distributed.results import FailureKind, RunStatus, StopReason, raise_common_failure
+from corn.distributed.results import (
+    FailureKind,
+    RunStatus,
+    StopReason,
+    merge_results,
+    raise_common_failure,
+)
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError

@@ -14,7 +14,7 @@ from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
-from corn.distributed.launcher import LaunchResult, merge_results
+from corn.distributed.launcher import LaunchResult
 from corn.distributed.logs import writing_log
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind
@@ -23,7 +23,7 @@ from corn.distributed.results import (
     Failure,
     FailureKind,
     RunStatus,
-    merge_measurements,
+    merge_results,
 )
 from corn.distributed.settings import RunSettings
 from corn.distributed.status import AgentState
@@ -49,6 +49,9 @@ PROBLEM = TrainingProblem(
     notes=("stands in for another",),
     public_parts=("validation", "test"),
 )
+
+
+RESULTS = {agent: AgentResult(agent, RunStatus.COMPLETE) for agent in range(3)}
 
 
 def make_journal(
@@ -100,15 +103,9 @@ def write_files(out: Path, agent: int, last_step: int, *, is_public: bool = True
 def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
     for agent, last_step in enumerate(ends):
         write_files(out, agent, last_step)
+    results = RESULTS | {1: AgentResult(1, RunStatus.COMPLETE, notes=("said so",))}
     run = Folders.of_run(out)
-    return merge_measurements(
-        PLAN,
-        PROBLEM,
-        {agent: run.of_agent(agent) for agent in range(3)},
-        settings=SETTINGS,
-        notes=["agent 1: said so"],
-        show_private=show_private,
-    )
+    return merge_results(PLAN, PROBLEM, results, run, SETTINGS, show_private=show_private)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +136,8 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
     assert sorted(read_rows(shared / "metrics.csv")) == [0, 6]
     model = shared / "models" / "step-6.bin"
     model.write_bytes(model.read_bytes()[:-4])
-    folders = {agent: Folders.of_run(tmp_path).of_agent(agent) for agent in range(3)}
     with pytest.raises(FileFormatError, match=r"step-6\.bin: has 9 parameters, not 10"):
-        merge_measurements(PLAN, PROBLEM, folders, settings=SETTINGS)
+        merge_results(PLAN, PROBLEM, RESULTS, Folders.of_run(tmp_path), SETTINGS)
 
 
 def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
@@ -169,10 +165,9 @@ def test_private_files_are_read_only_on_request(tmp_path: Path) -> None:
         write_files(tmp_path, agent, 12)
     shutil.rmtree(tmp_path / "private")
     run = Folders.of_run(tmp_path)
-    folders = {agent: run.of_agent(agent) for agent in range(3)}
     for is_public in (True, False):
         problem = replace(PROBLEM, public_parts=PROBLEM.public_parts if is_public else ())
-        result = merge_measurements(PLAN, problem, folders, settings=SETTINGS)
+        result = merge_results(PLAN, problem, RESULTS, run, SETTINGS)
         for row in result.rows:
             assert all(math.isnan(float(row[name])) for name in PRIVATE_COLUMNS)
             assert math.isnan(float(row["test_loss"])) == (not is_public)

@@ -215,8 +215,7 @@ def test_a_stop_before_the_return_ends_the_wait(sponsor: Sponsor) -> None:
         (asdict(replace(WELCOME, return_step=39)), "steps before 40 may have been released"),
         (asdict(WELCOME) | {"return_step": 50, "nonce": "zz"}, "cannot be read"),
         (asdict(WELCOME) | {"return_step": 50, "session": "-"}, "cannot be read"),
-        (asdict(WELCOME) | {"return_step": 50, "addresses": [["x", "h", 1]]}, "cannot be read"),
-        (asdict(WELCOME) | {"return_step": 50, "addresses": [[1, "h"]]}, "be read"),
+        (asdict(WELCOME) | {"return_step": 50, "present": ["x"]}, "cannot be read"),
     ],
 )
 def test_an_agent_believes_no_sponsor_that_names_old_steps(
@@ -242,7 +241,7 @@ def test_a_model_of_another_size_is_refused_before_anything_is_reserved(
 
 
 def test_damaged_addresses_of_a_run_are_one_line(tmp_path: Path) -> None:
-    for others in ('[["x", "h", 1]]', '{"1": ["h", 1]}', '[[1, "h"]]'):
+    for others in ('{"x": ["h", 1]}', '[[1, "h", 1]]', '{"1": ["h"]}'):
         document = f'{{"own": ["h", 1], "others": {others}}}'
         (tmp_path / "addresses.json").write_text(document, encoding="utf-8")
         with pytest.raises(FileFormatError, match=r"addresses.json: not addresses of a run"):

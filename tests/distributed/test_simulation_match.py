@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.distributed.results import merge_measurements
+from corn.distributed.results import merge_results
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders
 from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep
@@ -27,11 +27,11 @@ SETTINGS = RunSettings(Constant(0.2), batch_size=16, seed=SEED, timeout=30, eval
 def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> None:
     """Run a plan both ways with the same keys, and compare models and measurements."""
     chosen, n = settings or SETTINGS, plan.num_agents
-    assert not failures(run_processes(plan, out, chosen, workload=WORKLOAD, rehearsal_seed=SEED))
+    results = run_processes(plan, out, chosen, workload=WORKLOAD, rehearsal_seed=SEED)
+    assert not failures(results)
     problem = WORKLOAD.build(n)
     folders = Folders.of_run(out)
-    own = {agent: folders.of_agent(agent) for agent in range(n)}
-    found = merge_measurements(plan, problem, own, settings=chosen, show_private=True)
+    found = merge_results(plan, problem, results, folders, chosen, show_private=True)
     method = Mechanism.from_plan(plan)
     expected = run_sweep(
         problem,

@@ -29,7 +29,6 @@ from corn.distributed.rejoin import (
     Admission,
     Returns,
     load_addresses,
-    read_addresses,
     request_return,
     save_addresses,
 )
@@ -77,7 +76,7 @@ from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT
 from corn.plan import Plan, fingerprint, load_plan, save_plan
 from corn.topology import list_connections
-from corn.transport import Link, LinkOpener, Purpose, open_links
+from corn.transport import Link, LinkOpener, open_links
 
 _SECONDS_TO_SEND = 1.0
 
@@ -202,7 +201,7 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
         listen=config.listen or earlier,
         advertise=config.advertise,
         opens_store=config.opens_store,
-        needs_store=not config.rejoins,
+        rejoins=config.rejoins,
         interruption=reports.interruption,
     )
 
@@ -441,7 +440,9 @@ class AgentRun:
         self.group_seeds = share_group_seeds(rendezvous, self.plan, run_nonce=agreement.nonce)
         # A store that answered agents differently would lead them to different agreements.
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
-        opener = self._open_links()
+        # The place where neighbours connect is open before any of them does.
+        opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
+        self._opened.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -463,19 +464,18 @@ class AgentRun:
         # The step of the return is not known yet, so the check assumes all releases that the ledger
         # allows.
         self._check_total(ledger.remaining)
-        rendezvous.announce_address()
-        addresses = rendezvous.read_addresses()
-        if self.folders is not None:
-            # The store wins: an agent that moved has published its new address there.
-            addresses = load_addresses(self.folders.private)[1] | addresses
+        if self.folders is None:
+            raise InvalidArgumentError(
+                "rejoins needs out, the folder of the run, which has the addresses of the others"
+            )
+        _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
         self._opened.callback(admission.opener.close)
         welcome, step = admission.welcome, admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
-        known = addresses | read_addresses(welcome.addresses)
-        rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), known))
+        rendezvous.adopt(Meeting(bytes.fromhex(welcome.session), addresses))
         left = welcome.last_step - step
         self.agreement = Agreement(
             nonce=bytes.fromhex(welcome.nonce),
@@ -483,8 +483,7 @@ class AgentRun:
             max_steps=min(left, ledger.remaining),
             scarce=self.agent if ledger.remaining < left else None,
         )
-        if self.folders is not None:
-            save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
+        save_addresses(self.folders.private, rendezvous.meeting, rendezvous.bound)
         membership = self._make_membership()
         # Without the news of the run this agent would take the graph for whole.
         membership.check(admission.header, is_first=True)
@@ -519,12 +518,6 @@ class AgentRun:
         keys = NewsKeys(self.rendezvous.credentials, self.rendezvous.meeting.session)
         graph = self.plan.network.graph
         return Membership(graph, self.agent, keys=keys, last_step=self.last_step)
-
-    def _open_links(self) -> LinkOpener:
-        """Return the place where neighbours connect; open before any of them does."""
-        opener = self.rendezvous.make_link_opener(Purpose.LINK, max_bytes=self.max_bytes)
-        self._opened.callback(opener.close)
-        return opener
 
     def _exchange_over(
         self, links: Mapping[int, Link], membership: Membership, opener: LinkOpener

@@ -25,11 +25,10 @@ from corn.distributed.results import (
     AgentResult,
     RunStatus,
     describe_lost,
-    describe_notes,
     find_missed,
     group_notes,
     judge_status,
-    merge_measurements,
+    merge_results,
     raise_common_failure,
 )
 from corn.distributed.settings import AgentConfig, RunSettings
@@ -298,27 +297,3 @@ def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
         return interruption.requested
     finally:
         processes.close()
-
-
-def merge_results(
-    plan: Plan,
-    problem: TrainingProblem,
-    results: Mapping[int, AgentResult],
-    folders: Folders,
-    settings: RunSettings,
-    *,
-    show_private: bool = False,
-) -> Result:
-    """Return one result of measurements from the files of all agents."""
-    merged = merge_measurements(
-        plan,
-        problem,
-        {agent: folders.of_agent(agent) for agent in results},
-        settings=settings,
-        notes=describe_notes(results),
-        show_private=show_private,
-    )
-    # An agent that was cut off may have measured a later step than those that stopped.
-    if any(own.status is RunStatus.INTERRUPTED for own in results.values()):
-        return replace(merged, status="interrupted")
-    return merged

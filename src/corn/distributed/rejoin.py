@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -85,9 +85,6 @@ _DTYPES = {
     )
 }
 
-AddressList: TypeAlias = tuple[tuple[int, str, int], ...]
-"""Number, host and port of some agents."""
-
 
 class RejoinError(PublicError):
     """No neighbour lets this agent in."""
@@ -102,7 +99,6 @@ class Welcome:
         nonce: The nonce of the run, in hexadecimal.
         return_step: The step from which the agent takes part.
         last_step: The end of the run.
-        addresses: The addresses of the members' listeners.
         present: The agents that take part now.
         refusal: Why the agent is not let in; empty if it is.
     """
@@ -111,7 +107,6 @@ class Welcome:
     nonce: str = ""
     return_step: int = 0
     last_step: int = 0
-    addresses: AddressList = ()
     present: tuple[int, ...] = ()
     refusal: str = ""
 
@@ -199,7 +194,7 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
                 except InvalidArgumentError as error:
                     reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
-    why = "; ".join(found) or "the addresses of its neighbours are not known"
+    why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
 
 
@@ -221,16 +216,12 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             f"{hello.first_free_step} may have been released under the same noise"
         )
     session = bytes.fromhex(welcome.session)
-    # The agent that returns connects to all that accept: the others do not know its new address.
-    # Those that moved published their address at the store. Agents that are lost would cost a
-    # time-out.
-    known = {**addresses, **read_addresses(welcome.addresses)}
     opener = LinkOpener(
         rendezvous.listener,
         rendezvous.credentials,
         Purpose.LINK,
         session=session,
-        addresses=known,
+        addresses=addresses,
         max_bytes=run.max_bytes,
     )
     accepts = rendezvous.credentials.roster.accepts
@@ -241,7 +232,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         seconds = min(rendezvous.timeout, _SECONDS_TO_CONNECT)
         with suppress(LinkError):
             links[peer] = (
-                opener.connect(peer, known[peer], timeout=seconds)
+                opener.connect(peer, addresses[peer], timeout=seconds)
                 if accepts[peer]
                 else opener.wait(peer, timeout=seconds)
             )
@@ -255,8 +246,9 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         stack.callback(_close_all, links)
         keys = NewsKeys(rendezvous.credentials, session)
         channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
+        # Agents that are lost would cost a time-out.
         present = run.neighbours & set(welcome.present)
-        connect_all(peer for peer in present & known.keys() if accepts[peer])
+        connect_all(peer for peer in present & addresses.keys() if accepts[peer])
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
@@ -280,19 +272,9 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
     return Admission(welcome, links, opener, header, parameters, state, last_total)
 
 
-def list_addresses(addresses: Mapping[int, Address]) -> AddressList:
-    """Return addresses by agent as a list for JSON."""
-    return tuple((agent, host, port) for agent, (host, port) in addresses.items())
-
-
-def read_addresses(addresses: AddressList) -> dict[int, Address]:
-    """Return addresses from a list by agent."""
-    return {agent: (host, port) for agent, host, port in addresses}
-
-
 def save_addresses(folder: Path, meeting: Meeting, own: Address) -> None:
     """Keep the addresses of a run in an agent's private folder, for its return."""
-    document = {"own": own, "others": list_addresses(meeting.addresses)}
+    document = {"own": own, "others": meeting.addresses}
     with writing_whole(folder / _ADDRESSES, is_private=True) as file:
         file.write_text(json.dumps(document), encoding="utf-8")
 
@@ -304,11 +286,11 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
         return None, {}
     document = read_json(path, kind="addresses of a run")
     try:
-        kinds = {"own": tuple[str, int], "others": AddressList}
+        kinds = {"own": tuple[str, int], "others": Mapping[str, tuple[str, int]]}
         fields = build_fields(kinds, document, "addresses")
-    except InvalidArgumentError as error:
+        return fields["own"], {int(agent): place for agent, place in fields["others"].items()}
+    except (InvalidArgumentError, ValueError) as error:
         raise FileFormatError(f"{path}: not addresses of a run: {error}") from error
-    return fields["own"], read_addresses(fields["others"])
 
 
 @dataclass(eq=False)
@@ -436,7 +418,6 @@ class Returns:
                 nonce=self._run.agreement.nonce.hex(),
                 return_step=return_step,
                 last_step=self._run.last_step,
-                addresses=list_addresses(meeting.addresses),
                 present=membership.present,
             )
             applicant.answer(Welcome(refusal=refusal) if refusal else welcome)

@@ -3,7 +3,7 @@
 Every entry is signed by its agent for one session, which is a hash of fresh random numbers from all
 agents. So the host of the store can neither change or invent an entry, nor replay one of another
 run, nor show agents different entries of the same agent. It can only withhold entries; agents then
-time out. Once training has begun no agent needs the store, unless others join later.
+time out. Once training has begun no agent needs the store.
 
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
@@ -64,7 +64,6 @@ from corn.transport import (
     RemoteStore,
     Store,
     StoreHost,
-    StoreLostError,
     UnreachableError,
     dial,
 )
@@ -76,10 +75,8 @@ _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
-_JOIN, _RETURN = "join", "return"
+_JOIN = "join"
 _REFUSAL = "refusal"
-# An agent that returns asks its neighbours directly, and the store is only one source of addresses.
-_SECONDS_TO_FIND_STORE = 1.0
 _SECONDS_OF_SILENCE = 2.0
 
 
@@ -350,12 +347,12 @@ class Rendezvous:
                 while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
                     pass
 
-    def make_link_opener(self, purpose: Purpose, *, max_bytes: int) -> LinkOpener:
+    def make_link_opener(self, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
         return LinkOpener(
             self.listener,
             self.credentials,
-            purpose,
+            Purpose.LINK,
             session=self.meeting.session,
             addresses=self.meeting.addresses,
             max_bytes=max_bytes,
@@ -378,31 +375,9 @@ class Rendezvous:
         """Raise if a person ended the start of the run."""
         raise_if_stopped(self.interruption)
 
-    def announce_address(self) -> None:
-        """Publish the address of an agent that returns, if the store is still there.
-
-        Agents that return after it connect to it there.
-        """
-        # Under a topic of its own: a run that has not begun yet must not count on this agent.
-        with suppress(StoreLostError):
-            self._put(f"{_RETURN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
-
     def adopt(self, meeting: Meeting) -> None:
         """Take part in a meeting of others, which is over."""
         self._meeting = meeting
-
-    def read_addresses(self) -> dict[int, Address]:
-        """Return the addresses of all agents that have come to the store so far."""
-        found: dict[int, Address] = {}
-        for topic in (_JOIN, _RETURN):  # of the two addresses the later one
-            keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
-            for agent, entry in enumerate(self.store.get(keys)):
-                if entry is not None and agent != self.agent:
-                    message = self._read(entry, keys[agent], agent, NO_SESSION)
-                    place = _read_address(message, agent)
-                    if place[1]:  # an agent that only connects outward has no port
-                        found[agent] = place
-        return found
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
@@ -542,7 +517,7 @@ def join(
     listen: Address | None = None,
     advertise: Address | None = None,
     opens_store: bool | None = None,
-    needs_store: bool = True,
+    rejoins: bool = False,
     interruption: Interruption | None = None,
 ) -> Rendezvous:
     """Join the other agents at the store of a run.
@@ -560,7 +535,7 @@ def join(
         advertise: the address under which they reach it, where that is another, as behind NAT.
         opens_store: whether this process hosts the store; by default the roster's ``store_host``
             does.
-        needs_store: False lets an agent that returns do without a store that is gone.
+        rejoins: for a run under way, which needs no store.
         interruption: ends every wait when a person requests it.
     """
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
@@ -570,23 +545,17 @@ def join(
     with naming_agent(agent), ExitStack() as stack:
         entries: Store
         host: StoreHost | None = None
-        if is_host and needs_store:
+        if rejoins:
+            entries = MemoryStore()
+        elif is_host:
             host = host_store(store, credentials)
             stack.callback(host.close)
             entries = host.entries
         else:
-            patience = wait if needs_store else _SECONDS_TO_FIND_STORE
-            try:
-                entries = join_store(
-                    store, credentials, timeout=timeout, wait=patience, interruption=interruption
-                )
-                stack.callback(entries.close)
-            except PublicError:
-                if needs_store:
-                    raise
-                # The run outlived its store. An empty one lets the code that publishes and reads
-                # addresses go on.
-                entries = MemoryStore()
+            entries = join_store(
+                store, credentials, timeout=timeout, wait=wait, interruption=interruption
+            )
+            stack.callback(entries.close)
         site = credentials.roster.sites[agent]
         # What the roster says is what the others were told.
         stated = None if site.address is None else parse_address(site.address)

@@ -268,13 +268,13 @@ def group_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
     return [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
 
 
-def merge_measurements(
+def merge_results(
     plan: Plan,
     problem: TrainingProblem,
-    folders: Mapping[int, Folders],
-    *,
+    results: Mapping[int, AgentResult],
+    run: Folders,
     settings: RunSettings,
-    notes: Sequence[str] = (),
+    *,
     show_private: bool = False,
 ) -> Result:
     """Measure the models that agents shared on public data, as a simulation would.
@@ -284,6 +284,7 @@ def merge_measurements(
     its row is of the agents that have: those that were lost count until then. ε is that of the
     agent that spent most, by its ledger.
     """
+    folders = {agent: run.of_agent(agent) for agent in results}
     tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
     private = {
         agent: read_rows(own.private / "metrics.csv")
@@ -323,14 +324,17 @@ def merge_measurements(
         # ε is by releases, which only each agent's ledger knows.
         spent = [float(tables[agent][step]["epsilon"]) for agent in present]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
+    # An agent that was cut off may have measured a later step than those that stopped.
+    is_interrupted = any(own.status is RunStatus.INTERRUPTED for own in results.values())
+    is_complete = last == settings.steps_of(plan) and not is_interrupted
     return Result(
         trials=(trial,),
         seeds=(seed,),
         parameters=final,
         rows=tuple(rows),
         num_steps=last,
-        status="complete" if last == settings.steps_of(plan) else "interrupted",
-        notes=(*problem.notes, *notes),
+        status="complete" if is_complete else "interrupted",
+        notes=(*problem.notes, *describe_notes(results)),
         simulation=problem.simulation,
     )
 

@@ -67,7 +67,6 @@ class Purpose(IntEnum):
 
     STORE = 1
     LINK = 2
-    PLANNING = 3
     REJOIN = 4
 
 
