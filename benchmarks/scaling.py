@@ -6,7 +6,7 @@ machine must not count. Each size has a process of its own, which ends after ``-
 CPU time. Larger sizes are then left out.
 
     python benchmarks/scaling.py --sums 20,100,1000,10000,100000 --gossip 20,50,100,200,400 \
-        --steps 100,1000,10000,100000 --out costs.json --plot docs/images/scaling.png
+        --steps 100,1000,10000 --out costs.json --plot docs/images/scaling.png
 
 A step of a simulation (``--steps``) trains logistic regression on the task ``synthetic`` with
 corn, ldp and none under exact sums. Costs of earlier runs are read from the file of ``--out``, so
@@ -34,7 +34,7 @@ from corn.covariance import default_objective
 from corn.learn.sweep import SweepLoop
 from corn.plan import load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
-from corn.report.style import INK, MECHANISM_COLOURS, LineEnd, label_ends, save_figure
+from corn.report.style import INK, MECHANISM_COLOURS, darken, save_figure
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 
@@ -174,30 +174,38 @@ def _fit(column: dict[int, float]) -> str:
 def _draw(costs: Costs, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
-    panels[0].set_title("Plans of exact sums need no search")
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    panels[0].set_title("Plans of exact sums need no search", fontsize=10)
     _draw_lines(panels[0], costs, "plan, s", "CPU seconds to make a plan")
-    panels[1].set_title("Everybody can verify a plan")
+    panels[1].set_title("Anybody can verify a plan", fontsize=10)
     _draw_lines(panels[1], costs, "load and verify, s", "CPU seconds to verify it")
-    panels[2].set_title("Simulations grow with the agents")
+    panels[2].set_title("Simulations grow like the agents", fontsize=10)
     simulated = {_SUM: costs.get(_SIMULATION, {})}
     _draw_lines(panels[2], simulated, "step, s", "CPU seconds of a simulated step")
     save_figure(figure, path)
 
 
 def _draw_lines(axes: Axes, costs: Costs, name: str, label: str) -> None:
-    """Draw one cost over the number of agents, each line with its name at its end."""
-    ends = []
+    """Draw one cost over the number of agents, each line with its name."""
     for what, colour in _COLOURS.items():
         column = costs.get(what, {}).get(name)
         if column:
             sizes, values = zip(*sorted(column.items()), strict=True)
             axes.loglog(sizes, values, "o-", color=colour, markersize=4)
-            ends.append(LineEnd(what, values[-1], colour))
+            # Above the highest point, as lines end at different sizes.
+            highest = int(np.argmax(values))
+            axes.annotate(
+                what,
+                (sizes[highest], values[highest]),
+                xytext=(-4, 7),
+                textcoords="offset points",
+                ha="right",
+                color=darken(colour),
+            )
+    axes.margins(y=0.12)
     axes.set_xlabel("agents", color=INK)
     axes.set_ylabel(label, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
-    label_ends(axes, ends)
 
 
 if __name__ == "__main__":

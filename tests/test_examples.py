@@ -1,6 +1,7 @@
 """Every example runs without warnings and prints its result."""
 
 import ast
+import importlib
 import runpy
 import subprocess
 import sys
@@ -44,6 +45,18 @@ def test_the_script_of_an_opacus_user_is_short_and_uses_public_names() -> None:
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "corn"
     }
     assert used == {"make_private"} <= set(corn.__all__)
+
+
+def test_the_script_of_a_researcher_needs_no_private_module() -> None:
+    """Imports are from packages alone, of names that they list or document."""
+    path = next(path for path in EXAMPLES if path.name == "researcher.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    own = {node.module: node.names for node in found if (node.module or "").startswith("corn")}
+    assert sorted(module or "" for module in own) == ["corn.learn", "corn.report"]
+    for module, names in own.items():
+        listed = dir(importlib.import_module(str(module)))
+        assert all(name.name in listed and not name.name.startswith("_") for name in names)
 
 
 @pytest.mark.slow

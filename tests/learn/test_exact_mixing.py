@@ -10,9 +10,11 @@ from torch import nn
 import corn
 from corn import PrivacyBudget, load_network
 from corn.covariance import Decomposition
+from corn.errors import CornError
 from corn.learn.metrics import Result
-from corn.learn.perturbation import AverageNoise
-from corn.learn.step import average_integers, release_integers
+from corn.learn.perturbation import AverageNoise, NoiseShare
+from corn.learn.step import AgentStepper, average_integers, release_integers
+from corn.learn.tasks import Gradients
 from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.noise.masks import (
     WORDS,
@@ -24,6 +26,7 @@ from corn.noise.masks import (
     read_average,
     read_total,
 )
+from corn.plan import make_plan
 from corn.topology import Mixing
 
 BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
@@ -125,6 +128,27 @@ def test_messages_in_parts_have_the_bits_of_their_single_parts(
     average = read_total(total, offset=origin, dtype=real, **given)
     assert average.dtype == real
     np.testing.assert_array_equal(average, read_average(total, offset=offset, **given).astype(real))
+
+
+@pytest.mark.parametrize("mixing", ["sum", "gossip"])
+def test_a_second_gradient_of_a_step_is_not_released(mixing: Mixing) -> None:
+    plan = make_plan(load_network("ring:4", mixing=mixing), BUDGET)
+    source = SecureSource(simulated_keys(plan.decomposition, seed=0))
+    share = NoiseShare(plan, 0, source, nonce=bytes(32), num_parameters=3)
+    stepper = AgentStepper(BUDGET.query, lambda step: step)
+
+    def release(value: float) -> None:
+        stepper.compute(lambda _: Gradients(torch.full((1, 1, 3), value)))
+        if mixing == "sum":
+            stepper.release_masked()
+        else:
+            stepper.release_half_step(step_size=0.1)
+
+    for step in range(2):
+        stepper.begin(step, share, torch.zeros(3))
+        release(0.1)
+        with pytest.raises(CornError, match="once"):
+            release(0.2)
 
 
 def test_averages_have_the_bits_of_masked_messages() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtri
 
@@ -132,7 +133,7 @@ def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -
     """
     trials, each = len(scores.null), alpha / (2 * len(thresholds))
 
-    def limit(errors: FloatArray) -> FloatArray:
+    def limit(errors: NDArray[np.bool_]) -> FloatArray:
         counts = errors.sum(axis=1)
         # The quantile is undefined where all are counted: the limit there is 1.
         return np.where(counts < trials, stats.beta.isf(each, counts + 1, trials - counts), 1.0)

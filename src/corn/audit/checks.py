@@ -483,7 +483,7 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
         # Clipping is not attacked here.
         released = record.release(keep_gradients(values), 0, victim)
         # The public offset hides the grid, and is added again. Without masks it is zero.
-        return released + plan.grid * record.offsets[0].reshape(num, -1)
+        return np.asarray(released + plan.grid * record.offsets[0].reshape(num, -1))
 
     pairs = [draw_pair() for _ in range(_PRACTICE_PAIRS + _PAIRS)]
     # It practises on pairs and keys of its own, none of which it is judged by.

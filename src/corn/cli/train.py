@@ -597,11 +597,9 @@ def _spent(comparison: learn.Comparison, mechanism: learn.Mechanism) -> object:
 
 def _print_outcome(comparison: learn.Comparison) -> None:
     """Print the last line: what CorN, or else the first private mechanism, has reached."""
-    # A trusted server is a reference, not an outcome of decentralised training.
-    mechanisms = [m for m in comparison.mechanisms if m.budget is not None and not m.is_central]
-    mechanisms.sort(key=lambda mechanism: mechanism.name not in ("plan", "corn"))
-    for mechanism in mechanisms[:1]:
-        if mechanism.budget is None or mechanism.central_ratio is None:
+    by_name = {mechanism.name: mechanism for mechanism in comparison.mechanisms}
+    for mechanism in (by_name[name] for name in _rank_outcomes(comparison)[:1]):
+        if mechanism.budget is None or mechanism.is_central or mechanism.central_ratio is None:
             continue
         text = describe_outcome(
             comparison.summary[mechanism.name],

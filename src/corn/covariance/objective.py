@@ -95,11 +95,6 @@ class Horizon:
     def _discount(self) -> float:
         return 1 - 1 / self.length  # ρ², without the rounding of a root
 
-    def weigh_disagreement(self, eigenvalues: ArrayLike) -> FloatArray:
-        """Return the eigenvalues of A in modes of disagreement, from those of a normal W."""
-        modes = mode_energies(eigenvalues, self._discount, self.momentum)
-        return self.disagreement_weight * modes
-
     def describe(self) -> str:
         """Return the objective in one line of words."""
         what = "one step" if self.length == 1 else f"horizon of {self.length:g} steps"

@@ -180,9 +180,11 @@ class Mechanism:
 
     def noise_at(self, step: int) -> Decomposition | None:
         """Return the noise of a step, counted from 0."""
-        return dict([(0, self.noise), *self.later_noise])[
-            max(start for start in (0, *dict(self.later_noise)) if start <= step)
-        ]
+        found = self.noise
+        for start, noise in self.later_noise:
+            if start <= step:
+                found = noise
+        return found
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:

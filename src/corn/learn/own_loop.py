@@ -562,7 +562,6 @@ class _Progress:
     state: Any
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
-    num_shown: int = 0
     error: BaseException | None = field(default=None, repr=False)
 
 

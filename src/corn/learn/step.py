@@ -392,6 +392,7 @@ class AgentStepper:
         self._update = update
         self._batch: Batch | None = None
         self._drawn: DrawnNoise | None = None
+        self._is_released = False
         self._found: ClippedGradients | None = None
         self.step = 0
         self.parameters = torch.empty(0)
@@ -413,6 +414,7 @@ class AgentStepper:
         number = self._reserve(step)
         self._plan = noise.plan
         self._drawn = noise.take(step)
+        self._is_released = False
         self._found = None
         self.step = step
         if parameters is not None:
@@ -445,9 +447,12 @@ class AgentStepper:
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
         found, drawn = self._found, self._drawn
-        if found is None or drawn is None:
+        # A second gradient of the step must not get the noise of the first: the difference of both
+        # messages would be free of noise.
+        if found is None or drawn is None or self._is_released:
             raise CornError("a release must follow the gradient of a step that has begun, once")
         self._found = None
+        self._is_released = True
         # The norm of the noise takes a while to compute.
         noise_norm = torch.linalg.vector_norm(drawn.values) if observe else torch.zeros(1)
         self.statistics = StepStatistics(found.norms, found.fraction_clipped, noise_norm.view(1, 1))

@@ -376,31 +376,24 @@ class _Alone(torch.autograd.Function):
         call: _Call = ctx.call
         samples = list(ctx.saved_tensors)
         slopes = [own for own, is_real in zip(gradients, ctx.is_real, strict=True) if is_real]
+        needed = [k for k in range(len(samples)) if ctx.needs_input_grad[2 + k]]
+
+        def weigh(own: list[Tensor], rest: list[Tensor], slopes: list[Tensor]) -> Tensor:
+            every = list(rest)
+            for k, value in zip(needed, own, strict=True):
+                every[k] = value
+            return call.weigh({}, every, slopes)
+
+        found: list[Tensor | None] = [None] * len(samples)
         with call.repeated():
             call.gradients.collect(call, slopes, samples)
-        needed = [k for k in range(len(samples)) if ctx.needs_input_grad[2 + k]]
-        found: list[Tensor | None] = [None] * len(samples)
         if needed:
-            found = _differentiate_inputs(call, samples, slopes, needed)
+            given = [samples[k] for k in needed], samples, slopes
+            with call.repeated():
+                by_input = call.gradients.map(weigh, (0, 0, 0), *given, is_slope=True)
+            for k, own in zip(needed, by_input, strict=True):
+                found[k] = own
         return (None, None, *found)
-
-
-def _differentiate_inputs(
-    call: _Call, samples: list[Tensor], slopes: list[Tensor], needed: list[int]
-) -> list[Tensor | None]:
-    def weigh(own: list[Tensor], rest: list[Tensor], slopes: list[Tensor]) -> Tensor:
-        every = list(rest)
-        for k, value in zip(needed, own, strict=True):
-            every[k] = value
-        return call.weigh({}, every, slopes)
-
-    given = [samples[k] for k in needed], samples, slopes
-    with call.repeated():
-        by_input = call.gradients.map(weigh, (0, 0, 0), *given, is_slope=True)
-    found: list[Tensor | None] = [None] * len(samples)
-    for k, own in zip(needed, by_input, strict=True):
-        found[k] = own
-    return found
 
 
 class _Mean(torch.autograd.Function):

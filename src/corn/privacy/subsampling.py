@@ -162,7 +162,8 @@ def _require_few_steps(num_steps: int) -> None:
         "num_steps",
         num_steps,
         most=_MOST_STEPS,
-        advice="the composition of more steps of Poisson sampling takes minutes",
+        advice="composing more steps of Poisson sampling takes minutes; plan fewer steps with "
+        "larger batches, or sampling 'passes'",
     )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
+from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corn.checks import FloatArray, as_square_matrix, require_choice, require_count
 from corn.errors import InvalidArgumentError
@@ -112,21 +111,6 @@ def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> 
     change, current = np.zeros_like(mixing_matrix), np.eye(len(mixing_matrix))
     for momentum, gain in schedule:
         change = momentum * change + gain * (mixing_matrix @ current - current)
-        current = current + change
-    return current
-
-
-def apply_to_eigenvalues(
-    schedule: Sequence[GossipRound], eigenvalues: NDArray[Any]
-) -> NDArray[Any]:
-    """Return the eigenvalues of that polynomial, from those of W, real or complex.
-
-    >>> apply_to_eigenvalues(Gossip(2).schedule(np.eye(1)), np.array([1.0, 0.5])).tolist()
-    [1.0, 0.25]
-    """
-    change, current = np.zeros_like(eigenvalues), np.ones_like(eigenvalues)
-    for momentum, gain in schedule:
-        change = momentum * change + gain * (eigenvalues - 1) * current
         current = current + change
     return current
 
