@@ -463,7 +463,7 @@ def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Pa
     assert "if a person has several rows" in outcome.stderr
     assert "one agent's whole data set" in corn(*arguments, "--unit", "agent").stderr
     assert "if each run has secret noise and secret batches of its own" in outcome.stderr
-    assert "does not cover" not in outcome.stderr
+    assert "no ε of the agents covers" not in outcome.stderr
     others = corn(*quick, "--mechanism", "ldp,central,none", "--step-size", "0.1").stderr
     assert "central, none ran on the agents' data without noise of the agents" in others
     facts = json.loads(corn(*arguments, "--json").stdout)

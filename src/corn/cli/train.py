@@ -416,7 +416,7 @@ def _note_price(result: learn.Result, price: learn.TuningPrice | None) -> None:
     if uncovered:
         print_note(
             f"private tuning: {', '.join(uncovered)} ran on the agents' data without noise of the "
-            "agents, which this ε does not cover: leave it out where data is private"
+            "agents, and no ε of the agents covers that: leave it out where data is private"
         )
 
 
