@@ -14,7 +14,7 @@ from pathlib import Path
 
 from corn.flower import make_client_app, train_consortium
 from corn.learn import load_model
-from corn.learn.prediction import predict_table
+from corn.learn.trained import predict_table
 
 
 def main() -> None:

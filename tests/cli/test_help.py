@@ -15,7 +15,7 @@ import typer
 
 from corn.cli import app
 from corn.covariance.threat import _SEEDS
-from corn.learn.names import MODELS
+from corn.learn.names import ModelName
 from corn.report.style import FIGURE_SUFFIXES
 from corn.topology.gossip import GossipKind
 
@@ -25,7 +25,7 @@ from corn.topology.gossip import GossipKind
     [
         ("plan", "seeds", ["auto", *_SEEDS]),
         ("plan", "gossip", get_args(GossipKind)),
-        ("train", "model", MODELS),
+        ("train", "model", get_args(ModelName)),
         ("compare", "plot", FIGURE_SUFFIXES),
     ],
 )

@@ -115,10 +115,22 @@ def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
 
 
 def test_images(tmp_path: Path) -> None:
-    for size, shape in (((6, 5), (30,)), ((6, 5, 3), (90,))):
+    nobody = ModelPromise(None, None, None, "", "", "", "", 1, 2, "none")
+    for size, shape in (((6, 5), (6, 5)), ((6, 5, 3), (3, 6, 5))):
         folder = write_images(tmp_path / f"images-{len(size)}", size)
         problem = FileWorkload(folder).build(2)
         assert problem.data.inputs.shape[1:] == shape
+        # A linear model flattens images itself, in training and in use.
+        vector = torch.ones(problem.task.num_parameters)
+        model = TrainedModel.from_problem(problem, vector, nobody)
+        assert model is not None
+        assert model.input_shape == (math.prod(shape),)
+        quality = model.measure(problem.data.inputs, problem.data.targets)
+        prepared = problem.task.prepare(problem.data.inputs)
+        scores = problem.task.evaluate(vector[None], prepared, problem.data.targets)
+        assert quality is not None
+        assert scores.accuracy is not None
+        assert quality.accuracy == pytest.approx(float(scores.accuracy[0]))
         assert 0 <= float(problem.data.inputs.min()) < float(problem.data.inputs.max()) <= 1
         assert problem.private_notes == (), "images have borders"
         colours = FileWorkload(folder, model="cnn").build(2)

@@ -13,7 +13,7 @@ from corn.learn.partition import (
     split_samples,
 )
 
-SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1000", "shards:1"]
+SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1e6", "shards:1"]
 
 
 @given(
@@ -56,11 +56,6 @@ def test_concentration_sets_how_skewed_agents_are() -> None:
     assert spread(0.1) > 3 * spread(10) > 9 * spread(1000)
 
 
-def test_a_huge_concentration_gives_equal_sizes() -> None:
-    parts = partition_dirichlet(np.zeros(100), 5, concentration=1e308, seed=0)
-    assert [len(part) for part in parts] == [20] * 5
-
-
 def test_two_shards_hold_few_labels() -> None:
     labels = np.arange(1000) % 10
     parts = partition_shards(labels, 10, shards_per_agent=2, seed=0)
@@ -72,8 +67,8 @@ def test_two_shards_hold_few_labels() -> None:
     [
         ("even", "partition must be iid"),
         ("dirichlet:much", "partition must be iid"),
-        ("dirichlet:0", "concentration must be positive"),
-        ("dirichlet:-1", "concentration must be positive"),
+        ("dirichlet:0", "concentration must be"),
+        ("dirichlet:1e7", "concentration must be"),
         ("shards:0", "shards_per_agent must be an integer"),
         ("shards:9", "at most 4, found 9"),
         ("shards:1.5", "found 'shards:1.5'"),
@@ -91,24 +86,14 @@ def test_more_agents_than_samples_are_refused() -> None:
         partition_samples("iid", [0, 1], 3, seed=0)
 
 
-@given(
-    num_samples=st.integers(10, 500),
-    seed=st.integers(0, 99),
-    validation=st.floats(0, 0.5),
-)
-def test_splits_are_disjoint_and_complete(num_samples: int, seed: int, validation: float) -> None:
-    split = split_samples(num_samples, seed=seed, validation_fraction=validation)
+@given(num_samples=st.integers(10, 500), seed=st.integers(0, 99))
+def test_splits_are_disjoint_and_complete(num_samples: int, seed: int) -> None:
+    split = split_samples(num_samples, seed=seed)
     rows = np.concatenate([split.train, split.validation, split.test])
     assert sorted(rows.tolist()) == list(range(num_samples))
     assert len(split.test) == round(num_samples * 0.2)
-    without = split_samples(num_samples, seed=seed, validation_fraction=0)
-    np.testing.assert_array_equal(split.test, without.test)
 
 
-def test_splits_need_fractions_and_a_training_sample() -> None:
-    with pytest.raises(InvalidArgumentError, match="test_fraction"):
-        split_samples(10, seed=0, test_fraction=1.0)
+def test_a_split_needs_a_seed_of_at_least_0() -> None:
     with pytest.raises(InvalidArgumentError, match="seed must be an integer of at least 0"):
         split_samples(10, seed=-1)
-    with pytest.raises(InvalidArgumentError, match="at least one training sample"):
-        split_samples(1, seed=0, test_fraction=0.9)

@@ -8,8 +8,8 @@ import torch
 
 from corn.errors import FileFormatError
 from corn.learn import FileWorkload, ModelPromise, TrainedModel, load_model
-from corn.learn.prediction import predict_table
 from corn.learn.schema import Column, Schema
+from corn.learn.trained import predict_table
 
 COLUMNS = (
     Column("age", bounds=(0, 100), missing=50),

@@ -18,7 +18,7 @@ from corn.cli.output import print_json, print_note
 from corn.files import writing_whole
 
 if TYPE_CHECKING:
-    from corn.learn.prediction import Predictions
+    from corn.checks import FloatArray
 
 EXAMPLE = "corn predict out/run patients.csv --out predicted.csv"
 
@@ -41,11 +41,11 @@ def predict(
     for the owner of the rows.
     """
     # Imported here: it needs torch, which takes seconds.
-    from corn.learn.prediction import predict_table
+    from corn.learn.trained import predict_table
 
     model = learn.load_model(path)
     found = predict_table(model, data)
-    columns, rows = _list_rows(found)
+    columns, rows = _list_rows(found.values, model.classes)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Predictions of private rows are as private as the rows.
@@ -84,15 +84,15 @@ def _join(lines: list[tuple[str, str]]) -> str:
     return "; ".join(f"{name} {value}" for name, value in lines)
 
 
-def _list_rows(found: Predictions) -> tuple[list[str], list[list[Any]]]:
+def _list_rows(
+    values: FloatArray, classes: tuple[str, ...] | None
+) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of the output and its rows, in the order of the table."""
-    if found.classes is None:
-        return ["prediction"], [[float(value)] for value in found.values]
-    columns = ["class", *(f"probability of {name}" for name in found.classes)]
-    chosen = found.values.argmax(axis=1)
-    return columns, [
-        [found.classes[k], *map(float, row)] for k, row in zip(chosen, found.values, strict=True)
-    ]
+    if classes is None:
+        return ["prediction"], [[float(value)] for value in values]
+    columns = ["class", *(f"probability of {name}" for name in classes)]
+    chosen = values.argmax(axis=1)
+    return columns, [[classes[k], *map(float, row)] for k, row in zip(chosen, values, strict=True)]
 
 
 def _write(stream: TextIO, columns: list[str], rows: list[list[Any]]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from corn.checks import require, require_choice, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.learn.partition import TEST_FRACTION, VALIDATION_FRACTION
 from corn.learn.schema import Schema, read_record, read_schema
 from corn.parsing import quote
 from corn.plan import Plan, load_plan
@@ -28,8 +29,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of 
 
 _MAX_BYTES = 1 << 20
 _LONGEST_PROBLEM = 300
-VALIDATION_FRACTION = 0.1
-"""The fraction of the rows for training that measures a model while it trains."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Training:
     step_size: float = 0.1
     clip: float = 1.0
     model: str = "linear"
-    held_out: float = 0.2
+    held_out: float = TEST_FRACTION
     test_data: str | None = None
 
     def __post_init__(self) -> None:

@@ -27,7 +27,13 @@ from corn.checks import FloatArray, IntArray, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
-from corn.learn.partition import deal_by_coins, partition_samples, split_by_coins, toss_coins
+from corn.learn.partition import (
+    TEST_FRACTION,
+    deal_by_coins,
+    partition_samples,
+    split_by_coins,
+    toss_coins,
+)
 from corn.learn.problem import TrainingProblem
 from corn.learn.schema import (
     Column,
@@ -41,7 +47,7 @@ from corn.learn.schema import (
     require_columns,
 )
 from corn.learn.tasks import place_task
-from corn.learn.workloads import flattens_inputs, make_named_task
+from corn.learn.workloads import make_named_task
 
 Interval: TypeAlias = tuple[float, float]
 _Source = TypeVar("_Source")
@@ -284,7 +290,7 @@ class FileWorkload:
     sites: tuple[str, ...] = ()
     model: str = "linear"
     test_data: Path | None = None
-    held_out: float = 0.2
+    held_out: float = TEST_FRACTION
     partition: str | None = None
     seed: int = 0
     l2: float = 1e-4
@@ -321,8 +327,7 @@ class FileWorkload:
         tables = _read_all(files, lambda own: self._read(schema, own, checks_people=True))
         public = [self._read(schema, own) for own in tests]
         _require_same_shape([*tables, *public])
-        is_flat = flattens_inputs(self.model, len(schema.classes) or None)
-        split = [self._split(schema, own, is_flat=is_flat) for own in tables]
+        split = [self._split(schema, own) for own in tables]
         parts = [own for own, _ in split]
         if not self.has_file_per_agent:
             parts = self._deal_out(*split[0], num_agents, owners)
@@ -333,7 +338,7 @@ class FileWorkload:
             if any(len(own[name][0]) for own in parts)
         }
         for own in public:
-            held_out["test"] = _encode(schema, own, is_flat=is_flat)
+            held_out["test"] = _encode(schema, own)
         task = make_named_task(
             self.model,
             tuple(parts[0]["train"][0].shape[1:]),
@@ -435,9 +440,7 @@ class FileWorkload:
             )
         return tuple(sorted(names, key=int)) if is_count else tuple(names)
 
-    def _split(
-        self, schema: Schema, table: Rows, *, is_flat: bool
-    ) -> tuple[dict[str, Samples], FloatArray]:
+    def _split(self, schema: Schema, table: Rows) -> tuple[dict[str, Samples], FloatArray]:
         """Return the samples of each part, and one more coin for each training sample."""
         coins = toss_coins(schema.list_contents(table), seed=self.seed)
         # With test data of its own, nothing of the training files need be given up for it.
@@ -448,7 +451,7 @@ class FileWorkload:
                 f"{table.path}: must have a row to train on, found none of {len(coins)} after the "
                 "split: hold out less, or add rows"
             )
-        samples = _encode(schema, table, is_flat=is_flat)
+        samples = _encode(schema, table)
         parts = {part: _pick(samples, rows) for part, rows in vars(split).items()}
         return parts, coins[split.train, 1]
 
@@ -583,10 +586,9 @@ def _require_same_shape(tables: Sequence[Rows]) -> None:
             )
 
 
-def _encode(schema: Schema, table: Rows, *, is_flat: bool) -> Samples:
+def _encode(schema: Schema, table: Rows) -> Samples:
     """Return inputs scaled by their bounds, and targets as numbers."""
     X = schema.scale_inputs(table)
-    X = X.reshape(len(X), -1) if is_flat else X
     y = schema.scale_targets(table)
     targets = torch.from_numpy(y) if schema.classes else torch.from_numpy(y).float()
     return torch.from_numpy(np.ascontiguousarray(X, np.float32)), targets

@@ -330,10 +330,6 @@ class Trial:
     mechanism: Mechanism
     schedule: Schedule
 
-    def describe(self) -> str:
-        """Return name and step size."""
-        return f"{self.mechanism.name}, step size {self.schedule.describe()}"
-
 
 def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     """Return the size of the coalitions to check."""

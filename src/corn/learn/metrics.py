@@ -459,32 +459,13 @@ class Result:
 
         If a run broke down, the mean is infinite for a loss and NaN for any other column.
         """
-        return {key: sum(found) / len(found) for key, found in self._last_values(column).items()}
+        return {key: sum(found) / len(found) for key, found in self.last_values(column).items()}
 
-    def interval(self, column: str) -> dict[tuple[str, str], float]:
-        """Return half the width of the 95 % interval of ``average``, by (mechanism, step size).
+    def last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
+        """Return the last value of a column for each seed, by (mechanism, step size).
 
-        It is Student's interval over seeds. It covers the randomness of batches, noise and initial
-        models, but not that of the data, which all runs share. NaN for one seed, and if a run broke
-        down.
+        Runs that broke down have infinity for a loss and NaN for any other column.
         """
-        return {key: _half_width(found) for key, found in self._last_values(column).items()}
-
-    def difference(
-        self, column: str, run: tuple[str, str], other: tuple[str, str]
-    ) -> tuple[float, float]:
-        """Return a column's mean of one (mechanism, step size) minus another's, and half a width.
-
-        The interval is paired: in each seed both have the same batches, normals and first model, so
-        that what they have in common cancels. It is Student's 95 % interval over seeds.
-        """
-        values = self._last_values(column)
-        pairs = zip(values[run], values[other], strict=True)
-        differences = [mine - theirs for mine, theirs in pairs]
-        return sum(differences) / len(differences), _half_width(differences)
-
-    def _last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
-        """Return the last value of a column for each seed, by (mechanism, step size)."""
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
@@ -497,15 +478,6 @@ class Result:
                 failed if run in self.stopped else float(last[run][column]) for run in runs
             ]
         return values
-
-    def best_step_sizes(self, column: str = "validation_loss") -> dict[str, str]:
-        """Return the step size with the least value of a column, for each mechanism."""
-        chosen: dict[str, tuple[float, str]] = {}
-        for (mechanism, step_size), value in self.average(column).items():
-            # Strictly less than infinity: a mechanism whose every run broke down gets no step size.
-            if value < chosen.get(mechanism, (math.inf, ""))[0]:
-                chosen[mechanism] = value, step_size
-        return {mechanism: step_size for mechanism, (_, step_size) in chosen.items()}
 
     def to_pandas(self) -> Any:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
@@ -534,7 +506,12 @@ def join_results(first: Result, second: Result) -> Result:
     )
 
 
-def _half_width(values: list[float]) -> float:
+def half_width(values: list[float]) -> float:
+    """Return half the width of Student's 95 % interval of the mean.
+
+    Over seeds it covers the randomness of batches, noise and initial models, but not that of the
+    data, which all runs share. NaN for one value, and if one is not finite.
+    """
     count = len(values)
     if count < 2 or not all(map(math.isfinite, values)):
         return math.nan

@@ -12,7 +12,6 @@ WorkloadName: TypeAlias = Literal[
 ModelName: TypeAlias = Literal["linear", "network", "cnn"]
 
 WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
-MODELS: tuple[str, ...] = get_args(ModelName)
 
 PAPER_PARTITION = "dirichlet:10"
 """The partition of samples over agents in the paper's experiments."""

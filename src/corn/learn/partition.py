@@ -21,15 +21,15 @@ from corn.checks import (
     IntArray,
     require,
     require_count,
-    require_fraction,
-    require_positive,
+    require_in_range,
 )
 from corn.errors import InvalidArgumentError
 
-# A draw fails only for tiny α, so that this many failures mean the limit α → 0.
-_MAX_DRAWS = 100
-# Proportions of this α and of larger ones are equal.
-_MOST_CONCENTRATED = 1e200
+TEST_FRACTION = 0.2
+"""The fraction of all samples that models are tested on."""
+
+VALIDATION_FRACTION = 0.1
+"""The fraction of the other samples that measures a model while it trains."""
 
 AgentRows: TypeAlias = list[IntArray]
 """The row numbers of each agent's samples: disjoint, complete, and, unless stated otherwise, at
@@ -45,39 +45,21 @@ class Split:
     test: IntArray
 
 
-def split_samples(
-    num_samples: int,
-    *,
-    seed: int,
-    test_fraction: float = 0.2,
-    validation_fraction: float = 0.1,
-) -> Split:
-    """Draw the test part (the paper's 80/20), then hold out a part of the rest for tuning.
+def split_samples(num_samples: int, *, seed: int) -> Split:
+    """Draw a fifth for tests (the paper's 80/20), then a tenth of the rest for validation.
 
     For public benchmarks only, whose sizes never change: parts then have exact sizes, and
     published results stay comparable. One sample more or less moves hundreds of others, which
     no ε covers; private samples need ``split_by_coins``.
 
-    ``validation_fraction`` is a fraction of the samples that are not in the test part. The test
-    part depends on the seed and ``test_fraction`` alone, so that runs with and without validation
-    are compared on the same samples.
-
     >>> [len(part) for part in vars(split_samples(100, seed=0)).values()]
     [72, 8, 20]
     """
-    require_fraction("test_fraction", test_fraction)
-    require_fraction("validation_fraction", validation_fraction)
-    num_test = round(num_samples * test_fraction)
-    num_validation = round((num_samples - num_test) * validation_fraction)
-    if num_samples - num_test - num_validation < 1:
-        raise InvalidArgumentError(
-            f"the split must leave at least one training sample, found {num_samples} samples, "
-            f"{num_test} of them for testing and {num_validation} for validation"
-        )
-    # The test part comes first in the order, so that it does not depend on the validation fraction.
+    num_test = round(num_samples * TEST_FRACTION)
+    num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
     order = _make_generator(seed).permutation(num_samples)
-    test, rest = order[:num_test], order[num_test:]
-    return Split(train=rest[num_validation:], validation=rest[:num_validation], test=test)
+    test, validation, train = np.split(order, [num_test, num_test + num_validation])
+    return Split(train=train, validation=validation, test=test)
 
 
 def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
@@ -103,18 +85,14 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
     return (np.frombuffer(coins, "<u8").reshape(-1, 2) >> 11).astype(np.float64) * 2.0**-53
 
 
-def split_by_coins(
-    coins: FloatArray, *, test_fraction: float, validation_fraction: float = 0.1
-) -> Split:
+def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
     """Put each sample into a part by its own coin, shape (samples,), so that sizes are random.
 
     A part may be empty. The test part depends on ``test_fraction`` alone. Rows come in order of
     their coins, so that the order of a file does not matter.
     """
-    require_fraction("test_fraction", test_fraction)
-    require_fraction("validation_fraction", validation_fraction)
     order = np.argsort(coins, kind="stable")
-    limits = test_fraction, test_fraction + (1 - test_fraction) * validation_fraction
+    limits = test_fraction, test_fraction + (1 - test_fraction) * VALIDATION_FRACTION
     test, validation, train = np.split(order, np.searchsorted(coins[order], limits))
     return Split(train=train, validation=validation, test=test)
 
@@ -167,14 +145,13 @@ def partition_dirichlet(
     [0, 1, 2, 3, 4, 5]
     """
     labels = _check_labels(labels, num_agents)
-    require_positive("concentration", concentration, advice="the paper uses 10")
-    # Sums of larger gamma variates overflow, and all proportions would be zero.
-    concentration = min(concentration, _MOST_CONCENTRATED)
+    # Beyond these the variates behind a draw may underflow or overflow.
+    require_in_range("concentration", concentration, 1e-6, 1e6, advice="the paper uses 10")
     rng = _make_generator(seed)
     parts: list[list[IntArray]] = [[] for _ in range(num_agents)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        proportions = _draw_proportions(rng, num_agents, concentration)
+        proportions = rng.dirichlet(np.full(num_agents, concentration))
         # Rounding the cumulative sums, not the sizes, assigns every row exactly once.
         cuts = np.round(np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64)
         for part, piece in zip(parts, np.split(rows, cuts), strict=True):
@@ -187,20 +164,6 @@ def partition_dirichlet(
             # sample for each agent.
             joined[agent], joined[largest] = joined[largest][-1:], joined[largest][:-1]
     return joined
-
-
-def _draw_proportions(
-    rng: np.random.Generator, num_agents: int, concentration: float
-) -> FloatArray:
-    # For tiny α all gamma variates behind a draw can underflow to zero, which gives NaN. The limit
-    # α → 0 gives everything to one agent.
-    for _ in range(_MAX_DRAWS):
-        proportions = rng.dirichlet(np.full(num_agents, concentration))
-        if np.isfinite(proportions).all():
-            return np.asarray(proportions)
-    proportions = np.zeros(num_agents)
-    proportions[rng.integers(num_agents)] = 1.0
-    return proportions
 
 
 def partition_shards(

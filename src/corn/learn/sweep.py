@@ -323,7 +323,7 @@ def _run_of(row: Row) -> tuple[object, ...]:
 
 def _check_names(trials: Sequence[Trial]) -> None:
     # Rows and files identify a run by these names.
-    names = [trial.describe() for trial in trials]
+    names = [f"{own.mechanism.name}, step size {own.schedule.describe()}" for own in trials]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidArgumentError(

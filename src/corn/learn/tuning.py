@@ -14,7 +14,16 @@ from corn.checks import require_choice
 from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.mechanism import Mechanism, Trial
-from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results, make_frame
+from corn.learn.metrics import (
+    COLUMNS,
+    PARTS,
+    Result,
+    Row,
+    half_width,
+    is_missing,
+    join_results,
+    make_frame,
+)
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.step import read_learning_rate
@@ -60,11 +69,11 @@ class Comparison:
 
     def score(self, column: str) -> dict[str, float]:
         """Return a column's last value at the best step size, averaged over seeds, by name."""
-        return self._at_best(self.result.average(column))
+        return {name: sum(own) / len(own) for name, own in self._last_values(column).items()}
 
     def interval(self, column: str) -> dict[str, float]:
-        """Return half the width of the 95 % interval of ``score``, by name (``Result``)."""
-        return self._at_best(self.result.interval(column))
+        """Return half the width of Student's 95 % interval over seeds of ``score``, by name."""
+        return {name: half_width(own) for name, own in self._last_values(column).items()}
 
     @property
     def reference(self) -> str:
@@ -75,18 +84,23 @@ class Comparison:
     def differences(self, column: str, to: str | None = None) -> dict[str, tuple[float, float]]:
         """Return each mechanism's score minus that of a reference, and half its 95 % interval.
 
-        Both are at their best step sizes, and paired by seed (`Result.difference`). ``to`` is the
+        Both are at their best step sizes. In each seed both have the same batches, normals and
+        first model, so that what they have in common cancels in the paired interval. ``to`` is the
         name of the reference, by default `reference`.
         """
-        keys = {name: (name, own) for name, own in self.best_step_sizes.items()}
-        target = keys[require_choice("to", self.reference if to is None else to, tuple(keys))]
-        return {
-            name: self.result.difference(column, key, target)
-            for name, key in keys.items()
-            if key != target
-        }
+        values = self._last_values(column)
+        target = require_choice("to", self.reference if to is None else to, tuple(values))
+        found = {}
+        for name, own in values.items():
+            pairs = zip(own, values[target], strict=True)
+            differences = [mine - theirs for mine, theirs in pairs]
+            found[name] = sum(differences) / len(differences), half_width(differences)
+        del found[target]
+        return found
 
-    def _at_best(self, values: dict[tuple[str, str], float]) -> dict[str, float]:
+    def _last_values(self, column: str) -> dict[str, list[float]]:
+        """Return the last value for each seed at the best step size, by name."""
+        values = self.result.last_values(column)
         return {name: values[name, own] for name, own in self.best_step_sizes.items()}
 
     @property
@@ -221,15 +235,18 @@ def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
     Raises:
         InfeasibleError: every run of every mechanism broke down.
     """
-    # A run that broke down counts as an infinite loss, so it is never the best.
-    best = result.best_step_sizes(_column_to_tune(problem))
-    if not best:
+    losses = result.average(_column_to_tune(problem))
+    least: dict[str, float] = {}
+    schedules: dict[str, Schedule] = {}
+    for trial in result.trials:
+        name = trial.mechanism.name
+        loss = losses[name, trial.schedule.describe()]
+        # A run that broke down has an infinite loss, which is less than none.
+        if loss < least.get(name, math.inf):
+            least[name] = loss
+            schedules[name] = trial.schedule
+    if not schedules:
         raise InfeasibleError("every run broke down: try smaller step sizes or a smaller clip")
-    schedules = {
-        trial.mechanism.name: trial.schedule
-        for trial in result.trials
-        if best.get(trial.mechanism.name) == trial.schedule.describe()
-    }
     return Comparison(problem, schedules, result)
 
 

@@ -77,11 +77,6 @@ def make_named_task(
     return ShallowNetwork(num_features, num_classes, num_hidden=_HIDDEN)
 
 
-def flattens_inputs(model: str, num_classes: int | None) -> bool:
-    """Return whether a model takes samples as flat vectors: all that are written out here."""
-    return num_classes is not None and model in ("linear", "network")
-
-
 def _make_regression(model: str, num_features: int) -> Task:
     output = nn.Linear(num_features if model == "linear" else _HIDDEN, 1)
     # Flattening makes one number per sample out of one row per sample, as targets are.
