@@ -1,6 +1,7 @@
 """The user's own files: what is read, what is refused, and what agents have in common."""
 
 import gzip
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
+from corn.learn import ModelPromise, TrainedModel
 from corn.learn.file_data import FileWorkload, parse_bounds
 from corn.learn.tasks import LinearClassifier, ModuleTask
 
