@@ -865,7 +865,7 @@ def test_a_fork_would_release_with_the_same_noise(
 
 def test_a_sample_must_be_in_one_data_set_once() -> None:
     data = TensorDataset(*make_parts()[0])
-    twice = [
+    twice: list[list[Any]] = [
         [Subset(data, range(k, k + 4)) for k in (0, 4, 7)],
         [ConcatDataset([data, data])],
         [Subset(data, [0, 0, 1])],

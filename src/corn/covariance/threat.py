@@ -43,6 +43,8 @@ MASK_PARTNERS = 16
 Random graphs of 16 partners stay connected without any 7 agents, at any size that was tried.
 """
 
+# Agents up to which one cycle costs less noise of gossip than several, which have pairs in common.
+_MOST_IN_ONE_CYCLE = 14
 _HUB = 5  # times the mean number of links
 
 
@@ -120,7 +122,8 @@ class ThreatModel:
         self.check(len(graph))
         if isinstance(self.seeds, str):
             rule, number = _parse_seeds(str(self.resolve(graph, mixing).seeds))
-            is_one_cycle = mixing == "sum" and len(graph) <= MOST_FOR_PAIRS
+            most = MOST_FOR_PAIRS if mixing == "sum" else _MOST_IN_ONE_CYCLE
+            is_one_cycle = len(graph) <= most
             # Both ends of a link know its seed, whichever way messages go.
             links = nx.Graph(graph) if graph.is_directed() else graph
             groups = _sort_groups(rule(links, number, is_one_cycle))

@@ -1115,7 +1115,7 @@ class LoopData:
                 with seeded_randomness(trial):
                     # Copied: a function that changes samples in place must find them as they were.
                     batches.append(self.collate(copy.deepcopy([changed, *rest])))
-            if not _keeps_others(*batches, _COLLATE_SAMPLES):
+            if not _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
                     "collate_fn must put samples along the first dimension, and make each row from "
                     "its own sample alone, found that another sample changes a row, as in mixup "

@@ -174,7 +174,7 @@ class SampleGradients:
         followed = [x for x in real if x.requires_grad]
         self._outputs.extend(followed)
         for x in followed:
-            x.register_hook(self._require_taking)
+            x.register_hook(self._require_taking)  # type: ignore[no-untyped-call]
         # Copies, which the loop may change in place.
         return call.assemble([x.clone() for x in real])
 
@@ -278,7 +278,7 @@ class SampleGradients:
 
 def _keep_padding(layer: nn.Embedding, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Return an embedding whose padding has no gradient, which torch forgets under ``vmap``."""
-    is_padding = given[0] == layer.padding_idx
+    is_padding = torch.eq(given[0], layer.padding_idx or 0)
     return torch.where(is_padding.unsqueeze(-1), output.detach(), output)
 
 
