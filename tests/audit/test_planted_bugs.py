@@ -481,7 +481,7 @@ LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
     (write_parameters, None, UserModel, "require_unchanged"),
     (write_momentum, None, PrivateOptimizer, "_require_same_state"),
     (set_rate_by_data, None, PrivateOptimizer, "_require_same_groups"),
-    (take_step, normalise_batch, LoopData, "_check_independence"),
+    (take_step, normalise_batch, LoopData, "check"),
 ]
 
 
