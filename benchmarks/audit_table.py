@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ import numpy as np
 import torch
 
 from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit import DEPLOYED, AuditSettings, View, audit_plan, audit_training
-from corn.audit.observation import MaskedMessages, no_gradients
-from corn.audit.program import NoiseRecord, list_releases
+from corn.audit import AuditSettings, View, audit_plan, audit_training
+from corn.audit.program import RunRecord, keep_gradients, list_releases
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import Workload, make_schedule
 from corn.privacy.rounding import round_bound_down, round_up
@@ -200,16 +199,15 @@ def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, 
     for seed in count():
         if min(single.num_words, partial.num_words) >= num_words:
             break
-        record = NoiseRecord(plan, list_releases(2), BLOCK, seed=seed)
-        messages = MaskedMessages(plan, record, DEPLOYED)
+        record = RunRecord(plan, list_releases(2), BLOCK, seed=seed)
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, len(agents), BLOCK))
-        known = record.draw_known_masks(view.coalition)
+        known = record.draw_known_masks(view)
         words = np.empty(signs.shape, known.dtype)
         for at in np.ndindex(signs.shape[:2]):
             gradient = torch.from_numpy(signs[at]) * plan.budget.query.clip
-            canary = replace(no_gradients(BLOCK), values=gradient.view(1, 1, -1))
+            canary = keep_gradients(gradient.view(1, -1))
             agent = agents[at[1]]
-            words[at] = messages.make(canary, at[0], agent)[0] - known[at[0], agent]
+            words[at] = record.make_message(canary, at[0], agent)[0] - known[at[0], agent]
         # Each sum is compared with the gradient of the last agent in it.
         sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, 1:-1]
         single.add(words, signs)

@@ -23,15 +23,13 @@ from torch import nn
 
 from corn.audit.observation import (
     RAW_LENGTH,
-    MaskedMessages,
     Signal,
     add_share_canary,
     count_samples,
     mean_output,
-    no_gradients,
     query_of,
 )
-from corn.audit.program import DEPLOYED, NoiseRecord, ReleaseNumber
+from corn.audit.program import DEPLOYED, ReleaseNumber, RunRecord, no_gradients
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
@@ -315,10 +313,9 @@ class ProcessObservation:
             for k, run in enumerate(runs)
             for step in range(len(run.messages))
         ]
-        self.record = NoiseRecord(plan, releases, num_trials, seed=seed, program=program)
+        self.record = RunRecord(plan, releases, num_trials, seed=seed, program=program)
         # How long the canary in each agent's messages is, relative to what the plan accounts for.
         self._lengths = np.ones(plan.num_agents)
-        self.messages: MaskedMessages | None = None
         if plan.network.mixing == "gossip":
             self.released = np.concatenate([_read_releases(plan, run) for run in runs])
             return
@@ -326,10 +323,9 @@ class ProcessObservation:
             self.problems += run.check_agreement(plan.network.tree)
         words = np.concatenate([run.read_words(plan.network.tree) for run in runs])
         gradients = self._find_gradients(words, workloads)
-        messages = MaskedMessages(plan, self.record, program, words, gradients)
-        self.released = messages.released
-        if plan.decomposition.is_masked:
-            self.messages = messages
+        self.record.words = words
+        self.record.gradients = gradients
+        self.released = self.record.read_releases()
 
     def project(self, values: FloatArray) -> FloatArray:
         """Return values as they are: each coordinate is a trial."""
@@ -347,7 +343,6 @@ class ProcessObservation:
         Messages are made again, with the canary and without it, by the functions that are audited
         through the step and the keys of all agents. Recorded ones must be equal to the last bit.
         """
-        messages = MaskedMessages(self._plan, self.record, DEPLOYED)
         gradients = np.zeros(words.shape)
         for agent in range(self._plan.num_agents):
             canaries = [_clip_canary(self._plan, agent, each) for each in workloads]
@@ -359,12 +354,12 @@ class ProcessObservation:
                 if query.unit == "sample" and query.sampling != "every-step":
                     allowed.append(no_gradients(words.shape[-1]))
                 for found in allowed:
-                    if np.array_equal(messages.make(found, number, agent)[0], own):
+                    if np.array_equal(self.record.make_message(found, number, agent)[0], own):
                         values = found.values.double() * found.factors.unsqueeze(-1)
                         gradients[number, agent] = values.numpy().ravel()
                         break
                 else:
-                    lengths.append(self._measure(messages, own, number, agent, workloads[run]))
+                    lengths.append(self._measure(own, number, agent, workloads[run]))
             if lengths:
                 self._lengths[agent] = np.max(np.abs(lengths)) / query.contribution
                 self.problems.append(
@@ -374,15 +369,10 @@ class ProcessObservation:
         return gradients
 
     def _measure(
-        self,
-        messages: MaskedMessages,
-        words: MaskWords,
-        number: int,
-        agent: int,
-        workload: CanaryWorkload,
+        self, words: MaskWords, number: int, agent: int, workload: CanaryWorkload
     ) -> float:
         """Return how far a message is along the canary from one without gradient."""
-        without = messages.make(no_gradients(len(words)), number, agent)[0]
+        without = self.record.make_message(no_gradients(len(words)), number, agent)[0]
         units = (words - without).view(f"i{words.itemsize}")
         return float(units @ workload.direct(agent)) * self._plan.grid
 

@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
 from corn.audit.checks import check_noise
-from corn.audit.program import NoiseRecord, list_releases
+from corn.audit.program import RunRecord, list_releases
 from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -121,7 +121,7 @@ def test_the_check_of_noise_has_its_level() -> None:
 def test_agents_draw_the_noise_of_a_run() -> None:
     """Shares of pairs come from keys that only the two of them can derive."""
     plan = agent_plan()
-    record = NoiseRecord(plan, list_releases(2), 50, seed=1, program=DEPLOYED)
+    record = RunRecord(plan, list_releases(2), 50, seed=1, program=DEPLOYED)
     assert record.check_keys() == []
     everything = record.draw_known(range(plan.num_agents))
     assert np.allclose(everything, record.noise, atol=1e-12)

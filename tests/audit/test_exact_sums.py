@@ -13,8 +13,7 @@ from torch import Tensor
 
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.checks import uniform_p_value
-from corn.audit.observation import MaskedMessages
-from corn.audit.program import NoiseRecord, derive_keys, draw_nonce, list_releases
+from corn.audit.program import RunRecord, derive_keys, draw_nonce, list_releases
 from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
 from corn.checks import FloatArray
 from corn.covariance import Decomposition, SeedGroups
@@ -57,7 +56,7 @@ def test_correct_code_is_tight(insiders: int, seeds: str) -> None:
         assert len(one.view.coalition) == insiders
         # The bound of theory is attained, and the interval of 95 % does not exclude it.
         assert one.ratio >= 0.95
-        assert one.mu.low <= 1.01 * one.promise.effective_mu
+        assert one.mu.low <= 1.01 * one.promise.mu
         assert 0.97 < one.mu.estimate / one.exact_mu < 1.03
     assert report.messages is not None
     assert report.messages.bits == 16
@@ -152,8 +151,7 @@ def count_words(spoil: Any = None) -> WordStatistics:
     """Return the tests of two million words of messages, and of sums that lack an agent."""
     plan, found = sum_plan(1, graph="complete:4"), WordStatistics()
     for seed in range(4):
-        record = NoiseRecord(plan, list_releases(2), 1 << 16, seed=seed)
-        words = MaskedMessages(plan, record, DEPLOYED).words
+        words = RunRecord(plan, list_releases(2), 1 << 16, seed=seed).words
         sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, :-1]
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], sums.shape)
         found.add(sums if spoil is None else spoil(sums, signs), signs)
@@ -196,7 +194,7 @@ CHECKS: dict[str, tuple[str, Callable[[], Any]]] = {
     "offsets": ("corn.audit.checks.list_offsets", list),
     "uniform": ("corn.audit.checks.list_masked", list),
     "sums": ("corn.audit.checks.check_sums", list),
-    "keys": ("corn.audit.program.NoiseRecord.check_keys", list),
+    "keys": ("corn.audit.program.RunRecord.check_keys", list),
     "gradient and noise": ("corn.audit.observation.StepObservation._check_sum", type(None)),
     "sampler": ("corn.audit.auditing.check_sampler", list),
     "bits": ("corn.audit.auditing.check_bits", list),

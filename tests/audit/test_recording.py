@@ -87,15 +87,14 @@ def test_recorded_messages_are_those_of_keys_and_data(
     plan = sum_plan(sampling)
     seen = record_agents(plan, monkeypatch)
     assert seen.problems == []
-    assert seen.messages is not None
-    gradients = seen.messages.gradients
+    gradients = seen.record.gradients
     assert gradients is not None
     length = np.linalg.norm(gradients, axis=2)
     # In some steps the sample is not in the batch.
     contribution = plan.budget.query.contribution
     assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
     assert length.max() > 0
-    assert check_messages(plan, seen.messages, View((1,)), seed=0, alpha=1e-3).problems == ()
+    assert check_messages(plan, seen.record, View((1,)), seed=0, alpha=1e-3).problems == ()
 
 
 def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
@@ -181,13 +180,12 @@ def test_faults_of_agents_are_found(
     monkeypatch.setattr(where, fault)
     seen = record_agents(plan, monkeypatch)
     assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
-    messages, streams = seen.messages, StreamWeights.of(plan.decomposition)
-    assert messages is not None
+    streams = StreamWeights.of(plan.decomposition)
     R = streams.covariance + np.eye(plan.num_agents) * plan.grid**2 / 12
-    words = [uniform_p_value(words) for _, words in list_masked(plan, messages, View(), 0)]
+    words = [uniform_p_value(words) for _, words in list_masked(plan, seen.record, View(), 0)]
     found = {
         "uniform": min(words) * len(words) < 1e-3,
-        "sums": bool(check_sums(plan, messages, 1e-3)),
+        "sums": bool(check_sums(plan, seen.record, 1e-3)),
         "noise": bool(check_noise(seen.released, R, alpha=1e-3)),
         "length": float(np.abs(seen.add_canary(1).alternative).max())
         > 1.5 * float(np.abs(add_share_canary(plan, 1, (4, 2000)).alternative).max()),

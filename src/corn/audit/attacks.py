@@ -1,17 +1,15 @@
 """Attackers that score observations, and what their scores prove.
 
-One attacker computes the likelihood ratio, the other learns from trials.
+A high score is evidence for the data set with the canary. One attacker computes the likelihood
+ratio of the plan's noise: no test is better if the program is right. Another learns a linear test
+from releases of its own, so that it also uses noise that is not what the plan says, such as noise
+that is released twice. Both are linear in what is observed, so that their scores are normal where
+the noise is.
 
-Both are linear in what is observed, over agents and releases, so that their scores are normal where
-the noise is. The first knows the noise from the plan: no test is better if the program is right.
-The second learns means and covariances from releases of its own, so that it also uses noise that is
-not what the plan says, such as noise that is released twice.
-
-An attacker scores observations; a high score is evidence for the data set with the canary. The
-scores under both data sets give:
+The scores under both data sets give:
 
 - an estimate of μ, the distance of the two score distributions in standard deviations, with a
-  confidence interval that assumes normal scores (linear scores of Gaussian noise are normal);
+  confidence interval that assumes normal scores;
 - error rates at thresholds that were **fixed beforehand**, with Clopper–Pearson limits, from which
   a lower bound on ε follows that assumes nothing about the scores.
 """
@@ -20,13 +18,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtri
 
 from corn.audit.observation import Signal
-from corn.checks import FloatArray, require
+from corn.checks import FloatArray
+
+ErrorLimits: TypeAlias = tuple[FloatArray, FloatArray]
+"""Upper limits of the rates of false positives and of false negatives, for each threshold."""
+
+# Of the largest variance: a direction with less noise than this counts as having as much.
+_LEAST_VARIANCE = 1e-12
+# Nine, as in ``place_thresholds``: dense in the tails, where ratios of rates are largest.
+_QUANTILES = np.array([0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995])
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,27 +42,18 @@ class TrialScores:
     """Scores of independent trials under two neighbouring data sets.
 
     Attributes:
-        null: scores under the data set without the canary (or with its negation), shape (trials,).
-        alternative: scores under the data set with the canary, shape (trials,).
-        is_paired: whether trial k of both has the same noise. Each of the two is a sample of
-            independent trials still, and their difference has a much smaller error.
+        null: shape (trials,): without the canary (or with its negation).
+        alternative: shape (trials,): with the canary, and with the noise of the same trial of
+            ``null``. Each of the two is a sample of independent trials still.
     """
 
     null: FloatArray
     alternative: FloatArray
-    is_paired: bool = False
-
-    def __post_init__(self) -> None:
-        least = min(len(self.null), len(self.alternative))
-        require(least >= 2, "trials", "at least 2 of each data set", least)
 
     @property
     def auc(self) -> float:
         """The probability that a score of the alternative exceeds one of the null."""
-        # The Mann–Whitney statistic; ``rankdata`` counts ties as one half.
-        ranks = stats.rankdata(np.concatenate([self.null, self.alternative]))
-        n0, n1 = len(self.null), len(self.alternative)
-        return float((ranks[n0:].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
+        return compute_auc(self.null, self.alternative)
 
     def power_at(self, false_positive_rate: float) -> float:
         """Return the true positive rate at the threshold with this empirical rate of alarms."""
@@ -72,32 +71,52 @@ class Interval:
     high: float
 
 
+def compute_auc(null: FloatArray, alternative: FloatArray) -> float:
+    """Return the probability that a score of the alternative exceeds one of the null.
+
+    >>> compute_auc(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    0.875
+    """
+    # ``mannwhitneyu`` counts ties as one half.
+    found = stats.mannwhitneyu(alternative, null, method="asymptotic").statistic
+    return float(found) / (len(null) * len(alternative))
+
+
 def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
     """Estimate μ = (difference of means) / (standard deviation), for normal scores.
 
     The interval is by the delta method: the error of the difference, and that of the deviation.
-    Where trials are paired, the deviation counts them once, because both samples share its error.
     """
     null, alternative = scores.null, scores.alternative
-    n0, n1 = len(null), len(alternative)
-    pooled = (null.var(ddof=1) * (n0 - 1) + alternative.var(ddof=1) * (n1 - 1)) / (n0 + n1 - 2)
-    difference = float(alternative.mean() - null.mean())
+    pooled = float(null.var(ddof=1) + alternative.var(ddof=1)) / 2
+    # Common noise cancels in the difference of the scores of one trial.
+    difference = alternative - null
+    mean, trials = float(difference.mean()), len(null)
     # A program without noise has scores without spread: any difference shows the canary.
     if pooled == 0:
-        mu = math.copysign(math.inf, difference) if difference else 0.0
+        mu = math.copysign(math.inf, mean) if mean else 0.0
         return Interval(mu, mu, mu)
-    if scores.is_paired:
-        # Common noise cancels in the difference of a pair.
-        variance = float((alternative - null).var(ddof=1)) / n0
-        freedom = n0 - 1
-    else:
-        variance = float(null.var(ddof=1) / n0 + alternative.var(ddof=1) / n1)
-        freedom = n0 + n1 - 2
-    mu = difference / math.sqrt(pooled)
-    # Var(s)/s² is 1/(2 · freedom) for a standard deviation s of normal scores.
-    error = math.sqrt(variance / pooled + mu**2 / (2 * freedom))
+    mu = mean / math.sqrt(pooled)
+    # Var(s)/s² is 1/(2 · freedom) for a standard deviation s of normal scores. Trials count once,
+    # because both samples have the same noise.
+    variance = float(difference.var(ddof=1)) / trials
+    error = math.sqrt(variance / pooled + mu**2 / (2 * (trials - 1)))
     z = float(ndtri((1 + confidence) / 2))
     return Interval(mu, mu - z * error, mu + z * error)
+
+
+def estimate_mu_by_auc(scores: TrialScores) -> Interval:
+    """Return the μ of normal scores with the same AUC, with its interval at 95 %.
+
+    The interval is that of Hanley and McNeil.
+    """
+    area, n = scores.auc, len(scores.null)
+    # Their exponential approximation, for equally many scores of both kinds.
+    q1 = area / (2 - area)
+    q2 = 2 * area**2 / (1 + area)
+    variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
+    error = 1.96 * math.sqrt(max(variance, 0.0))
+    return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))
 
 
 def bound_mu(scores: TrialScores, *, alpha: float) -> float:
@@ -106,88 +125,53 @@ def bound_mu(scores: TrialScores, *, alpha: float) -> float:
     return estimate_mu(scores, confidence=1 - 2 * alpha).low
 
 
-@dataclass(frozen=True, eq=False)
-class ErrorRates:
-    """Upper confidence limits of the error rates at several thresholds, all valid together.
-
-    Attributes:
-        false_high: of the rates of false positives, shape (thresholds,).
-        missed_high: of the rates of false negatives.
-    """
-
-    false_high: FloatArray
-    missed_high: FloatArray
-
-    def bound_epsilon(self, delta: float) -> float:
-        """Return the largest ε that (ε, δ)-DP must at least have, at these rates; at least 0.
-
-        Privacy bounds both directions: TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ.
-        """
-        ratios = np.concatenate(
-            [
-                # Upper limits of both errors make the ratio smallest: the bound holds at the stated
-                # level.
-                (1 - self.missed_high - delta) / self.false_high,
-                (1 - self.false_high - delta) / self.missed_high,
-            ]
-        )
-        return max(0.0, float(np.log(np.maximum(ratios, 1.0)).max()))
-
-    def bound_mu(self) -> float:
-        """Return the least μ whose trade-off curve allows these rates; no scores are assumed."""
-        # On the trade-off curve of μ: Φ⁻¹(1 − α) − Φ⁻¹(β) = μ, where α and β are the two errors.
-        return max(0.0, float((-ndtri(self.false_high) - ndtri(self.missed_high)).max()))
-
-
-def count_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorRates:
+def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorLimits:
     """Return Clopper–Pearson limits of both error rates, which hold together at level 1 − α.
 
     Thresholds must not depend on the scores. With k of them there are 2k limits, each at level
     1 − α/(2k).
     """
-    each = alpha / (2 * len(thresholds))
-    false = np.array([(scores.null >= t).sum() for t in thresholds])
-    missed = np.array([(scores.alternative < t).sum() for t in thresholds])
-    return ErrorRates(
-        _bound_rates(false, len(scores.null), each),
-        _bound_rates(missed, len(scores.alternative), each),
-    )
+    trials, each = len(scores.null), alpha / (2 * len(thresholds))
+
+    def limit(errors: NDArray[np.bool_]) -> FloatArray:
+        counts = errors.sum(axis=1)
+        # The quantile is undefined where all are counted: the limit there is 1.
+        return np.where(counts < trials, stats.beta.isf(each, counts + 1, trials - counts), 1.0)
+
+    columns = thresholds[:, None]
+    return limit(scores.null >= columns), limit(scores.alternative < columns)
 
 
-def _bound_rates(counts: FloatArray, trials: int, alpha: float) -> FloatArray:
-    """Return upper limits of binomial rates, each at level 1 − α."""
-    # The quantile is undefined where all are counted: the limit there is 1.
-    return np.where(counts < trials, stats.beta.isf(alpha, counts + 1, trials - counts), 1.0)
+def bound_epsilon_by_errors(limits: ErrorLimits, delta: float) -> float:
+    """Return the largest ε that (ε, δ)-DP must at least have, at these rates; at least 0.
+
+    Privacy bounds both directions: TPR ≤ e^ε FPR + δ and TNR ≤ e^ε FNR + δ.
+    """
+    false, missed = limits
+    # Upper limits of both errors make the ratio smallest: the bound holds at the stated level.
+    ratios = np.concatenate([(1 - missed - delta) / false, (1 - false - delta) / missed])
+    return max(0.0, float(np.log(np.maximum(ratios, 1.0)).max()))
 
 
-def place_thresholds(mu: float, num_thresholds: int = 9) -> FloatArray:
-    """Return thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
+def bound_mu_by_errors(limits: ErrorLimits) -> float:
+    """Return the least μ whose trade-off curve allows these rates; no scores are assumed."""
+    false, missed = limits
+    # On the trade-off curve of μ: Φ⁻¹(1 − α) − Φ⁻¹(β) = μ, where α and β are the two errors.
+    return max(0.0, float((-ndtri(false) - ndtri(missed)).max()))
+
+
+def place_thresholds(mu: float) -> FloatArray:
+    """Return nine thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
 
     They reach 2.5 standard deviations beyond both means, where ratios of rates are largest that a
     few thousand trials can still certify.
-
-    >>> place_thresholds(1.0, 3).tolist()
-    [-2.5, 0.5, 3.5]
     """
-    return np.linspace(-2.5, min(mu, 20.0) + 2.5, num_thresholds)
-
-
-# Of the largest variance: a direction with less noise than this counts as having as much.
-_LEAST_VARIANCE = 1e-12
-
-
-@dataclass(frozen=True, eq=False)
-class Attack:
-    """Scores of one attacker, and the thresholds that it fixed before it saw them."""
-
-    name: str
-    scores: TrialScores
-    thresholds: FloatArray
+    return np.linspace(-2.5, min(mu, 20.0) + 2.5, 9)
 
 
 def attack_by_likelihood(
     hidden: FloatArray, signal: Signal, covariance: FloatArray, position: int, *, promised_mu: float
-) -> Attack:
+) -> TrialScores:
     """Score by the likelihood ratio of Gaussian noise with the plan's covariance.
 
     Args:
@@ -195,7 +179,7 @@ def attack_by_likelihood(
         signal: the canary's part of the victim's releases.
         covariance: of the noise that the view does not know, shape (honest, honest).
         position: the victim's place among honest agents.
-        promised_mu: μ for which thresholds are placed.
+        promised_mu: μ of scores in a program that is right, in standard deviations.
     """
     # The log-likelihood ratio of a shift along e_j is linear in e_jᵀ Σ⁻¹ v: column j of Σ⁻¹.
     x = _solve(covariance, np.eye(len(covariance))[position])
@@ -212,18 +196,12 @@ def attack_by_likelihood(
         noise + (used * part).sum(axis=0) * x[position] / scale
         for part in (signal.null, signal.alternative)
     )
-    scores = TrialScores(null, alternative, is_paired=True)
-    return Attack("likelihood ratio", scores, place_thresholds(promised_mu))
+    return TrialScores(null, alternative)
 
 
 def attack_by_learning(
-    released: FloatArray,
-    known: FloatArray,
-    signal: Signal,
-    position: int,
-    *,
-    promised_mu: float,
-) -> Attack:
+    released: FloatArray, known: FloatArray, signal: Signal, position: int
+) -> TrialScores:
     """Score by Fisher's linear discriminant, trained on the first half of the trials.
 
     Args:
@@ -231,11 +209,11 @@ def attack_by_learning(
         known: the part of their noise that the view can draw, of this shape.
         signal: the canary's part of the victim's releases.
         position: the victim's place among honest agents.
-        promised_mu: μ for which thresholds are placed.
     """
     releases, honest, trials = released.shape
+    half = trials // 2
     # The victim's row in every release, once releases and agents are one axis.
-    half, rows = trials // 2, np.arange(releases) * honest + position
+    rows = np.arange(releases) * honest + position
     drawn = known.reshape(-1, trials)
     # Noise that the view can draw is one more observation, from which the discriminant learns what
     # to subtract. Rows of zeros would make the covariance singular.
@@ -246,16 +224,14 @@ def attack_by_learning(
     # Learning and scoring use different trials, or the test would fit its own sample.
     gap = alternative[:, :half].mean(axis=1) - null[:, :half].mean(axis=1)
     w = _solve((np.cov(null[:, :half]) + np.cov(alternative[:, :half])) / 2, gap)
-    practice, rest = (w @ null[:, part] for part in (slice(half), slice(half, None)))
+    practice = w @ null[:, :half]
     # A program without noise has scores without spread.
     scale = float(practice.std()) or 1.0
     # Shifted by what the practice shows, so that scores without the canary have mean zero.
-    scores = TrialScores(
-        (rest - practice.mean()) / scale,
+    return TrialScores(
+        (w @ null[:, half:] - practice.mean()) / scale,
         (w @ alternative[:, half:] - practice.mean()) / scale,
-        is_paired=True,
     )
-    return Attack("learned discriminant", scores, place_thresholds(promised_mu))
 
 
 def attack_by_mixture(
@@ -266,11 +242,11 @@ def attack_by_mixture(
     *,
     rate: float,
     seed: int,
-) -> Attack:
+) -> tuple[TrialScores, FloatArray]:
     """Score by the likelihood ratio where secret coins decide when the canary takes part.
 
-    Each release is a mixture: with probability ``rate`` it has the canary. Thresholds are quantiles
-    of scores that are simulated from this model.
+    Each release is a mixture: with probability ``rate`` it has the canary. Thresholds, which are
+    returned too, are quantiles of scores that are simulated from this model.
     """
     x = _solve(covariance, np.eye(len(covariance))[position])
     size = math.sqrt(float(x[position]))
@@ -279,22 +255,17 @@ def attack_by_mixture(
     normal = np.einsum("h,rht->rt", x, hidden) / size
     shift = float(np.abs(signal.weights[0])) * size
     is_replace = signal.is_replace
-
-    def score(observed: FloatArray) -> FloatArray:
-        return mixture_score(observed * signs, shift, rate, is_replace=is_replace)
-
-    null, alternative = (score(normal + size * s) for s in (signal.null, signal.alternative))
+    null, alternative = (
+        mixture_score((normal + size * part) * signs, shift, rate, is_replace=is_replace)
+        for part in (signal.null, signal.alternative)
+    )
     # From the model alone: thresholds that depended on the scores would void the limits of
-    # ``count_errors``.
+    # ``limit_errors``.
     practice = simulate_mixture(
         len(signs), shift, rate, is_replace=is_replace, num_trials=20_000, seed=seed
     )
     thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
-    return Attack("likelihood ratio", TrialScores(null, alternative, is_paired=True), thresholds)
-
-
-# Nine, as in ``place_thresholds``: dense in the tails, where ratios of rates are largest.
-_QUANTILES = np.array([0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995])
+    return TrialScores(null, alternative), thresholds
 
 
 def mixture_score(
@@ -326,13 +297,11 @@ def simulate_mixture(
     generator = np.random.default_rng(seed)
     normal = generator.standard_normal((num_releases, num_trials))
     taken = generator.random(normal.shape) < rate
-    high = shift / 2 if is_replace else shift
-    low = -shift / 2 if is_replace else 0.0
     null, alternative = (
         mixture_score(normal + taken * part, shift, rate, is_replace=is_replace)
-        for part in (low, high)
+        for part in ((-shift / 2, shift / 2) if is_replace else (0.0, shift))
     )
-    return TrialScores(null, alternative, is_paired=True)
+    return TrialScores(null, alternative)
 
 
 def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from corn.audit.attacks import (
-    ErrorRates,
+    ErrorLimits,
     Interval,
     TrialScores,
     attack_by_learning,
     attack_by_likelihood,
     attack_by_mixture,
-    auc_to_mu,
+    bound_epsilon_by_errors,
     bound_mu,
-    count_errors,
+    bound_mu_by_errors,
     estimate_mu,
+    estimate_mu_by_auc,
     ideal_mu,
+    limit_errors,
+    place_thresholds,
 )
-from corn.audit.checks import (
-    MessageCheck,
-    check_bits,
-    check_messages,
-    check_noise,
-    check_sampler,
-)
+from corn.audit.checks import MessageCheck, check_bits, check_messages, check_noise, check_sampler
 from corn.audit.observation import (
     Observation,
     ShareObservation,
@@ -38,8 +36,8 @@ from corn.audit.observation import (
     rate_of,
 )
 from corn.audit.program import DEPLOYED, Program
-from corn.audit.views import Parts, StreamWeights, View, list_worst_views, sum_parts
-from corn.checks import FloatArray, require, require_count
+from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
+from corn.checks import require, require_count
 from corn.plan import Plan
 from corn.privacy import account_precision, gaussian
 from corn.privacy.rounding import round_bound_down, round_up
@@ -87,37 +85,23 @@ class Promise:
     Attributes:
         epsilon: ε at ``delta``.
         delta: δ.
-        mu: μ of Gaussian DP; None under Poisson sampling, which no single μ describes.
-        effective_mu: the same, or under Poisson sampling the μ of the same AUC as the best test.
+        mu: μ of Gaussian DP. No μ describes Poisson sampling: there it is the μ with the same AUC
+            as the best test.
         participations: the releases that count for one unit; 0 under Poisson sampling.
-        points: (ε, δ) that hold together; empty where μ says it all.
+        points: (ε, δ) that hold together under Poisson sampling; empty where μ says it all.
     """
 
     epsilon: float
     delta: float
-    mu: float | None
-    effective_mu: float
+    mu: float
     participations: int
     points: tuple[tuple[float, float], ...] = ()
 
-    def excludes(self, rates: ErrorRates) -> bool:
+    def excludes(self, limits: ErrorLimits) -> bool:
         """Return whether error rates within these limits are impossible under the promise."""
-        if self.mu is not None:
-            return rates.bound_mu() > self.mu
-        return any(
-            bool(
-                (
-                    # Privacy bounds TPR − e^ε FPR and TNR − e^ε FNR by δ. Upper limits of both
-                    # errors make them as small as the trials allow.
-                    np.maximum(
-                        1 - rates.missed_high - math.exp(epsilon) * rates.false_high,
-                        1 - rates.false_high - math.exp(epsilon) * rates.missed_high,
-                    )
-                    > delta
-                ).any()
-            )
-            for epsilon, delta in self.points
-        )
+        if not self.points:
+            return bound_mu_by_errors(limits) > self.mu
+        return any(bound_epsilon_by_errors(limits, delta) > eps for eps, delta in self.points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +138,7 @@ class Finding:
     @property
     def ratio(self) -> float:
         """The estimated μ over that of the promise."""
-        return self.mu.estimate / self.promise.effective_mu
+        return self.mu.estimate / self.promise.mu
 
     @property
     def verdict(self) -> Verdict:
@@ -230,133 +214,116 @@ def audit_plan(
             seed=settings.seed,
             program=program,
         )
-    messages, victim = observation.messages, pairs[0][0]
+    record = observation.record
     # Alarms share one level: tests of the noise, of the sampler and of low-order bits, of sums and
     # of messages under masks, and four of each finding: two attackers, each by rates and by μ.
-    num_checks = 3 if messages is None else 5
+    num_checks = 5 if record.is_masked else 3
     alpha = (1 - settings.confidence) / (num_checks + 4 * len(pairs))
-    findings, reading = [], None
-    for number, attacker in track(pairs):
-        # Pairs are sorted by view, and readings of all views would not fit into memory.
-        if reading is None or reading.view != attacker:
-            reading = read_sums(plan, observation, attacker)
-        findings.append(_judge(plan, observation, reading, number, settings, alpha))
+    findings: list[Finding] = []
+    # Pairs are sorted by view: what all views read would not fit into memory.
+    for attacker, of_view in groupby(track(pairs), key=lambda pair: pair[1]):
+        chosen = (number for number, _ in of_view)
+        findings += _attack(plan, observation, attacker, chosen, settings, alpha)
     R = StreamWeights.of(plan.decomposition).covariance
     if observation.is_rounded:
         # Rounding to the grid adds an independent uniform error.
         R = R + np.eye(len(R)) * plan.grid**2 / 12
     # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
     problems = [*check_noise(observation.released, R, alpha=alpha), *observation.problems]
-    checked = None
-    if messages is not None:
-        checked = check_messages(plan, messages, pairs[0][1], seed=settings.seed, alpha=alpha)
-        problems += checked.problems
+    first, attacker = pairs[0]
+    messages = None
+    if record.is_masked:
+        messages = check_messages(plan, record, attacker, seed=settings.seed, alpha=alpha)
+        problems += messages.problems
     # One victim suffices for sampler and bits, because all agents run the same code.
     if settings.through == "step":
-        chosen: dict[str, Any] = {"seed": settings.seed, "program": program, "alpha": alpha}
-        problems += check_sampler(query_of(plan, victim), **chosen)
-        problems += check_bits(plan, victim, **chosen)
+        given: dict[str, Any] = {"seed": settings.seed, "program": program, "alpha": alpha}
+        problems += check_sampler(query_of(plan, first), **given)
+        problems += check_bits(plan, first, **given)
     return AuditReport(
         settings,
-        len(observation.released),
+        len(record.releases),
         tuple(findings),
         tuple(dict.fromkeys(problems)),
-        checked,
+        messages,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """The sums that a view reads, and the noise in them that it can draw.
-
-    Both have shape (releases, parts, trials). Without masks each honest agent is a part.
-    ``covariance`` is that of the noise that the view does not know, by the keys that it really
-    holds, which may be more than the plan gives it.
-    """
-
-    view: View
-    parts: Parts
-    released: FloatArray
-    known: FloatArray
-    covariance: FloatArray
-
-
-def read_sums(plan: Plan, observation: Observation, view: View) -> Reading:
-    """Return what a view reads of the releases."""
-    streams, held = StreamWeights.of(plan.decomposition), observation.record.held_by(view.coalition)
-    parts = streams.join(view.honest(plan.num_agents), held)
-    known = observation.project(observation.record.draw_known(view.coalition))
-    if observation.messages is None:
-        released = sum_parts(observation.released, parts, axis=1)
-    else:
-        released = observation.project(observation.messages.read(view, parts))
-    covariance = streams.hidden(held, parts)
-    return Reading(view, parts, released, sum_parts(known, parts, axis=1), covariance)
-
-
-def _judge(
+def _attack(
     plan: Plan,
     observation: Observation,
-    reading: Reading,
-    victim: int,
+    view: View,
+    victims: Iterable[int],
     settings: AuditSettings,
     alpha: float,
-) -> Finding:
-    """Attack the victim in every way that the view allows, and compare with the promise."""
-    view, size = reading.view, len(observation.released)
-    # What is left after the coalition has subtracted the noise of its own keys.
-    hidden = reading.released - reading.known
-    signal, query = observation.add_canary(victim), query_of(plan, victim)
-    # A few shares stand for the whole run; through the step, only what was released counts.
-    promise = promise_to(plan, victim, size if settings.through == "step" else None)
-    # By the plan's keys: what the best attacker would achieve against a correct program.
-    precision = float(StreamWeights.of(plan.decomposition).precision(view)[victim])
-    position = next(k for k, part in enumerate(reading.parts) if victim in part)
-    target = (hidden, signal, reading.covariance, position)
-    # Secret coins: each release is a mixture, for which no linear test is the best.
-    if signal.participation is None:
-        attacks = [attack_by_mixture(*target, rate=rate_of(query), seed=settings.seed)]
-        mu = _interval_by_auc(attacks[0].scores)
-        shift = query.sensitivity * math.sqrt(precision)
-        exact = ideal_mu(size, shift, rate_of(query), is_replace=query.adjacency == "replace")
+) -> Iterator[Finding]:
+    """Attack each victim in every way that the view allows, and compare with the promise."""
+    record, streams = observation.record, StreamWeights.of(plan.decomposition)
+    # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
+    parts = record.find_parts(view)
+    known = sum_parts(observation.project(record.draw_known(view.coalition)), parts, axis=1)
+    if record.is_masked:
+        released = observation.project(record.read_sums(view))
     else:
-        promised = promise.effective_mu
-        attacks = [
-            attack_by_likelihood(*target, promised_mu=promised),
-            attack_by_learning(
-                reading.released, reading.known, signal, position, promised_mu=promised
+        released = sum_parts(observation.released, parts, axis=1)
+    # What is left after the coalition has subtracted the noise of its own keys: those that it
+    # really holds, which may be more than the plan gives it.
+    hidden = released - known
+    covariance = streams.hidden(record.held_by(view.coalition), parts)
+    # By the plan's keys: what the best attacker would achieve against a correct program.
+    precisions = streams.precision(view)
+    size = len(record.releases)
+    for victim in victims:
+        signal, query = observation.add_canary(victim), query_of(plan, victim)
+        # A few shares stand for the whole run; through the step, only what was released counts.
+        promise = promise_to(plan, victim, size if settings.through == "step" else None)
+        shift = query.sensitivity * math.sqrt(float(precisions[victim]))
+        position = next(k for k, part in enumerate(parts) if victim in part)
+        target = (hidden, signal, covariance, position)
+        attacks: dict[str, TrialScores] = {}
+        # Secret coins: each release is a mixture, for which no linear test is the best.
+        if signal.participation is None:
+            rate = rate_of(query)
+            best, thresholds = attack_by_mixture(*target, rate=rate, seed=settings.seed)
+            mu = estimate_mu_by_auc(best)
+            exact = ideal_mu(size, shift, rate, is_replace=signal.is_replace)
+        else:
+            best = attack_by_likelihood(*target, promised_mu=promise.mu)
+            attacks["learned discriminant"] = attack_by_learning(released, known, signal, position)
+            thresholds = place_thresholds(promise.mu)
+            mu = estimate_mu(best)
+            # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
+            exact = shift * math.sqrt(promise.participations)
+        excess: list[str] = []
+        certified, by_mu = 0.0, 0.0
+        for name, scores in {"likelihood ratio": best, **attacks}.items():
+            limits = limit_errors(scores, thresholds, alpha=alpha)
+            certified = max(certified, bound_epsilon_by_errors(limits, promise.delta))
+            if promise.excludes(limits):
+                excess.append(f"{name}: error rates below the promised trade-off")
+            if not promise.points:
+                # Tighter than the rates, but valid only if scores are normal. Both are alarms.
+                low = bound_mu(scores, alpha=alpha)
+                by_mu = max(by_mu, low)
+                if low > promise.mu:
+                    shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
+                    excess.append(f"{name}: {shown}")
+        yield Finding(
+            victim=victim,
+            view=view,
+            # Where no seeds are shared, insiders know no more than an eavesdropper.
+            is_promised=len(view.coalition) <= plan.threat.max_colluders
+            or not plan.decomposition.seed_groups,
+            promise=promise,
+            exact_mu=exact,
+            mu=mu,
+            certified_epsilon=certified,
+            gaussian_epsilon=(
+                None if promise.points else gaussian.epsilon_from(by_mu, promise.delta)
             ),
-        ]
-        mu = estimate_mu(attacks[0].scores)
-        # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
-        exact = query.sensitivity * math.sqrt(promise.participations * precision)
-    excess, certified, by_mu = [], 0.0, None
-    for attack in attacks:
-        rates = count_errors(attack.scores, attack.thresholds, alpha=alpha)
-        certified = max(certified, rates.bound_epsilon(promise.delta))
-        if promise.excludes(rates):
-            excess.append(f"{attack.name}: error rates below the promised trade-off")
-        if promise.mu is not None:
-            # Tighter than the rates, but valid only if scores are normal. Both are alarms.
-            low = bound_mu(attack.scores, alpha=alpha)
-            by_mu = max(by_mu or 0.0, low)
-            if low > promise.mu:
-                shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
-                excess.append(f"{attack.name}: {shown}")
-    return Finding(
-        victim=victim,
-        view=view,
-        # Where no seeds are shared, insiders know no more than an eavesdropper.
-        is_promised=len(view.coalition) <= plan.threat.max_colluders
-        or not plan.decomposition.seed_groups,
-        promise=promise,
-        exact_mu=exact,
-        mu=mu,
-        certified_epsilon=certified,
-        gaussian_epsilon=None if by_mu is None else gaussian.epsilon_from(by_mu, promise.delta),
-        excess=tuple(excess),
-        scores=attacks[0].scores,
-    )
+            excess=tuple(excess),
+            scores=best,
+        )
 
 
 def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
@@ -368,24 +335,23 @@ def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Prom
     epsilon, delta, query = plan.budget.of_agent(victim).promise
     # The cap, not the design's own precision: that is what was promised.
     cap, steps = float(plan.precision_caps[victim]), plan.budget.num_steps
-    if query.is_subsampled and num_releases is not None:
+    shift = query.sensitivity * math.sqrt(cap)
+    if query.is_subsampled:
+        if num_releases is None:
+            return Promise(gaussian.epsilon_from(shift, delta), delta, shift, 1)
         loss = account_precision([cap], query, num_steps=num_releases)
         points = tuple((float(loss.epsilon(each)[0]), each) for each in (delta, *_DELTAS))
-        shift = query.sensitivity * math.sqrt(cap)
         is_replace = query.adjacency == "replace"
-        same = ideal_mu(num_releases, shift, rate_of(query), is_replace=is_replace)
-        return Promise(points[0][0], delta, None, same, 0, points)
-    if query.is_subsampled:
-        mu = query.sensitivity * math.sqrt(cap)
-        return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, 1)
+        mu = ideal_mu(num_releases, shift, rate_of(query), is_replace=is_replace)
+        return Promise(points[0][0], delta, mu, 0, points)
     counted = query.participations(steps)
     mu = gaussian.mu_from(epsilon, delta)
     if num_releases is None:
-        return Promise(epsilon, delta, mu, mu, counted)
+        return Promise(epsilon, delta, mu, counted)
     used = query.participations(num_releases)
     # μ² adds up over the releases that use the unit.
     mu *= math.sqrt(used / counted)
-    return Promise(gaussian.epsilon_from(mu, delta), delta, mu, mu, used)
+    return Promise(gaussian.epsilon_from(mu, delta), delta, mu, used)
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -418,13 +384,3 @@ def _pair_up(
     return sorted(
         ((victim, worst[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
     )
-
-
-def _interval_by_auc(scores: TrialScores) -> Interval:
-    """Return the μ of normal scores with the same AUC, with the interval of Hanley and McNeil."""
-    area, n = scores.auc, len(scores.null)
-    # Their exponential approximation, for equally many scores of both kinds.
-    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
-    error = 1.96 * math.sqrt(max(variance, 0.0))
-    return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))

@@ -25,12 +25,11 @@ from scipy import stats
 from scipy.special import ndtr
 
 from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
-from corn.audit.observation import MaskedMessages, query_of, rate_of
-from corn.audit.program import STEP_SIZE, NoiseRecord, Program, ReleaseNumber
+from corn.audit.observation import query_of, rate_of
+from corn.audit.program import STEP_SIZE, Program, ReleaseNumber, RunRecord, keep_gradients
 from corn.audit.views import StreamWeights, View
 from corn.checks import FloatArray, IntArray
-from corn.learn.batches import AgentData
-from corn.learn.step import ClippedGradients
+from corn.learn.batches import AgentData, Batch, SeededChoices
 from corn.noise.masks import MaskWords
 from corn.noise.normals import OFFSET_BITS
 from corn.plan import Plan
@@ -139,32 +138,33 @@ class MessageCheck:
 
 
 def check_messages(
-    plan: Plan, messages: MaskedMessages, view: View, *, seed: int, alpha: float
+    plan: Plan, record: RunRecord, view: View, *, seed: int, alpha: float
 ) -> MessageCheck:
     """Test messages, offsets and complete sums; two tests at level 1 − α each.
 
     An eavesdropper reads messages as they are. The insiders of ``view`` remove the masks that they
     can draw.
     """
-    tests = [*list_offsets(messages), *list_masked(plan, messages, View(), seed)]
+    tests = [*list_offsets(record), *list_masked(plan, record, View(), seed)]
     if view.coalition:
-        tests += list_masked(plan, messages, view, seed)
+        tests += list_masked(plan, record, view, seed)
     values = [uniform_p_value(words) for _, words in tests]
     p = min([1.0, *(len(values) * value for value in values)])
-    problems = [*check_modulus(plan, messages.bits), *check_sums(plan, messages, alpha)]
+    bits = 8 * record.words.dtype.itemsize
+    problems = [*check_modulus(plan, bits), *check_sums(plan, record, alpha)]
     if p < alpha:
         problems.append(f"{tests[int(np.argmin(values))][0]} is not uniform: p = {p:.2g}")
-    return MessageCheck(messages.bits, messages.words.shape[-1], len(tests), p, tuple(problems))
+    return MessageCheck(bits, record.words.shape[-1], len(tests), p, tuple(problems))
 
 
-def list_offsets(messages: MaskedMessages) -> Iterator[tuple[str, MaskWords]]:
+def list_offsets(record: RunRecord) -> Iterator[tuple[str, MaskWords]]:
     """Yield the public offsets of all releases as words, with their names.
 
     Without offsets, sums on the grid have almost the law of a continuous sum: δ changes too little
     for any attacker to show. So they are tested by themselves. That messages contain them shows in
     the mean of their sums.
     """
-    whole = np.floor(np.ldexp(messages.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
+    whole = np.floor(np.ldexp(record.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
     # As words of 16 bits: the first ones, and the last.
     for shift in (OFFSET_BITS - 16, 0):
         offsets = (whole >> np.uint32(shift)).astype(np.uint16)
@@ -176,12 +176,12 @@ def list_offsets(messages: MaskedMessages) -> Iterator[tuple[str, MaskWords]]:
 
 
 def list_masked(
-    plan: Plan, messages: MaskedMessages, view: View, seed: int
+    plan: Plan, record: RunRecord, view: View, seed: int
 ) -> Iterator[tuple[str, MaskWords]]:
     """Yield what must be uniform to a view, with its name: everything but sums of whole parts."""
-    parts, unmasked = messages.unmask(view)
+    unmasked = record.unmask(view)
     # An agent that no mask joins to others sends its release as it is.
-    joined = [part for part in parts if len(part) > 1]
+    joined = [part for part in record.find_parts(view) if len(part) > 1]
     agents = [agent for part in joined for agent in part]
     to = f" to {view.describe()}" if view.coalition else ""
     generator = np.random.default_rng(seed)
@@ -192,10 +192,10 @@ def list_masked(
             for other in _list_earlier(r):
                 name = f"the difference of agent {agent}'s messages in releases {other} and {r}{to}"
                 yield name, words[agent] - unmasked[other, agent]
-            if messages.gradients is not None:
+            if record.gradients is not None:
                 # Uniform for each sign of the gradient's value: messages do not depend on it.
                 for sign in (-1, 1):
-                    chosen = messages.gradients[r, agent] * sign > 0
+                    chosen = record.gradients[r, agent] * sign > 0
                     if chosen.sum() >= _WORDS_PER_CELL:
                         name = (
                             f"the message of agent {agent} in release {r}, given its gradient{to}"
@@ -234,11 +234,11 @@ def _list_incomplete(plan: Plan, joined: Sequence[tuple[int, ...]]) -> dict[int,
     }
 
 
-def check_sums(plan: Plan, messages: MaskedMessages, alpha: float) -> list[str]:
+def check_sums(plan: Plan, record: RunRecord, alpha: float) -> list[str]:
     """Compare the sums of whole parts with the private noise of their agents, at level 1 − α."""
     streams = StreamWeights.of(plan.decomposition)
     parts = streams.join(range(plan.num_agents), ())
-    sums = messages.read(View(), parts)
+    sums = record.read_sums(View())
     sizes = np.array([len(part) for part in parts])
     # Rounding to the grid adds an independent uniform error for each agent.
     covariance = streams.hidden((), parts) + np.diag(sizes * plan.grid**2 / 12)
@@ -304,109 +304,78 @@ def check_sampler(query: ClippedQuery, *, seed: int, program: Program, alpha: fl
     if query.unit == "agent" or query.batch_size is None:
         return []
     steps = query.steps_per_pass or 1
-    if query.sampling == "poisson":
+    is_poisson = query.sampling == "poisson"
+    if is_poisson:
         usual, count = max(query.least_samples, 2), _NUMBERS
-        sizes = sorted({1, -(-usual // 2), usual, usual + 1})
+        sizes = {1, -(-usual // 2), usual, usual + 1}
     else:
         usual, count = query.batch_size * steps, min(2 * steps, _MOST_BATCHES)
-        sizes = sorted({1, usual - query.batch_size, usual - 1, usual, usual + 1} - {0})
-        sizes.append(usual + query.batch_size)
-    drawn = {m: _Batches.draw(query, m, range(count), _FEW_RUNS, seed, program) for m in sizes}
-    problems = _check_shapes(drawn) + _check_weights(drawn, query.batch_size)
-    problems += _check_neighbours(drawn, usual if query.sampling == "poisson" else usual - 1)
-    if query.sampling == "poisson":
-        runs = int(np.clip(_COINS // (_NUMBERS * usual), _FEW_RUNS, _MOST_RUNS)) // 2 * 2
-        many = _Batches.draw(query, usual, range(_NUMBERS), runs, seed, program)
-        problems += _check_coins(many, rate_of(query), alpha=alpha)
-    else:
-        problems += _check_passes(drawn, steps, usual)
-        problems += _check_orders(drawn[usual + query.batch_size], steps, alpha=alpha)
-    return problems
+        sizes = {1, usual - query.batch_size, usual - 1, usual, usual + 1, usual + query.batch_size}
 
-
-class _Batches:
-    """Batches of several runs over one data set, whose rows are known by their numbers.
-
-    Attributes:
-        rows: one array (runs, width) for each batch; −1 where the weight is 0.
-        weights: of the same shapes.
-    """
-
-    def __init__(self, num_samples: int, rows: list[IntArray], weights: list[FloatArray]) -> None:
-        self.num_samples = num_samples
-        self.rows = rows
-        self.weights = weights
-
-    @classmethod
-    def draw(
-        cls,
-        query: ClippedQuery,
-        num_samples: int,
-        numbers: Sequence[int],
-        num_runs: int,
-        seed: int,
-        program: Program,
-    ) -> _Batches:
+    def draw(num_samples: int, num_runs: int) -> list[Batch]:
         names = torch.arange(num_samples, dtype=torch.float64)
         data = AgentData(names.unsqueeze(1), names, (0, num_samples))
         # Equal coins for data sets of all sizes, so that neighbours can be compared.
         choices = [program.make_choices(seed, run) for run in range(num_runs)]
         sampler = program.make_sampler(query, data, choices)
-        rows, weights = [], []
-        for number in numbers:
-            batch = sampler.draw(number)
-            own = batch.weights.double().numpy()
-            weights.append(own)
-            rows.append(np.where(own > 0, batch.targets.numpy(), -1).astype(np.int64))
-        return cls(num_samples, rows, weights)
+        return [sampler.draw(number) for number in range(count)]
 
-    def find(self) -> NDArray[np.bool_]:
-        """Return which rows are in which batches, shape (numbers, runs, samples)."""
-        found = np.zeros((len(self.rows), len(self.rows[0]), self.num_samples), dtype=bool)
-        for number, batch in enumerate(self.rows):
-            run, place = np.nonzero(batch >= 0)
-            found[number, run, batch[run, place]] = True
-        return found
-
-
-def _check_shapes(drawn: dict[int, _Batches]) -> list[str]:
-    widths = {size: {own.shape[1] for own in each.rows} for size, each in drawn.items()}
-    every = sorted(set.union(*widths.values()))
-    if len(every) == 1:
-        return []
-    return [
-        f"the shape of a batch depends on the data: batches of data sets with {min(drawn)} to "
-        f"{max(drawn)} samples have {every[0]} to {every[-1]} positions"
-    ]
+    batches = {size: draw(size, _FEW_RUNS) for size in sorted(sizes - {0})}
+    drawn = {size: [_read_rows(each) for each in own] for size, own in batches.items()}
+    heaviest = max(float(each.weights.max()) for own in batches.values() for each in own)
+    problems = _check_shapes(drawn) + _check_neighbours(drawn, usual if is_poisson else usual - 1)
+    if heaviest > 1 / query.batch_size:
+        size = query.batch_size
+        problems.append(f"a sample has weight {heaviest:g}, where 1/{size} was counted")
+    if not is_poisson:
+        problems += _check_passes(drawn, steps, usual)
+        return problems + _check_orders(drawn, steps, alpha=alpha)
+    runs = int(np.clip(_COINS // (_NUMBERS * usual), _FEW_RUNS, _MOST_RUNS)) // 2 * 2
+    many = [_read_rows(each) for each in draw(usual, runs)]
+    problems += _check_coins(many, usual, rate_of(query), alpha=alpha)
+    return problems + _check_secrecy(seed, program)
 
 
-def _check_weights(drawn: dict[int, _Batches], batch_size: int) -> list[str]:
+def _read_rows(batch: Batch) -> IntArray:
+    """Return the numbers of the samples in each run's batch, −1 where the weight is 0."""
+    return np.where(batch.weights.numpy() > 0, batch.targets.numpy(), -1).astype(np.int64)
+
+
+def _find_samples(batches: Sequence[IntArray], num_samples: int) -> NDArray[np.bool_]:
+    """Return which samples are in which batches, shape (batches, runs, samples)."""
+    found = np.zeros((len(batches), len(batches[0]), num_samples), dtype=bool)
+    for number, batch in enumerate(batches):
+        run, place = np.nonzero(batch >= 0)
+        found[number, run, batch[run, place]] = True
+    return found
+
+
+def _check_shapes(drawn: dict[int, list[IntArray]]) -> list[str]:
     problems = []
-    for each in drawn.values():
-        for rows, weights in zip(each.rows, each.weights, strict=True):
-            largest = float(weights.max())
-            if largest > 1 / batch_size:
-                problems.append(
-                    f"a sample has weight {largest:g}, where 1/{batch_size} was counted"
-                )
-            if any(len(set(own[own >= 0])) < (own >= 0).sum() for own in rows):
-                problems.append("a sample is twice in one batch")
-    return problems[:1]
+    every = sorted({batch.shape[1] for batches in drawn.values() for batch in batches})
+    if len(every) > 1:
+        problems.append(
+            f"the shape of a batch depends on the data: batches of data sets with {min(drawn)} to "
+            f"{max(drawn)} samples have {every[0]} to {every[-1]} positions"
+        )
+    for size, batches in drawn.items():
+        if _find_samples(batches, size).sum() < sum(int((batch >= 0).sum()) for batch in batches):
+            problems.append("a sample is twice in one batch")
+    return problems
 
 
-def _check_neighbours(drawn: dict[int, _Batches], size: int) -> list[str]:
+def _check_neighbours(drawn: dict[int, list[IntArray]], size: int) -> list[str]:
     """Compare batches with equal coins of data sets with and without one last sample."""
-    pairs = zip(drawn[size].rows, drawn[size + 1].rows, strict=True) if size in drawn else ()
+    pairs = zip(drawn[size], drawn[size + 1], strict=True) if size in drawn else ()
     for without, with_it in pairs:
-        others = np.where(with_it == size, -1, with_it)
-        if without.shape != others.shape or not np.array_equal(without, others):
+        if not np.array_equal(without, np.where(with_it == size, -1, with_it)):
             return ["one sample more moves other samples of a batch to other positions"]
     return []
 
 
-def _check_passes(drawn: dict[int, _Batches], steps: int, num_slots: int) -> list[str]:
-    for size, each in drawn.items():
-        found = each.find()
+def _check_passes(drawn: dict[int, list[IntArray]], steps: int, num_slots: int) -> list[str]:
+    for size, batches in drawn.items():
+        found = _find_samples(batches, size)
         for start in range(0, len(found), steps):
             times = found[start : start + steps].sum(axis=0)
             if times.max() > 1:
@@ -421,27 +390,27 @@ def _check_passes(drawn: dict[int, _Batches], steps: int, num_slots: int) -> lis
     return []
 
 
-def _check_orders(drawn: _Batches, steps: int, *, alpha: float) -> list[str]:
+def _check_orders(drawn: dict[int, list[IntArray]], steps: int, *, alpha: float) -> list[str]:
     """Compare the samples that two batches of neighbouring passes have in common."""
-    found = drawn.find()[steps - 1 : steps + 1]
+    # Of the largest data set, which does not fit into a pass: batches then differ most.
+    size = max(drawn)
+    found = _find_samples(drawn[size], size)[steps - 1 : steps + 1]
     # Of a longer pass only a part was drawn.
     if len(found) < 2:
         return []
     taken = found.sum(axis=2)
-    values = []
-    for run, common in enumerate((found[0] & found[1]).sum(axis=1)):
-        law = stats.hypergeom(drawn.num_samples, taken[0, run], taken[1, run])
-        values.append(2 * min(law.cdf(common), law.sf(common - 1)))
-    is_chance = min(values) >= alpha / len(values)
+    common = (found[0] & found[1]).sum(axis=1)
+    law = stats.hypergeom(size, taken[0], taken[1])
+    values = 2 * np.minimum(law.cdf(common), law.sf(common - 1))
+    is_chance = values.min() >= alpha / len(values)
     return [] if is_chance else ["the orders of two passes are not independent"]
 
 
-def _check_coins(drawn: _Batches, rate: float, *, alpha: float) -> list[str]:
+def _check_coins(batches: Sequence[IntArray], size: int, rate: float, *, alpha: float) -> list[str]:
     """Compare how often samples are taken, alone and together, with independent coins."""
-    found = drawn.find()
-    numbers, runs, size = found.shape
+    found = _find_samples(batches, size)
     half = size // 2
-    # Each is a number of independent events, its count and its probability, under one name.
+    # Independent events and their probability, under one name.
     tests = [
         ("samples are taken with another probability than the plan's", found, rate),
         ("two runs use the same coins", found[:, ::2] & found[:, 1::2], rate**2),
@@ -449,31 +418,39 @@ def _check_coins(drawn: _Batches, rate: float, *, alpha: float) -> list[str]:
     ]
     tests += [
         (f"the coins of steps {a} and {b} are not independent", found[a] & found[b], rate**2)
-        for a in range(numbers)
+        for a in range(len(found))
         for b in range(a)
     ]
-    # Samples are at each position equally often.
-    present = np.stack([rows >= 0 for rows in drawn.rows if rows.shape == drawn.rows[0].shape])
+    # Samples are at each position equally often. A position is taken in a batch or not: one event
+    # for each batch, all independent.
+    present = np.stack([batch >= 0 for batch in batches if batch.shape == batches[0].shape])
     width = present.shape[-1]
-    level = alpha / (len(tests) + width)
+    chance = min(rate * size / width, 1.0)
+    at_random = "samples are not at random positions of a batch"
+    tests += [(at_random, present[..., place], chance) for place in range(width)]
     problems = [
         name
         for name, event, p in tests
-        if _binomial_p_value(int(event.sum()), event.size, p) < level
+        if _binomial_p_value(int(event.sum()), event.size, p) < alpha / len(tests)
     ]
-    events = present.shape[0] * runs
-    chance = rate * size / width
-    # A position is taken in a batch or not: one event for each batch, all independent.
-    values = [_binomial_p_value(int(k), events, min(chance, 1.0)) for k in present.sum(axis=(0, 1))]
-    if min(values) < level:
-        problems.append("samples are not at random positions of a batch")
-    return problems[:3]
+    return list(dict.fromkeys(problems))[:3]
 
 
 def _binomial_p_value(count: int, trials: int, probability: float) -> float:
     """Return twice the smaller tail of the binomial law."""
     law = stats.binom(trials, probability)
     return float(2 * min(law.cdf(count), law.sf(count - 1)))
+
+
+def _check_secrecy(seed: int, program: Program) -> list[str]:
+    """Return whether coins follow from a public seed: this would void amplification by sampling."""
+    runs, sizes = range(_FEW_RUNS), [_NUMBERS]
+    coins = [program.make_choices(seed, run).draw_coins(0, sizes) for run in runs]
+    for public in ([0] * _FEW_RUNS, [seed] * _FEW_RUNS, runs):
+        guesses = [SeededChoices(each).draw_coins(0, sizes) for each in public]
+        if np.array_equal(coins, guesses):
+            return ["the coins of Poisson sampling are predictable: they follow from a public seed"]
+    return []
 
 
 def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: float) -> list[str]:
@@ -489,12 +466,26 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     weights = {float(kind(weight)) for weight in row[row != 0] for kind in (float, np.float32)}
     # √R_jj, because streams are independent standard normals.
     noise_std = float(np.linalg.norm(row))
-    draw = _Messages(plan, victim, program)
     generator = np.random.default_rng(seed)
-    pairs = [
-        _draw_pair(generator, query.contribution, plan.dtype)
-        for _ in range(_PRACTICE_PAIRS + _PAIRS)
-    ]
+
+    def draw_pair() -> Pair:
+        g = generator.standard_normal(_DIMENSIONS)
+        # Rounded to the type of messages, as a gradient of the model would be.
+        g = (g * query.contribution / np.linalg.norm(g)).astype(plan.dtype).astype(np.float64)
+        return g, -g
+
+    def draw(gradient: Array, num: int, seed: int) -> Array:
+        # One release of num · d coordinates: coordinates are independent, so that they stand for
+        # messages.
+        size = num * len(gradient)
+        record = RunRecord(plan, [ReleaseNumber(0, 0)], size, seed=seed, program=program)
+        values = torch.from_numpy(gradient.astype(plan.dtype)).expand(num, -1)
+        # Clipping is not attacked here.
+        released = record.release(keep_gradients(values), 0, victim)
+        # The public offset hides the grid, and is added again. Without masks it is zero.
+        return np.asarray(released + plan.grid * record.offsets[0].reshape(num, -1))
+
+    pairs = [draw_pair() for _ in range(_PRACTICE_PAIRS + _PAIRS)]
     # It practises on pairs and keys of its own, none of which it is judged by.
     attacker = FloatAttacker(
         draw,
@@ -524,44 +515,3 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
         f"low-order bits reveal gradients: {right} of {trials} decisions are right, where "
         f"{allowed:.1%} are allowed"
     ]
-
-
-class _Messages:
-    """Releases of known gradients with the attacker's own keys; see ``DrawReleases``."""
-
-    def __init__(self, plan: Plan, victim: int, program: Program) -> None:
-        self._plan = plan
-        self._victim = victim
-        self._program = program
-
-    def __call__(self, gradient: Array, num: int, seed: int) -> Array:
-        at = [ReleaseNumber(0, 0)]
-        size = num * len(gradient)
-        # One release of num · d coordinates: coordinates are independent, so that they stand for
-        # messages.
-        record = NoiseRecord(self._plan, at, size, seed=seed, program=self._program)
-        noise = torch.from_numpy(record.noise[0, self._victim].reshape(num, -1))
-        dtype = torch.float32 if self._plan.dtype == "float32" else torch.float64
-        values = torch.from_numpy(gradient).to(dtype).expand(num, 1, -1)
-        # Clipping is not attacked here: a factor of 1 leaves the candidate as it is.
-        ones = torch.ones(num, 1, dtype=torch.float64)
-        found = ClippedGradients(values, ones, ones, ones, torch.zeros(num, 1))
-        if self._plan.decomposition.is_masked:
-            messages = MaskedMessages(self._plan, record, self._program)
-            words = messages.make(found, 0, self._victim, is_masked=False)
-            # The offset is public, but the grid is seen without it.
-            zero = np.zeros(words.shape)
-            return self._program.read_average(
-                words, num_agents=1, grid=self._plan.grid, offset=zero
-            )
-        model = torch.zeros(len(gradient), dtype=dtype)
-        sent = self._program.make_messages(model, found, noise, grid=self._plan.grid)
-        released: Array = sent.double().numpy() / -STEP_SIZE
-        return released
-
-
-def _draw_pair(generator: np.random.Generator, norm: float, dtype: str) -> Pair:
-    g = generator.standard_normal(_DIMENSIONS)
-    # Rounded to the type of messages, as a gradient of the model would be.
-    g = (g * norm / np.linalg.norm(g)).astype(dtype).astype(np.float64)
-    return g, -g

@@ -2,21 +2,23 @@
 
 :class:`Program` lists the functions that protect an agent's data, from the keys to the message. The
 auditor calls nothing else. Tests replace one of them with a faulty one, which the audit must find.
+:class:`RunRecord` calls them for all agents, and reads what they send as a view does.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from corn.audit.views import View
+from corn.audit.views import Parts, StreamWeights, View, sum_parts
 from corn.checks import FloatArray
 from corn.covariance import Decomposition
 from corn.learn.batches import BatchSampler, Choices
@@ -133,41 +135,20 @@ class Program:
     release_masked: Callable[..., MaskWords] = release_masked
     read_average: Callable[..., FloatArray] = read_average
 
-    def make_messages(
-        self, model: Tensor, found: ClippedGradients, noise: Tensor, *, grid: float
-    ) -> Tensor:
-        """Return the half step of each trial from the public model, shape (trials, d)."""
-        # A copy: where types agree, the step takes over the gradient's memory.
-        values, factors = found.values.clone().flatten(1), found.factors.flatten()
-        halves = [
-            self.take_half_step(model, own, factor, v, grid=grid, step_size=STEP_SIZE)
-            for own, factor, v in zip(values, factors, noise, strict=True)
-        ]
-        return torch.stack(halves)
-
-    def make_masked_messages(
-        self,
-        found: ClippedGradients,
-        noise: Tensor,
-        mask: MaskWords,
-        *,
-        grid: float,
-        offset: FloatArray,
-    ) -> MaskWords:
-        """Return the message of each trial where releases are summed exactly, (trials, d)."""
-        values, factors = found.values.flatten(1), found.factors.flatten().unsqueeze(1)
-        return self.release_masked(values, factors, noise, grid=grid, offset=offset, mask=mask)
-
 
 DEPLOYED = Program()
 """The functions that agents run."""
 
 
-class NoiseRecord:
-    """The noise of all agents in some releases, and the part of it that each view can draw.
+class RunRecord:
+    """All agents' keys, noise, masks and messages in some releases, and what each view reads.
 
     Coordinates of one release stand for independent trials, as their streams are drawn
     independently for each coordinate.
+
+    Attributes:
+        gradients: the gradients in ``words``, which attackers know, of their shape; None if there
+            are none.
     """
 
     def __init__(
@@ -179,13 +160,16 @@ class NoiseRecord:
         seed: int,
         program: Program = DEPLOYED,
     ) -> None:
-        self._plan, self._program = plan, program
+        self._plan = plan
+        self._program = program
         self.releases = tuple(releases)
+        self.size = size
         self.keys = program.derive_keys(plan, seed)
         # One nonce per attempt, as every start of a run agrees on a new one.
         attempts = dict.fromkeys(release.attempt for release in releases)
         self._nonces = {each: program.draw_nonce(plan, seed, each) for each in attempts}
-        self.size = size
+        self.is_masked = plan.decomposition.is_masked
+        self.gradients: FloatArray | None = None
 
     def held_by(self, coalition: Sequence[int]) -> dict[Owner, Secret]:
         """Return all keys that the insiders really have, whatever the plan says."""
@@ -195,15 +179,7 @@ class NoiseRecord:
     def noise(self) -> FloatArray:
         """All agents' noise, shape (releases, n, size)."""
         # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
-        sources = [SecureSource(own) for own in self.keys]
-        return self._draw_noise(self._plan.decomposition, sources)
-
-    @cached_property
-    def bits(self) -> MaskBits:
-        """B, of the masks that agents draw."""
-        return self._program.choose_bits(
-            self._plan.decomposition, self._plan.grid, self._plan.budget
-        )
+        return self._draw_noise(self._plan.decomposition, [SecureSource(own) for own in self.keys])
 
     @cached_property
     def masks(self) -> MaskWords:
@@ -213,65 +189,124 @@ class NoiseRecord:
     @cached_property
     def offsets(self) -> FloatArray:
         """The public offsets of the grid, shape (releases, size); zeros without masks."""
-        if not self._plan.decomposition.is_masked:
+        if not self.is_masked:
             return np.zeros((len(self.releases), self.size))
         draw, nonces = self._program.draw_offset, self._nonces
         return np.stack([draw(nonces[a], step, self.size) for a, step in self.releases])
 
-    def check_keys(self) -> list[str]:
-        """Return faults of keys that need no test.
+    @cached_property
+    def words(self) -> MaskWords:
+        """All agents' messages of exact sums, shape as ``noise``: without gradients, or recorded.
 
-        These are keys that agents have although the plan does not give them those keys, equal keys
-        of different owners, and noise or masks that do not follow from the key of their owner, so
-        that anybody can draw them. In large networks the last is checked for some owners.
+        A recorded run assigns its messages, and ``gradients``.
         """
-        return [
-            f"agent {agent} has the key of {owner}"
-            for agent, own in enumerate(self.keys)
-            for owner in own
-            if agent not in owner.members
-        ] + [*self._find_equal_keys(), *self._find_public_streams()]
+        zeros = no_gradients(self.size)
+        return np.array(
+            [
+                [self.make_message(zeros, r, agent)[0] for agent in range(self._plan.num_agents)]
+                for r in range(len(self.releases))
+            ]
+        )
 
-    def _find_equal_keys(self) -> list[str]:
-        owners: dict[bytes, Owner] = {}
-        equal = []
-        for own in self.keys:
-            for owner, key in own.items():
-                first = owners.setdefault(key.reveal(), owner)
-                if first != owner:
-                    equal.append(f"{first} and {owner} have one key")
-        return list(dict.fromkeys(equal))[:1]
+    def read_releases(self) -> FloatArray:
+        """Return what all agents release without gradients, by their masks, shape as ``noise``."""
+        found = [
+            [self.read_message(own, r, agent) for agent, own in enumerate(words)]
+            for r, words in enumerate(self.words)
+        ]
+        return np.array(found) - (0.0 if self.gradients is None else self.gradients)
 
-    def _find_public_streams(self) -> list[str]:
-        """Draw again with another key of one owner, which must give other values."""
-        noise = self._plan.decomposition
-        drawn = [Owner((i,)) for i, theta in enumerate(noise.private_variance) if theta > 0]
-        for number, (group, factor) in enumerate(
-            zip(noise.seed_groups, noise.factors, strict=True)
-        ):
-            if noise.is_masked or factor[0].any():
-                drawn.append(Owner(group, number))
-        for owner in drawn[:: 1 + len(drawn) // _MOST_OWNERS]:
-            agent = owner.members[0]
-            keys = [self.keys[agent], {**self.keys[agent], owner: _secret(0, "another key")}]
-            first, second = (self._draw_values(agent, owner, SecureSource(own)) for own in keys)
-            # Words of 16 bits are equal by chance, but not five of them among 64.
-            if int((first == second).sum()) > 4:
-                kind = "mask" if noise.is_masked and owner.group is not None else "noise"
-                return [
-                    f"the {kind} that agent {agent} draws does not depend on the key of {owner}: "
-                    "others can draw it too"
-                ]
-        return []
+    def release(
+        self,
+        gradients: ClippedGradients,
+        number: int,
+        agent: int,
+        noise: FloatArray | None = None,
+    ) -> FloatArray:
+        """Return what an agent releases in each trial, read off its messages, (trials, d).
 
-    def _draw_values(self, agent: int, owner: Owner, source: SecureSource) -> Any:
-        """Return an agent's masks where the owner has masks, and else its noise."""
-        shares = self._plan.decomposition
-        attempt, step = self.releases[0]
-        at = {"source": source, "nonce": self._nonces[attempt], "step": step}
-        if shares.is_masked and owner.group is not None:
-            return self._program.draw_mask(shares, agent, **at, size=_VALUES, bits=self.bits)
-        return self._program.draw_share(shares, agent, **at, stop=_VALUES)
+        Args:
+            gradients: of all trials.
+            number: of the release.
+            agent: the agent.
+            noise: by default that of the record.
+        """
+        if self.is_masked:
+            words = self.make_message(gradients, number, agent, noise)
+            return self.read_message(words, number, agent)
+        drawn = self._take_noise(gradients, number, agent, noise)
+        dtype = torch.float32 if self._plan.dtype == "float32" else torch.float64
+        model = torch.zeros(drawn.shape[1], dtype=dtype)
+        # A copy: where types agree, the step takes over the gradient's memory.
+        values, factors = gradients.values.clone().flatten(1), gradients.factors.flatten()
+        halves = [
+            self._program.take_half_step(
+                model, own, factor, v, grid=self._plan.grid, step_size=STEP_SIZE
+            )
+            for own, factor, v in zip(values, factors, drawn, strict=True)
+        ]
+        released: FloatArray = torch.stack(halves).double().numpy() / -STEP_SIZE
+        return released
+
+    def make_message(
+        self,
+        gradients: ClippedGradients,
+        number: int,
+        agent: int,
+        noise: FloatArray | None = None,
+    ) -> MaskWords:
+        """Return an agent's messages where releases are summed exactly; see ``release``."""
+        shape = (len(gradients.values), -1)
+        return self._program.release_masked(
+            gradients.values.flatten(1),
+            gradients.factors.flatten().unsqueeze(1),
+            self._take_noise(gradients, number, agent, noise),
+            grid=self._plan.grid,
+            offset=self.offsets[number].reshape(shape),
+            mask=self.masks[number, agent].reshape(shape),
+        )
+
+    def read_message(self, words: MaskWords, number: int, agent: int) -> FloatArray:
+        """Return the releases in an agent's messages, whose masks nobody else knows."""
+        mask, offset = self.masks[number, agent], self.offsets[number]
+        return self._program.read_average(
+            words - mask.reshape(words.shape),
+            num_agents=1,
+            grid=self._plan.grid,
+            offset=offset.reshape(words.shape),
+        )
+
+    def find_parts(self, view: View) -> Parts:
+        """Return the agents of whose releases a view reads the sum, by the keys it really has."""
+        streams = StreamWeights.of(self._plan.decomposition)
+        return streams.join(view.honest(self._plan.num_agents), self.held_by(view.coalition))
+
+    def draw_known_masks(self, view: View) -> MaskWords:
+        """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
+        source = _KnownWords(self.held_by(view.coalition))
+        return self._draw_masks([source] * self._plan.num_agents)
+
+    def unmask(self, view: View) -> MaskWords:
+        """Return all messages without the masks that a view draws, shape as ``noise``."""
+        return self.words - self.draw_known_masks(view)
+
+    def read_sums(self, view: View) -> FloatArray:
+        """Return the sums of releases that a view reads, shape (releases, parts, size).
+
+        The view removes the masks that it can draw, adds up the messages of each part, and
+        subtracts the gradients that it knows.
+        """
+        parts = self.find_parts(view)
+        totals = sum_parts(self.unmask(view), parts, axis=1)
+        averages = [
+            self._program.read_average(
+                totals[:, k], num_agents=len(part), grid=self._plan.grid, offset=self.offsets
+            )
+            for k, part in enumerate(parts)
+        ]
+        sums = [len(part) * average for part, average in zip(parts, averages, strict=True)]
+        read = np.stack(sums, axis=1)
+        return read if self.gradients is None else read - sum_parts(self.gradients, parts, axis=1)
 
     def draw_known(self, coalition: Sequence[int]) -> FloatArray:
         """Return the part of the noise that insiders draw with their keys, shape as ``noise``.
@@ -285,9 +320,63 @@ class NoiseRecord:
         known = select_known(self._plan.decomposition, keys)
         return self._draw_noise(known, [SecureSource(keys)] * self._plan.num_agents)
 
-    def draw_known_masks(self, coalition: Sequence[int]) -> MaskWords:
-        """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
-        return self._draw_masks([_KnownWords(self.held_by(coalition))] * self._plan.num_agents)
+    def check_keys(self) -> list[str]:
+        """Return faults of keys that need no test.
+
+        These are keys that agents have although the plan does not give them those keys, equal keys
+        of different owners, and noise or masks that do not follow from the key of their owner, so
+        that anybody can draw them. In large networks the last is checked for some owners.
+        """
+        leaked: list[str] = []
+        equal: list[str] = []
+        owners: dict[bytes, Owner] = {}
+        for agent, own in enumerate(self.keys):
+            for owner, key in own.items():
+                if agent not in owner.members:
+                    leaked.append(f"agent {agent} has the key of {owner}")
+                first = owners.setdefault(key.reveal(), owner)
+                if first != owner:
+                    equal.append(f"{first} and {owner} have one key")
+        # One of each kind shows the fault.
+        return [*leaked, *equal[:1], *islice(self._find_public_streams(), 1)]
+
+    def _find_public_streams(self) -> Iterator[str]:
+        """Draw again with another key of one owner, which must give other values."""
+        shares = self._plan.decomposition
+        drawn = [Owner((i,)) for i, theta in enumerate(shares.private_variance) if theta > 0]
+        drawn += [
+            Owner(group, number)
+            for number, group in enumerate(shares.seed_groups)
+            if shares.is_masked or shares.factors[number][0].any()
+        ]
+        attempt, step = self.releases[0]
+        at: dict[str, Any] = {"nonce": self._nonces[attempt], "step": step}
+        for owner in drawn[:: 1 + len(drawn) // _MOST_OWNERS]:
+            agent = owner.members[0]
+            draw: Callable[..., Any] = partial(self._program.draw_share, stop=_VALUES)
+            kind = "noise"
+            if shares.is_masked and owner.group is not None:
+                draw = partial(self._program.draw_mask, size=_VALUES, bits=self._bits)
+                kind = "mask"
+            keys = (self.keys[agent], {**self.keys[agent], owner: _secret(0, "another key")})
+            first, second = (draw(shares, agent, source=SecureSource(own), **at) for own in keys)
+            # Words of 16 bits are equal by chance, but not five of them among 64.
+            if int((first == second).sum()) > 4:
+                yield (
+                    f"the {kind} that agent {agent} draws does not depend on the key of {owner}: "
+                    "others can draw it too"
+                )
+
+    @cached_property
+    def _bits(self) -> MaskBits:
+        plan = self._plan
+        return self._program.choose_bits(plan.decomposition, plan.grid, plan.budget)
+
+    def _take_noise(
+        self, gradients: ClippedGradients, number: int, agent: int, noise: FloatArray | None
+    ) -> Tensor:
+        drawn = self.noise[number, agent] if noise is None else noise
+        return torch.from_numpy(np.ascontiguousarray(drawn.reshape(len(gradients.values), -1)))
 
     def _draw_noise(self, noise: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
         drawn: FloatArray = self._draw(self._program.draw_share, noise, sources, stop=self.size)
@@ -295,29 +384,20 @@ class NoiseRecord:
 
     def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
         draw, noise = self._program.draw_mask, self._plan.decomposition
-        drawn: MaskWords = self._draw(draw, noise, sources, size=self.size, bits=self.bits)
+        drawn: MaskWords = self._draw(draw, noise, sources, size=self.size, bits=self._bits)
         return drawn
 
     def _draw(
         self, draw: Callable[..., Any], noise: Decomposition, sources: Sequence[Any], **options: Any
     ) -> Any:
         """Draw for every release and agent, each from its source, shape (releases, n, size)."""
-        return np.stack(
-            [
-                [
-                    draw(
-                        noise,
-                        agent,
-                        source=source,
-                        nonce=self._nonces[attempt],
-                        step=step,
-                        **options,
-                    )
-                    for agent, source in enumerate(sources)
-                ]
-                for attempt, step in self.releases
-            ]
-        )
+        found = []
+        for attempt, step in self.releases:
+            at = {"nonce": self._nonces[attempt], "step": step}
+            found.append(
+                [draw(noise, k, source=own, **at, **options) for k, own in enumerate(sources)]
+            )
+        return np.array(found)
 
 
 def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) -> Decomposition:
@@ -385,3 +465,15 @@ def _secret(seed: int, *purpose: str | int) -> Secret:
     # Public, as it follows from the seed: an audit protects nobody, and must be repeatable.
     data = encode_fields("audit", seed, *purpose)
     return Secret(hashlib.blake2b(data, digest_size=32).digest())
+
+
+def no_gradients(size: int) -> ClippedGradients:
+    """Return the clipped gradients of one trial whose data has no gradient."""
+    return keep_gradients(torch.zeros(1, size))
+
+
+def keep_gradients(values: Tensor) -> ClippedGradients:
+    """Return gradients of trials, shape (trials, d), as if clipping had left them as they are."""
+    ones = torch.ones(len(values), 1, dtype=torch.float64)
+    zeros = torch.zeros(len(values), 1)
+    return ClippedGradients(values.unsqueeze(1), ones, zeros, zeros, zeros)

@@ -294,9 +294,9 @@ def _list_columns() -> list[Column[Finding]]:
         Column("gaussian_epsilon", lambda one: one.gaussian_epsilon, "Gaussian ε", gaussian),
         Column(
             "promised_mu",
-            lambda one: one.promise.effective_mu,
+            lambda one: one.promise.mu,
             "promised μ",
-            lambda one: round_up(one.promise.effective_mu, 4),
+            lambda one: round_up(one.promise.mu, 4),
         ),
         Column("exact_mu", lambda one: one.exact_mu),
         Column(
@@ -342,5 +342,5 @@ def _describe_break(beyond: Finding | None) -> str:
         return "none: no coalition exceeds the promise"
     return (
         f"{beyond.view.describe()} against agent {beyond.victim}: measured μ "
-        f"{beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.effective_mu, 4)}"
+        f"{beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
     )
