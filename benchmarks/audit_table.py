@@ -201,7 +201,7 @@ def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, 
             break
         record = RunRecord(plan, list_releases(2), BLOCK, seed=seed)
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, len(agents), BLOCK))
-        known = record.draw_known_masks(view)
+        known = record.draw_known_masks(view.coalition)
         words = np.empty(signs.shape, known.dtype)
         for at in np.ndindex(signs.shape[:2]):
             gradient = torch.from_numpy(signs[at]) * plan.budget.query.clip

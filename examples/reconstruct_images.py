@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corn.audit import View, find_smallest_break
-from corn.audit.program import KnownNoise
+from corn.audit.program import draw_known_noise
 from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
@@ -266,13 +266,13 @@ class _Listener:
         self, method: Mechanism, task: Task, data: AgentData, view: View, *, seed: int
     ) -> None:
         self._task, self._method = task, method
+        self._view, self._seed = view, seed
         self._honest, self._count = view.honest(data.num_agents), 0
         ones = torch.ones(data.num_agents, 1)
         self._batch = Batch(data.inputs[:, None], data.targets[:, None], ones, is_average=True)
         d = task.num_parameters
         self._gradients = torch.zeros(data.num_agents, d, dtype=torch.float64)
         self._noise = torch.zeros_like(self._gradients)
-        self._known: KnownNoise | None = None
         self._weights = torch.eye(len(self._honest), dtype=torch.float64)
         self._noise_std = np.zeros(len(self._honest))
         if isinstance(method.noise, Decomposition):
@@ -280,7 +280,6 @@ class _Listener:
             hidden = streams.hidden(streams.held_by(view.coalition))
             weights, self._noise_std = predict_noise(hidden[np.ix_(self._honest, self._honest)])
             self._weights = torch.from_numpy(weights)
-            self._known = KnownNoise(method.noise, view, seed=seed)
 
     def observe(self, parameters: Tensor, released: Tensor) -> None:
         """Add one step; see ``Simulation.on_release``."""
@@ -290,8 +289,9 @@ class _Listener:
         self._gradients += gradients
         # Released values are (seeds, agents, trials, d), here of one seed and one trial.
         self._noise += released[0, :, 0].double() - gradients
-        if self._known is not None:
-            self._noise -= self._known.draw(self._count, gradients.shape[1])
+        if isinstance(self._method.noise, Decomposition):
+            at = {"seed": self._seed, "step": self._count, "size": gradients.shape[1]}
+            self._noise -= draw_known_noise(self._method.noise, self._view, **at)
         self._count += 1
 
     def estimate(self) -> tuple[FloatArray, FloatArray]:

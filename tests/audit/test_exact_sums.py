@@ -14,10 +14,9 @@ from torch import Tensor
 from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
 from corn.audit.checks import uniform_p_value
 from corn.audit.program import RunRecord, derive_keys, draw_nonce, list_releases
-from corn.audit.views import StreamWeights, find_smallest_break, list_worst_views
+from corn.audit.views import find_smallest_break, list_worst_views
 from corn.checks import FloatArray
 from corn.covariance import Decomposition, SeedGroups
-from corn.covariance.decomposition import hidden_precision
 from corn.learn.step import release_masked
 from corn.noise import Owner, Secret, SecureSource, draw_share
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
@@ -110,18 +109,6 @@ def test_more_insiders_than_planned_are_a_break(
     assert found is not None
     assert len(found.view.coalition) == 2
     assert found.ratio == pytest.approx(4 / 3)
-
-
-@pytest.mark.parametrize("coalition", [(), (1,), (1, 4), (0, 1, 3)])
-@pytest.mark.parametrize("seeds", ["edges", "pairs", ((0, 1, 2), (2, 3, 4))])
-def test_precisions_agree_with_those_that_verify_plans(
-    coalition: tuple[int, ...], seeds: str | SeedGroups
-) -> None:
-    shares = sum_plan(0, seeds).decomposition
-    found = StreamWeights.of(shares).precision(View(coalition))
-    honest, expected = hidden_precision(shares, coalition)
-    assert np.allclose(found[list(honest)], expected)
-    assert (found[list(coalition)] == 0).all()
 
 
 def test_the_worst_views_have_as_many_insiders_as_planned() -> None:

@@ -7,20 +7,32 @@ import pytest
 
 from corn.audit import View, find_smallest_break, read_view
 from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
-from corn.covariance import Decomposition
+from corn.covariance import Decomposition, SeedGroups
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner
 from corn.plan.verify import verify_plan
+from corn.topology import Mixing
 from tests.audit.plans import agent_plan
 
 
-@pytest.mark.parametrize("coalition", [(), (1,), (0, 3)])
-@pytest.mark.parametrize("seeds", ["pairs", "global", "edges"])
+@pytest.mark.parametrize("coalition", [(), (1,), (1, 4), (0, 1, 3)])
+@pytest.mark.parametrize(
+    ("seeds", "mixing"),
+    [
+        ("pairs", "gossip"),
+        ("global", "gossip"),
+        ("edges", "gossip"),
+        ("edges", "sum"),
+        ("pairs", "sum"),
+        (((0, 1, 2), (2, 3, 4)), "sum"),
+    ],
+)
 def test_precisions_agree_with_those_that_verify_plans(
-    coalition: tuple[int, ...], seeds: str
+    coalition: tuple[int, ...], seeds: str | SeedGroups, mixing: Mixing
 ) -> None:
-    shares = agent_plan(0 if seeds == "global" else 1, seeds).decomposition
+    colluders = 1 if mixing == "gossip" and seeds != "global" else 0
+    shares = agent_plan(colluders, seeds, mixing=mixing).decomposition
     found = StreamWeights.of(shares).precision(View(coalition))
     honest, expected = hidden_precision(shares, coalition)
     assert np.allclose(found[list(honest)], expected)
@@ -82,7 +94,7 @@ def test_owners_of_streams_are_those_of_keys() -> None:
     assert all(0 in owner.members for owner in streams.held_by((0,)))
 
 
-@pytest.mark.parametrize("text", ["worst", "nobody", "coalition:", "neighbour:1,2", "coalition:x"])
+@pytest.mark.parametrize("text", ["worst", "nobody", "coalition:", "coalition:1,", "coalition:x"])
 def test_other_views_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="view must be"):
         read_view(text)

@@ -226,5 +226,5 @@ def test_ctrl_c_ends_commands_with_130_and_one_line(
     arguments = ("--task", "quadratic", "--graph", "ring:4", "--steps", 9, "--out", tmp_path)
     outcome = corn("train", *arguments)
     assert outcome.exit_code == 130
-    assert "interrupted after 1 steps" in outcome.stderr
+    assert "interrupted after step 1" in outcome.stderr
     assert (tmp_path / "run.json").exists()

@@ -457,35 +457,20 @@ def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Pa
     quick = ("train", "--data", path, "--target", "y", "--graph", "ring:3", "--steps", 10)
     arguments = (*quick, "--mechanism", "ldp", "--step-size", "0.1,0.2,0.5")
     outcome = corn(*arguments)
-    assert "ldp made 3 runs on the agents' data; together they spend ε = " in outcome.stderr
+    assert "3 runs with noise on the agents' data together spend ε = " in outcome.stderr
     # Rows are protected by default: they may be people.
     assert "one sample of one agent" in outcome.stderr
     assert "if a person has several rows" in outcome.stderr
     assert "one agent's whole data set" in corn(*arguments, "--unit", "agent").stderr
     assert "if each run has secret noise and secret batches of its own" in outcome.stderr
-    assert "without noise, which no ε covers" not in outcome.stderr
+    assert "no ε of the agents covers" not in outcome.stderr
+    others = corn(*quick, "--mechanism", "ldp,central,none", "--step-size", "0.1").stderr
+    assert "central, none ran on the agents' data without noise of the agents" in others
     facts = json.loads(corn(*arguments, "--json").stdout)
-    price = facts["tuning"]["prices"]["ldp"]
+    price = facts["tuning"]["price"]
     assert price["num_runs"] == 3
     # Three runs at ε = 10 each: μ grows by √3.
     assert 10 < price["epsilon"] < 30
-
-
-def test_held_out_samples_choose_step_sizes(corn: Runner) -> None:
-    options = ("--mechanism", "ldp,none", "--step-size", "0.001,0.1", "--tune-on", "held-out")
-    stated = corn("train", *QUICK, *options).stderr
-    assert "none ran on the agents' data without noise, which no ε covers" in " ".join(
-        stated.split()
-    )
-    facts = json.loads(corn("train", *QUICK, *options, "--json").stdout)
-    assert facts["tuning"]["data_is_private"]
-    assert facts["tuning"]["num_runs"] == 2
-    assert facts["tuning"]["prices"]["ldp"]["num_runs"] == 1
-    assert facts["mechanisms"]["none"]["step_size"] == "0.1"
-    assert facts["grid_ends"]["none"] == "largest"
-    refused = corn("train", "--task", "quadratic", "--graph", "ring:4", "--tune-on", "held-out")
-    assert refused.exit_code == 1
-    assert "only if the task has public ones" in refused.stderr
 
 
 def test_a_printed_epsilon_is_never_below_the_one_that_was_spent(corn: Runner) -> None:

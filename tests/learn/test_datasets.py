@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.datasets import (
     DOWNLOADABLE,
-    Dataset,
     DownloadError,
     cache_directory,
     fetch_dataset,
@@ -124,25 +123,18 @@ def test_idx_round_trip(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "not an idx file"),
-        (b"\0\0\x0d\1\0\0\0\1\0\0\0\0", "not an idx file"),
-        (b"\0\0\x08\3\0\0", "cut off"),
-        (b"\0\0\x08\1\0\0\0\5abc", "according to its header"),
-        (b"\0\0\x08\4" + b"\0\1\0\0" * 4, "according to its header"),  # 2⁶⁴ bytes
+        b"",
+        b"\0\0\x0d\1\0\0\0\1\0\0\0\0",
+        b"\0\0\x08\3\0\0",
+        b"\0\0\x08\1\0\0\0\5abc",
+        b"\0\0\x08\4" + b"\0\1\0\0" * 4,  # 2⁶⁴ bytes
         # Without a time: all processes of a test session must collect the same names.
-        (gzip.compress(b"\0\0\x08\1\0\0\0\5abcde", mtime=0)[:-9], "cannot be read"),
+        gzip.compress(b"\0\0\x08\1\0\0\0\5abcde", mtime=0)[:-9],
     ],
 )
-def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f").write_bytes(content)
-    with pytest.raises(FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match="not an idx file"):
         read_idx(tmp_path / "f")
-
-
-def test_a_data_set_needs_one_class_per_row() -> None:
-    with pytest.raises(InvalidArgumentError, match="one row per target"):
-        Dataset("x", np.zeros((2, 3), np.float32), np.zeros(3, np.int64), 2)
-    with pytest.raises(InvalidArgumentError, match=r"0 … 1, found 0 to 2"):
-        Dataset("x", np.zeros((3, 3), np.float32), np.arange(3), 2)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from corn.audit.program import KnownNoise
+from corn.audit.attacks import compute_auc
+from corn.audit.program import draw_known_noise
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
 from corn.checks import FloatArray, require, require_count
 from corn.errors import InvalidArgumentError
@@ -37,6 +38,8 @@ _SHARES_OF_GUESSES = (0.05, 0.125, 0.25, 0.5, 1.0)
 _LENGTH = 3.0
 # Gradients of all canaries are in memory together: 2 GB in float64.
 _MOST_VALUES = 1 << 28
+# Right guesses of all canaries that fit into memory refute far less.
+_MOST_EPSILON = 512.0
 # Of two classes, one in eight of equal targets stays equal, which only weakens the attack.
 _REDRAWS = 3
 
@@ -75,13 +78,10 @@ def bound_epsilon_by_guesses(
 
     if not is_refuted(0.0):
         return 0.0
-    above = 1.0
-    while is_refuted(above):
-        above *= 2
-        if above > 1e3:
-            return above / 2
+    if is_refuted(_MOST_EPSILON):
+        return _MOST_EPSILON
     # Ends at an ε that is refuted: the bound is never above what the guesses prove.
-    return gaussian.bisect(is_refuted, accepted=0.0, rejected=above)
+    return gaussian.bisect(is_refuted, accepted=0.0, rejected=_MOST_EPSILON)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,12 @@ def audit_training(
         method: another program than the plan's, to be judged by the plan's promise.
         track: shows the progress of a range of steps.
     """
-    query = _check_plan(plan)
+    if plan.budget.unit != "sample":
+        raise InvalidArgumentError(
+            "an audit by one run needs a plan for samples, found unit 'agent': there are too few "
+            "agents to be canaries; make one with corn plan --unit sample"
+        )
+    query = plan.budget.of_agent(0).query
     require_count("canaries", num_canaries, least=10, most=len(problem.data.inputs))
     most = _MOST_VALUES // problem.task.num_parameters
     require(num_canaries <= most, "canaries", f"at most {most:,} for this model", num_canaries)
@@ -194,12 +199,17 @@ def make_canaries(data: AgentData, num_canaries: int, *, seed: int) -> Canaries:
         # Random directions are nearly orthogonal: canaries then hide each other least.
         noise = torch.from_numpy(generator.standard_normal(inputs.shape)).to(inputs)
         inputs = noise * float(data.inputs.abs().max()) * _LENGTH
-    targets, others = (data.targets[_draw_rows(generator, data, num_canaries)] for _ in range(2))
+
+    def draw_targets() -> Tensor:
+        return data.targets[
+            torch.from_numpy(generator.integers(len(data.targets), size=num_canaries))
+        ]
+
+    targets, others = draw_targets(), draw_targets()
     for _ in range(_REDRAWS):
         # A sample that is replaced with itself would be no canary.
         same = (targets == others).view(num_canaries, -1).all(dim=1)
-        redrawn = data.targets[_draw_rows(generator, data, num_canaries)]
-        others = torch.where(same.view(-1, *[1] * (others.dim() - 1)), redrawn, others)
+        others = torch.where(same.view(-1, *[1] * (others.dim() - 1)), draw_targets(), others)
     return Canaries(
         inputs,
         targets,
@@ -209,32 +219,18 @@ def make_canaries(data: AgentData, num_canaries: int, *, seed: int) -> Canaries:
     )
 
 
-def _draw_rows(generator: np.random.Generator, data: AgentData, count: int) -> Tensor:
-    return torch.from_numpy(generator.integers(len(data.targets), size=count))
-
-
-def _check_plan(plan: Plan) -> ClippedQuery:
-    if plan.budget.unit != "sample":
-        raise InvalidArgumentError(
-            "an audit by one run needs a plan for samples, found unit 'agent': there are too few "
-            "agents to be canaries; make one with corn plan --unit sample"
-        )
-    return plan.budget.of_agent(0).query
-
-
 def _insert(problem: TrainingProblem, canaries: Canaries, query: ClippedQuery) -> TrainingProblem:
     """Return the problem with the included canaries in the data of their agents."""
     data, parts = problem.data, []
     for agent in range(data.num_agents):
         rows = slice(data.offsets[agent], data.offsets[agent + 1])
         own = canaries.agents == agent
-        inputs, targets = [data.inputs[rows]], [data.targets[rows]]
-        inputs.append(canaries.inputs[own & canaries.included])
-        targets.append(canaries.targets[own & canaries.included])
+        taken, left = own & canaries.included, own & ~canaries.included
+        if query.adjacency != "replace":
+            left[:] = False
         # The number of samples is public under replace, so that excluded canaries are replaced.
-        if query.adjacency == "replace":
-            inputs.append(canaries.inputs[own & ~canaries.included])
-            targets.append(canaries.others[own & ~canaries.included])
+        inputs = [data.inputs[rows], canaries.inputs[taken], canaries.inputs[left]]
+        targets = [data.targets[rows], canaries.targets[taken], canaries.others[left]]
         parts.append((torch.cat(inputs), torch.cat(targets)))
     return replace(problem, data=AgentData.from_parts(parts))
 
@@ -257,82 +253,78 @@ class _Eavesdropper:
         query: ClippedQuery,
         view: View,
     ) -> None:
+        self._plan = plan
         self._task = problem.task
         self._canaries = canaries
+        self._seed = settings.seeds[0]
         self._query = query
+        self._view = view
         self._data, _ = problem.place(settings)
-        self._honest = view.honest(plan.num_agents)
+        honest = view.honest(plan.num_agents)
         # The agents of whose releases only a sum is seen, for each sum.
-        self._parts: Parts = tuple((agent,) for agent in self._honest)
+        self._parts: Parts = tuple((agent,) for agent in honest)
         if plan.network.mixing == "sum":
             self._parts = (tuple(range(plan.num_agents)),)
-        self._known = KnownNoise(plan.decomposition, view, seed=settings.seeds[0])
         self._inputs = self._task.prepare(canaries.inputs.to(settings.torch_dtype))
         self._agents = torch.from_numpy(canaries.agents)
-        self._watched = np.isin(canaries.agents, self._honest)
+        self._watched = np.isin(canaries.agents, honest)
         # Canaries of insiders have no place; zero keeps their index valid, see ``observe``.
         place = {agent: k for k, part in enumerate(self._parts) for agent in part}
-        self._places = np.array([place.get(agent, 0) for agent in canaries.agents.tolist()])
-        size = query.batch_size or 1
-        # The contribution of a sample, on average. Without Poisson sampling, all samples are
-        # equally often in batches of this size.
-        sizes = self._data.sizes
-        queries = plan.budget.queries
-        each = queries * len(sizes) if len(queries) == 1 else queries
-        pairs = zip(each, sizes, strict=True)
-        self._rates = np.array([q.sampling_rate or min(1.0, size / m) for q, m in pairs]) / size
-        self._canary_rates = torch.from_numpy(self._rates[canaries.agents])
-        self._precision = torch.from_numpy(self._weigh(plan, view))
+        self._places = torch.tensor([place.get(agent, 0) for agent in canaries.agents.tolist()])
+        # How often a sample is in a batch. Without Poisson sampling, all are equally often.
+        size, sizes = query.batch_size or 1, self._data.sizes
+        queries = [plan.budget.of_agent(agent).query for agent in range(plan.num_agents)]
+        pairs = zip(queries, sizes, strict=True)
+        self._rates = np.array([own.sampling_rate or min(1.0, size / m) for own, m in pairs])
+        streams = StreamWeights.of(plan.decomposition)
+        hidden = streams.hidden(streams.held_by(view.coalition), self._parts)
+        # The coins of others are not known either: m of them have the variance m p (1 − p) times
+        # the squared norm C of a contribution, spread over all parameters.
+        energy = np.array(sizes) * self._rates * (1 - self._rates) * query.contribution**2
+        sums = sum_parts(energy, self._parts, axis=0)
+        precision = invert_hidden(hidden + np.diag(sums / self._task.num_parameters))
+        self._precision = torch.from_numpy(precision)
         self.scores = np.zeros(len(canaries.included))
         self._step = 0
 
-    def _weigh(self, plan: Plan, view: View) -> FloatArray:
-        """Return the precision of what the attacker does not know: noise, and others' coins."""
-        streams = StreamWeights.of(plan.decomposition)
-        hidden = streams.hidden(streams.held_by(view.coalition), self._parts)
-        # Samples of norm C that are taken or not, spread over all parameters.
-        size = self._query.batch_size or 1
-        taken = self._rates * size
-        # m independent coins: variance m p (1 − p) times the squared norm of a contribution.
-        energy = np.array(self._data.sizes) * taken * (1 - taken) * self._query.contribution**2
-        sums = sum_parts(energy, self._parts, axis=0)
-        return invert_hidden(hidden + np.diag(sums / self._task.num_parameters))
-
     def observe(self, parameters: Tensor, released: Tensor) -> None:
         """Add the scores of one step; see ``Simulation.on_release``."""
-        n = self._data.num_agents
+        data, canaries, n = self._data, self._canaries, self._data.num_agents
         # With exact sums all agents have one model, and what is seen is their average release.
         models, s = parameters[0, :, 0].expand(n, -1), released[0, :, 0].double()
-        own = models[torch.from_numpy(self._canaries.agents)]
-        gap = self._gradients(own, self._canaries.targets)
-        expected = self._expect(models)
-        # A canary is there with probability ½, and in a batch at its agent's rate over B.
-        weights = self._canary_rates[:, None] / 2
+        # The contribution of a sample, on average.
+        rates = torch.from_numpy(self._rates / (self._query.batch_size or 1))
+        # Of all agents' data without canaries, shape (n, d).
+        expected = torch.cat(
+            [
+                self._differentiate(
+                    models[agent : agent + 1],
+                    data.inputs[data.offsets[agent] : data.offsets[agent + 1]],
+                    data.targets[data.offsets[agent] : data.offsets[agent + 1]],
+                    float(rates[agent]),
+                )
+                for agent in range(n)
+            ]
+        )
+        # The clipped gradients of canaries at their agents' models, shape (m, d).
+        own = models[self._agents]
+        gap = self._differentiate(own, self._inputs, canaries.targets, 1.0)
+        # A canary is there with probability ½.
+        weights = rates[self._agents, None] / 2
+        expected.index_add_(0, self._agents, weights * gap)
         if self._query.adjacency == "replace":
-            # Half of the canaries are in the data on average, and the others of the rest.
-            other = self._gradients(own, self._canaries.others)
+            other = self._differentiate(own, self._inputs, canaries.others, 1.0)
             expected.index_add_(0, self._agents, weights * other)
-            expected.index_add_(0, self._agents, weights * gap)
             gap = gap - other
-        else:
-            expected.index_add_(0, self._agents, weights * gap)
-        known = (self._known.draw(self._step, s.shape[1]) + expected).numpy()
+        at = {"seed": self._seed, "step": self._step, "size": s.shape[1]}
+        known = draw_known_noise(self._plan.decomposition, self._view, **at) + expected
         seen = n * s if len(s) < n else s[[agent for part in self._parts for agent in part]]
-        hidden = seen - torch.from_numpy(sum_parts(known, self._parts, axis=0))
+        hidden = seen - torch.from_numpy(sum_parts(known.numpy(), self._parts, axis=0))
         # ⟨gap, (Σ⁻¹ hidden)_j⟩ is the log-likelihood ratio up to constants, canary by canary.
-        evidence = (self._precision @ hidden)[torch.from_numpy(self._places)]
+        evidence = (self._precision @ hidden)[self._places]
         self._step += 1
         # Canaries of insiders are no secret to them, and no finding: their scores stay zero.
         self.scores += np.where(self._watched, (gap * evidence).sum(dim=1).numpy(), 0.0)
-
-    def _expect(self, models: Tensor) -> Tensor:
-        """Return the average contribution of the data without canaries, shape (n, d)."""
-        data, found = self._data, []
-        for agent, weight in enumerate(self._rates.tolist()):
-            rows = slice(data.offsets[agent], data.offsets[agent + 1])
-            model = models[agent : agent + 1]
-            found.append(self._differentiate(model, data.inputs[rows], data.targets[rows], weight))
-        return torch.cat(found)
 
     def _differentiate(
         self, models: Tensor, inputs: Tensor, targets: Tensor, weight: float
@@ -348,10 +340,6 @@ class _Eavesdropper:
         )
         clip = torch.tensor([self._query.clip], dtype=torch.float64)
         return self._task.gradient(models.unsqueeze(1), batch, sample_clip=clip).values[:, 0]
-
-    def _gradients(self, models: Tensor, targets: Tensor) -> Tensor:
-        """Return the clipped gradient of each canary at its agent's model, shape (m, d)."""
-        return self._differentiate(models, self._inputs, targets, 1.0)
 
 
 def _judge(
@@ -371,9 +359,6 @@ def _judge(
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
         found = bound_epsilon_by_guesses(m, 2 * half, right, delta=delta, alpha=alpha)
         best = max(best, (found, 2 * half, right))
-    ranks = stats.rankdata(scores)
-    inside = int(included.sum())
-    area = (ranks[included].sum() - inside * (inside + 1) / 2) / max(inside * (m - inside), 1)
     return OneRunReport(
         num_canaries=m,
         num_guesses=best[1],
@@ -382,5 +367,5 @@ def _judge(
         promised_epsilon=epsilon,
         delta=delta,
         confidence=confidence,
-        auc=float(area),
+        auc=compute_auc(scores[~included], scores[included]),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, final
@@ -31,6 +31,7 @@ from corn.learn.step import (
 )
 from corn.noise import (
     Identity,
+    NoiseSource,
     Owner,
     Roster,
     Secret,
@@ -50,7 +51,7 @@ from corn.noise.masks import (
     draw_offset,
     read_average,
 )
-from corn.noise.stream import StreamAddress, encode_fields
+from corn.noise.stream import NormalArray, StreamAddress, Terms, encode_fields
 from corn.plan import Plan, fingerprint
 
 Keys: TypeAlias = Mapping[Owner, Secret]
@@ -178,13 +179,12 @@ class RunRecord:
     @cached_property
     def noise(self) -> FloatArray:
         """All agents' noise, shape (releases, n, size)."""
-        # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
-        return self._draw_noise(self._plan.decomposition, [SecureSource(own) for own in self.keys])
+        return self._draw_noise(self._sources)
 
     @cached_property
     def masks(self) -> MaskWords:
         """All agents' masks, shape as ``noise``."""
-        return self._draw_masks([SecureSource(own) for own in self.keys])
+        return self._draw_masks(self._sources)
 
     @cached_property
     def offsets(self) -> FloatArray:
@@ -281,14 +281,9 @@ class RunRecord:
         streams = StreamWeights.of(self._plan.decomposition)
         return streams.join(view.honest(self._plan.num_agents), self.held_by(view.coalition))
 
-    def draw_known_masks(self, view: View) -> MaskWords:
-        """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
-        source = _KnownWords(self.held_by(view.coalition))
-        return self._draw_masks([source] * self._plan.num_agents)
-
     def unmask(self, view: View) -> MaskWords:
         """Return all messages without the masks that a view draws, shape as ``noise``."""
-        return self.words - self.draw_known_masks(view)
+        return self.words - self.draw_known_masks(view.coalition)
 
     def read_sums(self, view: View) -> FloatArray:
         """Return the sums of releases that a view reads, shape (releases, parts, size).
@@ -313,12 +308,11 @@ class RunRecord:
 
         The attacker knows the program, so that it draws by the same functions.
         """
-        # By the keys that insiders really hold: a key too many then shows as less hidden noise.
-        keys = self.held_by(coalition)
-        if not keys:
-            return np.zeros((len(self.releases), self._plan.num_agents, self.size))
-        known = select_known(self._plan.decomposition, keys)
-        return self._draw_noise(known, [SecureSource(keys)] * self._plan.num_agents)
+        return self._draw_noise(self._know(coalition))
+
+    def draw_known_masks(self, coalition: Sequence[int]) -> MaskWords:
+        """Return the part of the masks that insiders draw with their keys, shape as ``noise``."""
+        return self._draw_masks(self._know(coalition))
 
     def check_keys(self) -> list[str]:
         """Return faults of keys that need no test.
@@ -378,75 +372,60 @@ class RunRecord:
         drawn = self.noise[number, agent] if noise is None else noise
         return torch.from_numpy(np.ascontiguousarray(drawn.reshape(len(gradients.values), -1)))
 
-    def _draw_noise(self, noise: Decomposition, sources: Sequence[SecureSource]) -> FloatArray:
-        drawn: FloatArray = self._draw(self._program.draw_share, noise, sources, stop=self.size)
-        return drawn
+    @property
+    def _sources(self) -> list[NoiseSource]:
+        # Each agent draws with its own keys: a wrong key shows as noise that does not cancel.
+        return [SecureSource(own) for own in self.keys]
 
-    def _draw_masks(self, sources: Sequence[SecureSource | _KnownWords]) -> MaskWords:
-        draw, noise = self._program.draw_mask, self._plan.decomposition
-        drawn: MaskWords = self._draw(draw, noise, sources, size=self.size, bits=self._bits)
-        return drawn
+    def _know(self, coalition: Sequence[int]) -> list[NoiseSource]:
+        # By the keys that insiders really hold: a key too many then shows as less hidden noise.
+        return [KnownSource(self.held_by(coalition))] * self._plan.num_agents
+
+    def _draw_noise(self, sources: Sequence[NoiseSource]) -> FloatArray:
+        return np.array(self._draw(self._program.draw_share, sources, stop=self.size))
+
+    def _draw_masks(self, sources: Sequence[NoiseSource]) -> MaskWords:
+        draw = self._program.draw_mask
+        return np.array(self._draw(draw, sources, size=self.size, bits=self._bits))
 
     def _draw(
-        self, draw: Callable[..., Any], noise: Decomposition, sources: Sequence[Any], **options: Any
-    ) -> Any:
-        """Draw for every release and agent, each from its source, shape (releases, n, size)."""
+        self, draw: Callable[..., Any], sources: Sequence[NoiseSource], **options: Any
+    ) -> list[list[Any]]:
+        """Draw for every release and agent, each from its source."""
+        noise = self._plan.decomposition
         found = []
         for attempt, step in self.releases:
             at = {"nonce": self._nonces[attempt], "step": step}
             found.append(
                 [draw(noise, k, source=own, **at, **options) for k, own in enumerate(sources)]
             )
-        return np.array(found)
+        return found
 
 
-def select_known(decomposition: Decomposition, known: Mapping[Owner, Secret]) -> Decomposition:
-    """Return the noise of known owners alone; other groups keep their numbers with weight 0."""
-    private = [Owner((agent,)) in known for agent in range(decomposition.num_agents)]
-    groups = decomposition.seed_groups
-    factors = tuple(
-        # Group numbers are part of a stream's address, so that groups are zeroed, not removed.
-        factor if Owner(groups[k], k) in known else np.zeros_like(factor)
-        for k, factor in enumerate(decomposition.factors)
-    )
-    theta = np.where(private, decomposition.private_variance, 0.0)
-    return replace(decomposition, private_variance=theta, factors=factors)
+def draw_known_noise(
+    decomposition: Decomposition, view: View, *, seed: int, step: int, size: int
+) -> Tensor:
+    """Return the part of a step's noise that a view knows in a simulation of a seed, (n, d)."""
+    every = simulated_keys(decomposition, seed=seed)
+    held = StreamWeights.of(decomposition).held_by(view.coalition)
+    keys = {owner: key for owner, key in every.items() if owner in held}
+    # The nonce is public: all agents of the run agree on it.
+    at: dict[str, Any] = {"nonce": simulation_nonce(seed), "step": step, "stop": size}
+    return torch.from_numpy(draw_all_shares(decomposition, source=KnownSource(keys), **at))
 
 
 @final
-class KnownNoise:
-    """The part of every step's noise that a coalition knows, in a run with keys of a seed.
-
-    Args:
-        decomposition: the noise of all agents.
-        view: the coalition.
-        seed: of the run.
-    """
-
-    def __init__(self, decomposition: Decomposition, view: View, *, seed: int) -> None:
-        keys = {
-            owner: key
-            for owner, key in simulated_keys(decomposition, seed=seed).items()
-            # A coalition has the key of every group that any of its members belongs to.
-            if not set(view.coalition).isdisjoint(owner.members)
-        }
-        self._known = select_known(decomposition, keys)
-        # The nonce is public: all agents of the run agree on it.
-        self._source, self._nonce = SecureSource(keys), simulation_nonce(seed)
-
-    def draw(self, step: int, num_parameters: int) -> Tensor:
-        """Return the known noise of a step, shape (n, d)."""
-        drawn = draw_all_shares(
-            self._known, source=self._source, nonce=self._nonce, step=step, stop=num_parameters
-        )
-        return torch.from_numpy(drawn)
-
-
-class _KnownWords:
-    """Words of the streams whose keys are known, and zeros of all others."""
+class KnownSource(NoiseSource):
+    """The streams whose keys are known, and zeros in the place of all others."""
 
     def __init__(self, keys: Keys) -> None:
-        self._keys, self._source = keys, SecureSource(keys)
+        self._keys = keys
+        self._source = SecureSource(keys)
+
+    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+        """See ``NoiseSource``."""
+        known = [(weight, address) for weight, address in terms if address.owner in self._keys]
+        self._source.fill_sum(out, known, start=start)
 
     def fill_masks(
         self,
@@ -454,6 +433,7 @@ class _KnownWords:
         added: Sequence[StreamAddress],
         subtracted: Sequence[StreamAddress],
     ) -> None:
+        """See ``SecureSource``."""
         known = (
             [address for address in addresses if address.owner in self._keys]
             for addresses in (added, subtracted)

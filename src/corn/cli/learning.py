@@ -192,10 +192,6 @@ class LearningOptions:
                 option = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter("belongs to --data, found a task", param_hint=option)
 
-    def count_samples(self, num_agents: int) -> tuple[int, ...]:
-        """Return the number of training samples of each agent."""
-        return self.make_workload().build(num_agents).data.sizes
-
 
 # What the consortium file has, so that it is no option beside it.
 _DECIDED_BY_CONSORTIUM = (

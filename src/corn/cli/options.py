@@ -363,7 +363,7 @@ class BudgetOptions:
         ),
     ] = "1e-05"
     steps: Annotated[
-        int, typer.Option(help="Number of training steps T.", rich_help_panel=_BUDGET)
+        int, typer.Option(min=1, help="Number of training steps T.", rich_help_panel=_BUDGET)
     ] = 5000
     clip: Annotated[
         float, typer.Option(help="Largest norm C of a clipped gradient.", rich_help_panel=_BUDGET)
@@ -441,12 +441,6 @@ class BudgetOptions:
             samples_per_agent=samples,
         )
 
-    @property
-    def needs_sizes(self) -> bool:
-        """Whether the sampling follows from the agents' data, because no option states it."""
-        is_stated = self.samples_per_agent is not None or self.sampling == "every-step"
-        return self.unit == "sample" and not is_stated
-
     def make_for_data(
         self, batch_size: int, sizes: Sequence[int], network: Network | None = None
     ) -> PrivacyBudget:
@@ -455,7 +449,8 @@ class BudgetOptions:
         The batch size and the numbers of samples count for the sample unit only, and the sizes
         where no option states the numbers of samples.
         """
-        if not self.needs_sizes:
+        is_stated = self.samples_per_agent is not None or self.sampling == "every-step"
+        if self.unit == "agent" or is_stated:
             return self.make(batch_size if self.unit == "sample" else None, network)
         rate, samples = fit_sampling(sizes, batch_size, self.sampling)
         return self.make(batch_size, network, sampling_rate=rate, samples=samples)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -115,15 +115,6 @@ def train(
             rich_help_panel=LEARNING,
         ),
     ] = 1,
-    tune_on: Annotated[
-        Literal["data", "held-out"],
-        typer.Option(
-            help="Samples on which step sizes are chosen: the agents' data, or public held-out "
-            "samples. With held-out samples, each mechanism trains only once per run on the "
-            "agents' data, which counts as private.",
-            rich_help_panel=LEARNING,
-        ),
-    ] = "data",
     graph: OptionalGraphOption = None,
     plan: PlanOption = None,
     budget: BudgetOptions,
@@ -152,23 +143,31 @@ def train(
     planned = (
         None if plan is None else load_plan(plan) if consortium is None else consortium.load_plan()
     )
+    if planned is not None:
+        network = planned.network
+    elif graph is not None:
+        network = mixing.load_network(graph)
+    else:
+        raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
+    source: ProblemSource
+    if consortium is not None and learning.data is not None:
+        source = consortium.make_workload(learning.data)
+    else:
+        source = learning.make_workload()
+    problem = source.build(network.num_agents)
     adversary: ThreatModel | None
     objective: Objective
     if planned is not None:
         # The defaults of these options are not what is run.
         for name in refuse_options_of_plan(context, planned.budget, _DECIDED_BY_PLAN):
             del configuration[name]
-        network, promise, objective = planned.network, planned.budget, planned.objective
+        promise, objective = planned.budget, planned.objective
         adversary, cooldown_steps = planned.threat, planned.cooldown_steps
-    elif graph is not None:
-        network = mixing.load_network(graph)
-        sizes = learning.count_samples(network.num_agents) if budget.needs_sizes else ()
-        promise = budget.make_for_data(learning.batch_size, sizes, network)
+    else:
+        promise = budget.make_for_data(learning.batch_size, problem.data.sizes, network)
         objective = mixing.choose_objective(network.mixing, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = mixing.choose_cooldown(network, budget.steps)
-    else:
-        raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
     # Options are checked before anything is designed, which can take minutes.
     agreed = None if consortium is None else consortium.training
     step_sizes = _parse_step_sizes(
@@ -192,10 +191,6 @@ def train(
         dtype=_choose_dtype(planned, is_quadratic=learning.is_quadratic),
         device=device,
     )
-    workload = learning.make_workload() if consortium is None else None
-    if consortium is not None and learning.data is not None:
-        workload = consortium.make_workload(learning.data)
-    problem = cast("ProblemSource", workload).build(network.num_agents)
     if learning.data is not None:
         _note_user_data(problem, promise)
     # The plan's mechanism, if there is a plan, and those named, for the same budget.
@@ -221,32 +216,15 @@ def train(
         "settings": settings,
         "evaluate_at": None if has_curves else sorted({0, steps // 2, steps}),
     }
-    tuned_problem = problem
-    if tune_on == "held-out":
-        # Step sizes are found on public samples, so each mechanism runs once per seed on the
-        # agents' data.
-        tuned_problem = learn.borrow_held_out(problem, seed=learning.data_seed)
-    comparison = tuned = learn.tune(
-        tuned_problem, network, mechanisms, step_sizes=step_sizes, schedule=schedule, **options
+    comparison = learn.tune(
+        problem, network, mechanisms, step_sizes=step_sizes, schedule=schedule, **options
     )
-    if tune_on == "held-out":
-        if tuned.result.status == "interrupted":
-            raise StoppedByUserError(
-                "interrupted while step sizes were chosen; nothing was written"
-            )
-        # A mechanism whose every run broke down has no step size, and is left out.
-        best = [
-            learn.Trial(m, tuned.schedules[m.name]) for m in mechanisms if m.name in tuned.schedules
-        ]
-        comparison = learn.choose_best(problem, learn.run_sweep(problem, network, best, **options))
     result = comparison.result
+    price = None
     # The user's own data is private, whatever the options are: all runs on it count.
-    is_private = learning.data is not None or tune_on == "held-out"
-    prices: dict[learn.Mechanism, learn.TuningPrice] = {}
-    total = None
-    if is_private and result.status == "complete":
+    if learning.data is not None and result.status == "complete":
         with working("adding up the runs"):
-            prices, total = learn.price_tuning(result), learn.price_all(result)
+            price = learn.price_tuning(result)
     models = _collect_models(comparison, planned)
     qualities = _measure_models(models, problem)
     summary = {
@@ -273,15 +251,11 @@ def train(
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
         "mechanisms": summary,
-        "grid_ends": tuned.ends,
+        "grid_ends": comparison.ends,
         "tuning": {
-            "data_is_private": is_private,
-            "tuned_on": tune_on,
+            "data_is_private": learning.data is not None,
             "num_runs": len(result.trials) * len(result.seeds),
-            "prices": {
-                one.name: {**vars(price), "against": one.against} for one, price in prices.items()
-            },
-            "price_of_all": None if total is None else vars(total),
+            "price": None if price is None else vars(price),
         },
     }
     if out is not None:
@@ -299,13 +273,13 @@ def train(
         print_json(facts)
     else:
         _print_comparison(comparison, network, promise, cooldown_steps, qualities)
-        for name, end in tuned.ends.items():
+        for name, end in comparison.ends.items():
             print_note(
-                f"{name}: the best step size, {tuned.schedules[name].describe()}, is the {end} "
+                f"{name}: the best step size, {comparison.best_step_sizes[name]}, is the {end} "
                 f"that was tried; a {_BEYOND[end]} one may be better (--step-size)"
             )
-        if is_private:
-            _note_prices(result, prices, total)
+        if learning.data is not None:
+            _note_price(result, price)
         elif len(result.trials) > len(mechanisms):
             print_note(
                 f"step sizes were chosen from {len(result.trials)} runs per seed, which is counted "
@@ -319,7 +293,7 @@ def train(
     # After everything was written and printed, so that an interrupted run loses nothing.
     if result.status == "interrupted":
         kept = f"; {out} has the result so far" if out else ""
-        raise StoppedByUserError(f"interrupted after {result.num_steps} steps{kept}")
+        raise StoppedByUserError(f"interrupted after step {result.num_steps}{kept}")
 
 
 def _collect_models(
@@ -425,35 +399,24 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
     return sizes
 
 
-def _note_prices(
-    result: learn.Result,
-    prices: dict[learn.Mechanism, learn.TuningPrice],
-    total: learn.TuningPrice | None,
-) -> None:
+def _note_price(result: learn.Result, price: learn.TuningPrice | None) -> None:
     """Print what all runs on private data cost."""
     if result.status == "interrupted":
         print_note("private tuning: runs that were interrupted are not priced")
-    for mechanism, price in prices.items():
-        # One run spends what the table shows.
-        if price.num_runs > 1:
-            print_note(
-                f"private tuning: {mechanism.name} made {price.num_runs} runs on the agents' data; "
-                f"together they spend ε = {round_up(price.epsilon)} at δ = "
-                f"{write_exactly(price.delta)}, not {write_exactly(price.epsilon_of_one)}, for "
-                f"{price.protects}, against {mechanism.against}, if {price.assumes}, which "
-                "runs of a simulation have in common"
-            )
-    noiseless = sorted({t.mechanism.name for t in result.trials if t.mechanism.budget is None})
-    if noiseless:
+    # One run spends what the table shows.
+    if price is not None and price.num_runs > 1:
         print_note(
-            f"private tuning: {', '.join(noiseless)} ran on the agents' data without noise, "
-            "which no ε covers: leave it out where data is private"
+            f"private tuning: {price.num_runs} runs with noise on the agents' data together spend "
+            f"ε = {round_up(price.epsilon)} at δ = {write_exactly(price.delta)}, not "
+            f"{write_exactly(price.epsilon_of_one)}, for {price.protects}, against "
+            f"{price.against}, if {price.assumes}, which runs of a simulation have in common"
         )
-    if total is not None and len(prices) > 1:
+    mechanisms = dict.fromkeys(trial.mechanism for trial in result.trials)
+    uncovered = [own.name for own in mechanisms if own.budget is None or own.is_central]
+    if uncovered:
         print_note(
-            f"private tuning: all {total.num_runs} runs with noise together spend ε = "
-            f"{round_up(total.epsilon)} at δ = {write_exactly(total.delta)}, for "
-            f"{total.protects}, against {total.against}, if {total.assumes}"
+            f"private tuning: {', '.join(uncovered)} ran on the agents' data without noise of the "
+            "agents, and no ε of the agents covers that: leave it out where data is private"
         )
 
 

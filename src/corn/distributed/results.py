@@ -202,7 +202,7 @@ def require_done(
     stops = {own.stop for own in results}
     kept = "results so far are written; --resume continues from the newest checkpoint"
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
-        raise StoppedByUserError(f"interrupted after {num_steps} steps; {kept}")
+        raise StoppedByUserError(f"interrupted after step {num_steps}; {kept}")
     done = (StopReason.NONE, StopReason.BUDGET_SPENT)
     if forced := {describe_stop(stop) for stop in stops if stop.reason not in done}:
         why = "; ".join(sorted(forced))

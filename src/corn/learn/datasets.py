@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import http.client
 import io
-import math
 import os
 import shutil
 import struct
@@ -15,14 +14,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from corn.checks import IntArray, require, require_choice
+from corn.checks import IntArray, require_choice
 from corn.errors import CornError, FileFormatError
 
 CACHE_VARIABLE = "CORN_DATA"
@@ -242,14 +241,6 @@ class Dataset:
     num_classes: int
     image_shape: tuple[int, int] | None = None
 
-    def __post_init__(self) -> None:
-        is_table = self.inputs.ndim == 2 and len(self.inputs) == len(self.targets) > 0
-        shapes = f"shapes {self.inputs.shape} and {self.targets.shape}"
-        require(is_table, "inputs", "a table with one row per target and at least one", shapes)
-        least, most = int(self.targets.min()), int(self.targets.max())
-        is_class = least >= 0 and most < self.num_classes
-        require(is_class, "targets", f"in 0 … {self.num_classes - 1}", f"{least} to {most}")
-
     @property
     def num_features(self) -> int:
         """The number of features of a sample."""
@@ -351,18 +342,12 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     try:
         with _open_content(path) as stream:
             content = stream.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise FileFormatError(f"{path}: cannot be read: {error}") from error
-    if len(content) < 4 or content[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTE]):
-        raise FileFormatError(f"{path}: not an idx file of bytes: it begins {content[:4].hex(' ')}")
-    # Two zero bytes, the type, the number of dimensions, then each dimension in 4 bytes.
-    header = 4 + 4 * content[3]
-    if len(content) < header:
-        raise FileFormatError(f"{path}: the idx header is cut off")
-    shape: tuple[Any, ...] = struct.unpack(f">{content[3]}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise FileFormatError(
-            f"{path}: must have {shape} bytes according to its header, found "
-            f"{len(content) - header}"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+        # Two zero bytes, the type, the number of dimensions, then each dimension in 4 bytes.
+        _, kind, dimensions = struct.unpack_from(">HBB", content)
+        shape = struct.unpack_from(f">{dimensions}I", content, 4)
+        values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise FileFormatError(f"{path}: not an idx file of bytes: {error}") from error
+    if kind != _IDX_UNSIGNED_BYTE:
+        raise FileFormatError(f"{path}: not an idx file of bytes: its type is {kind}")
+    return values

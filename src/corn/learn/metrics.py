@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from corn.learn.tasks import Task
 
 Row: TypeAlias = dict[str, str | int | float]
 Samples: TypeAlias = tuple[Tensor, Tensor]
-BoolArray: TypeAlias = NDArray[np.bool_]
 PARTS = ("train", "validation", "test")
 
 _MOST_MEASURED = 1000  # agents, of whom all are scored
@@ -189,36 +187,30 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     >>> quality.auc, quality.recall
     (1.0, (1.0, 0.5))
     """
+    # Scikit-learn takes a second to import, which runs without classes need not wait for.
+    from sklearn.metrics import roc_auc_score
+
     num_samples, num_classes = probabilities.shape
     confidence, chosen = probabilities.max(axis=1), probabilities.argmax(axis=1)
     hits = chosen == targets
     is_class = targets[:, None] == np.arange(num_classes)
-    areas = [_area(probabilities[:, k], is_class[:, k]) for k in range(num_classes)]
+    areas = [
+        # The area is not defined where all samples are in the class, or none.
+        roc_auc_score(own, scores) if own.any() and not own.all() else math.nan
+        for own, scores in zip(is_class.T, probabilities.T, strict=True)
+    ]
     errors = np.square(probabilities - is_class)
     # Bins (k/15, (k+1)/15], and each weighted by its samples: sums instead of means.
     bins = np.clip(np.ceil(confidence * _NUM_BINS) - 1, 0, _NUM_BINS - 1).astype(np.int64)
     gaps = np.bincount(bins, hits - confidence, minlength=_NUM_BINS)
     return Quality(
         accuracy=float(hits.mean()),
-        auc=areas[1] if num_classes == 2 else float(np.mean(areas)),
+        auc=float(areas[1] if num_classes == 2 else np.mean(areas)),
         recall=tuple(float(hits[own].mean()) if own.any() else math.nan for own in is_class.T),
         calibration_error=float(np.abs(gaps).sum() / num_samples),
         brier=float((errors[:, 1] if num_classes == 2 else errors.sum(axis=1)).mean()),
         num_samples=num_samples,
     )
-
-
-def _area(scores: FloatArray, is_positive: BoolArray) -> float:
-    """Return the probability that a positive sample scores higher than a negative one."""
-    positive = int(is_positive.sum())
-    negative = len(scores) - positive
-    if not positive or not negative:
-        return math.nan
-    # Mann and Whitney's U by ranks, in which equal scores share their mean rank.
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    least = positive * (positive + 1) / 2
-    return float((ranks[is_positive].sum() - least) / (positive * negative))
 
 
 def choose_measured(num_agents: int) -> list[int]:

@@ -281,7 +281,7 @@ def compare(
     ``corn`` and ``ldp``; by default one insider.
 
     Noise follows from public seeds: the models protect nobody. On private data every run counts;
-    see :func:`corn.learn.price_all`.
+    see :func:`corn.learn.price_tuning`.
 
     >>> import torch
     >>> samples = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(3)]

@@ -13,7 +13,6 @@ import numpy as np
 from corn.checks import require_choice
 from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
-from corn.learn.batches import AgentData
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, join_results, make_frame
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -370,7 +369,7 @@ def nearest_place(step_size: float) -> int:
 
 @dataclass(frozen=True)
 class TuningPrice:
-    """Price of all runs of some mechanisms together, for the agent that loses most.
+    """Price of all runs with noise together, for the agent that loses most.
 
     Attributes:
         num_runs: The number of runs.
@@ -391,40 +390,25 @@ class TuningPrice:
     assumes: str = "each run has secret noise and secret batches of its own"
 
 
-def price_tuning(result: Result) -> dict[Mechanism, TuningPrice]:
-    """Return the price of the runs of each mechanism that has a budget.
+def price_tuning(result: Result) -> TuningPrice | None:
+    """Return the price of all runs that have noise and no trusted server; None if there are none.
 
-    A run that broke down counts too: its models were released until it stopped. An interrupted
-    search is refused: it has left out the runs of its last round.
+    A server's runs have another adversary, which does not add up. A run that broke down counts:
+    its models were released until it stopped. An interrupted search is refused: it has left out the
+    runs of its last round.
     """
-    return {
-        mechanism: _price_runs({mechanism: count}, result.num_steps)
-        for mechanism, count in _count_runs(result).items()
-    }
-
-
-def price_all(result: Result) -> TuningPrice | None:
-    """Return the price of the runs of all mechanisms together, without those of a trusted server.
-
-    None if there are none. A server's runs have another adversary, which does not add up.
-    """
-    runs = {m: count for m, count in _count_runs(result).items() if not m.is_central}
-    return _price_runs(runs, result.num_steps) if runs else None
-
-
-def _count_runs(result: Result) -> dict[Mechanism, int]:
     if result.status == "interrupted":
         raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
-    runs: dict[Mechanism, int] = {}
-    for trial in result.trials:
-        if trial.mechanism.budget is not None:
-            # Every step size and every seed is a run of its own on the same data.
-            runs[trial.mechanism] = runs.get(trial.mechanism, 0) + len(result.seeds)
-    return runs
-
-
-def _price_runs(runs: Mapping[Mechanism, int], num_steps: int) -> TuningPrice:
+    # Every step size and every seed is a run of its own on the same data.
+    runs = [
+        trial.mechanism
+        for trial in result.trials
+        for _ in result.seeds
+        if trial.mechanism.budget is not None and not trial.mechanism.is_central
+    ]
     budgets = {mechanism: mechanism.budget for mechanism in runs if mechanism.budget is not None}
+    if not budgets:
+        return None
     first, *_ = budgets
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -440,14 +424,11 @@ def _price_runs(runs: Mapping[Mechanism, int], num_steps: int) -> TuningPrice:
         }
         spent = [
             # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
-            Expense(terms[mechanism], float(mechanism.precision[agents].max()), num_steps)
-            for mechanism, count in runs.items()
-            for _ in range(count)
+            Expense(terms[mechanism], float(mechanism.precision[agents].max()), result.num_steps)
+            for mechanism in runs
         ]
         own = terms[first].budget
         total = compose_expenses(spent, own.promise.delta)
-        # Together runs hold against no stronger adversary than the weakest of them.
-        weakest = ThreatModel(total.max_colluders or 0).describe()
         prices.append(
             TuningPrice(
                 num_runs=len(spent),
@@ -455,35 +436,8 @@ def _price_runs(runs: Mapping[Mechanism, int], num_steps: int) -> TuningPrice:
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,
                 protects=f"{own.query.protects} ({own.query.recipe})",
-                against=first.against if first.is_central else weakest,
+                # Together runs hold against no stronger adversary than the weakest of them.
+                against=ThreatModel(total.max_colluders or 0).describe(),
             )
         )
     return max(prices, key=lambda price: price.epsilon)
-
-
-def borrow_held_out(problem: TrainingProblem, *, seed: int) -> TrainingProblem:
-    """Return the same problem with public samples in place of those of the agents.
-
-    One half of the validation samples is drawn from, with replacement, until every agent has as
-    many samples as before, so that batches, sampling rates and noise stay the same. The other half
-    is left to validate on. Nothing of the agents' data is used but its sizes.
-    """
-    if "validation" not in problem.public_parts:
-        raise InvalidArgumentError(
-            "step sizes can be chosen on held-out samples only if the task has public ones: give "
-            "one step size, or choose another task"
-        )
-    inputs, targets = problem.parts["validation"]
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(targets))
-    half = len(order) // 2
-    if half == 0:
-        raise InvalidArgumentError(
-            f"held-out samples must be at least two to choose step sizes, found {len(order)}"
-        )
-    # The halves are disjoint: a sample that is trained on must not choose the step size.
-    drawn = [order[:half][rng.integers(half, size=size)] for size in problem.data.sizes]
-    data = AgentData.from_parts([(inputs[rows], targets[rows]) for rows in drawn])
-    kept = order[half:]
-    parts = {**problem.parts, "validation": (inputs[kept], targets[kept])}
-    return replace(problem, data=data, parts=parts)
