@@ -327,10 +327,6 @@ class ProcessObservation:
         self.record.gradients = gradients
         self.released = self.record.read_releases()
 
-    def project(self, values: FloatArray) -> FloatArray:
-        """Return values as they are: each coordinate is a trial."""
-        return values
-
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
         shape = len(self.released), self.record.size

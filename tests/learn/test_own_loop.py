@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+import pickle
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +20,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 import corn
 from corn.errors import CornError, CornWarning, InvalidArgumentError
@@ -31,7 +40,13 @@ from corn.learn import (
     run_sweep,
 )
 from corn.learn.batches import AgentData
-from corn.learn.own_loop import PrivateTraining, describe_adjacency, make_private, simulate
+from corn.learn.own_loop import (
+    PrivateTraining,
+    describe_adjacency,
+    make_private,
+    require_different_samples,
+    simulate,
+)
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.tasks import ModuleTask
 from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
@@ -542,7 +557,7 @@ def test_unfit_objects_are_refused() -> None:
         ({"optimizer": torch.optim.SGD(make_model().parameters())}, "all of them and no others"),
         ({"data_loader": loaders()[:2]}, "one for each agent"),
         ({"data_loader": apart}, "one collate_fn"),
-        ({"data_loader": loaders()[:1] * N}, "found one twice"),
+        ({"data_loader": loaders()[:1] * N}, "every sample once"),
         ({"data_loader": DataLoader(Stream())}, "found a stream"),
         ({"data_loader": DataLoader(empty)}, "at least one sample"),  # type: ignore[arg-type]
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(2, 5)))}, "some agent got none"),
@@ -825,6 +840,40 @@ def test_samples_that_the_loop_mixes_are_refused(
 
     with pytest.raises(InvalidArgumentError, match="its own sample alone"):
         run()
+
+
+def test_copies_would_release_with_the_same_noise() -> None:
+    private = open_loop()
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(CornError, match="same noise"):
+            duplicate(private.optimizer)
+
+
+@pytest.mark.parametrize("begins_before", [True, False])
+def test_a_fork_would_release_with_the_same_noise(
+    begins_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = open_loop()
+    batches = iter(private.data_loader)
+    if begins_before:
+        differentiate(private, *next(batches))
+    # As in a child process, which has a copy of all keys.
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(CornError, match="same noise"):
+        _ = private.optimizer.step() if begins_before else next(batches)
+
+
+def test_a_sample_must_be_in_one_data_set_once() -> None:
+    data = TensorDataset(*make_parts()[0])
+    twice: list[list[Any]] = [
+        [Subset(data, range(k, k + 4)) for k in (0, 4, 7)],
+        [ConcatDataset([data, data])],
+        [Subset(data, [0, 0, 1])],
+    ]
+    for datasets in twice:
+        with pytest.raises(InvalidArgumentError, match="every sample once"):
+            require_different_samples(datasets)
+    require_different_samples([Subset(data, range(4)), Subset(Subset(data, range(4, 8)), [3, 0])])
 
 
 def test_make_private_is_public() -> None:

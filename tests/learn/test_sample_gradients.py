@@ -159,7 +159,7 @@ def test_evaluation_copies_and_pickles_are_as_usual() -> None:
     assert model.weight.grad is None
 
 
-def test_dropout_has_the_same_draws_in_both_passes() -> None:
+def test_dropout_draws_for_each_sample() -> None:
     """Where dropout lets nothing through, there must be no gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5))
@@ -252,7 +252,7 @@ def test_gradients_of_single_layers_are_refused() -> None:
     gradients = SampleGradients(model)
     first = model[0](gradients.begin(torch.randn(5, 4), 5))
     with pytest.raises(InvalidArgumentError, match=r"call model\(inputs\)"):
-        gradients.take(squares(model[2](first - first.mean(dim=0))))
+        gradients.take(squares(model[2](first)))
 
 
 def test_other_backward_passes_are_refused() -> None:
@@ -275,6 +275,117 @@ def test_hooks_of_the_module_run_once_for_the_whole_batch() -> None:
     model.register_forward_hook(lambda *own: own[2] - own[2].mean(dim=0))
     with pytest.raises(InvalidArgumentError, match="its own sample alone"):
         take(gradients, model, inputs)
+
+
+class Shared(nn.Module):
+    """A scale that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.layer(x / scale)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shape", [(), (1, 4)])
+def test_statistics_of_the_batch_are_refused_as_shared_arguments(shape: tuple[int, ...]) -> None:
+    model = Shared()
+    gradients = SampleGradients(model)
+    shown = gradients.begin(torch.randn(5, 4), 5)
+    squares(model(shown, torch.ones(shape))).sum()
+    with pytest.raises(InvalidArgumentError, match="must not depend on the batch"):
+        model(shown, shown.std() if not shape else shown.std(dim=0, keepdim=True))
+
+
+class Running(nn.Module):
+    """A mean of earlier samples: in a buffer that is replaced, or in an attribute."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        if is_buffer:
+            self.register_buffer("average", torch.zeros(4))
+        else:
+            self.average = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(dim=0)
+        return self.layer(x - self.average)  # type: ignore[no-any-return]
+
+
+class Stateful(nn.Module):
+    """A recurrent layer that goes on with the hidden state of the sample before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 3, batch_first=True)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, hidden = self.layer(x.unsqueeze(1), self.hidden)
+        self.hidden = hidden.detach()
+        return outputs[:, -1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:Stateful runs one sample")
+@pytest.mark.parametrize(
+    "make", [lambda: Running(is_buffer=True), lambda: Running(is_buffer=False), Stateful]
+)
+def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    with pytest.raises(InvalidArgumentError, match="keep nothing between calls"):
+        take(SampleGradients(model), model, torch.randn(5, 4))
+
+
+@pytest.mark.filterwarnings("ignore:Measured runs one sample")
+def test_numbers_of_a_single_sample_are_refused_as_outputs() -> None:
+    class Measured(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), float(x.detach().norm())
+
+    model = Measured(4, 3)
+    with pytest.raises(InvalidArgumentError, match="must not depend on the sample"):
+        model(SampleGradients(model).begin(torch.randn(5, 4), 5))
+
+
+def test_buffers_that_are_replaced_are_noticed() -> None:
+    model = UserModel(Running(is_buffer=True), clips_samples=False)
+    model.require_frozen()
+    model.module(torch.randn(5, 4))
+    with pytest.raises(CornError, match="'average' is not trained"):
+        model.require_frozen()
+
+
+def test_hooks_that_scale_by_the_gradients_of_all_samples_are_refused() -> None:
+    model = nn.Linear(4, 3)
+
+    def normalised(outputs: Tensor) -> Tensor:
+        outputs.register_hook(lambda slope: slope / slope.norm())  # type: ignore[no-untyped-call]
+        return squares(outputs)
+
+    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
+        take(SampleGradients(model), model, torch.randn(5, 4), normalised)
+
+
+def test_outputs_changed_in_place_are_checked() -> None:
+    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+    gradients = SampleGradients(model)
+    doubled = take(gradients, model, inputs, lambda z: z.mul_(2).sum(dim=1))
+    torch.testing.assert_close(doubled, 2 * take(gradients, model, inputs, lambda z: z.sum(dim=1)))
+    with pytest.raises(InvalidArgumentError, match="its own sample alone"):
+        take(gradients, model, inputs, lambda z: squares(z.sub_(z.mean(dim=0))))
+
+
+def test_losses_of_an_earlier_batch_are_refused() -> None:
+    model, inputs = nn.Linear(4, 3), torch.randn(5, 4)
+    gradients = SampleGradients(model)
+    shown = gradients.begin(inputs, 5)
+    late = squares(model(shown))
+    gradients.take(squares(model(shown)))
+    model(gradients.begin(inputs, 5))
+    with pytest.raises(InvalidArgumentError, match=r"call model\(inputs\)"):
+        gradients.take(late)
 
 
 def test_a_module_that_runs_twice_adds_up() -> None:

@@ -1,4 +1,10 @@
-"""An audit of a plan: the strongest attackers against the code that runs, next to the promise."""
+"""An audit of a plan: the strongest attackers against the code that runs, next to the promise.
+
+:func:`audit_plan` pairs each victim with an attacker (``views``). An observation runs the program
+for all agents (``program``) and adds the canary (``observation``). Attackers score what they read
+(``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need no
+victim are found by ``checks``, the last of them by ``low_order_bits``.
+"""
 
 from __future__ import annotations
 
@@ -261,9 +267,9 @@ def _attack(
     record, streams = observation.record, StreamWeights.of(plan.decomposition)
     # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
     parts = record.find_parts(view)
-    known = sum_parts(observation.project(record.draw_known(view.coalition)), parts, axis=1)
+    known = sum_parts(record.project(record.draw_known(view.coalition)), parts, axis=1)
     if record.is_masked:
-        released = observation.project(record.read_sums(view))
+        released = record.project(record.read_sums(view))
     else:
         released = sum_parts(observation.released, parts, axis=1)
     # What is left after the coalition has subtracted the noise of its own keys: those that it

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtr
 
-from corn.audit.low_order_bits import Array, FloatAttacker, Pair, p_value
+from corn.audit.low_order_bits import Array, FloatAttacker, Pair
 from corn.audit.observation import query_of, rate_of
 from corn.audit.program import STEP_SIZE, Program, ReleaseNumber, RunRecord, keep_gradients
 from corn.audit.views import StreamWeights, View
@@ -509,7 +509,7 @@ def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: f
     mu = 2 * query.contribution * math.sqrt(precision)
     # The best test between N(0, 1) and N(μ, 1) with equal chances is right with Φ(μ/2).
     trials, allowed = _PAIRS * _DECISIONS, float(ndtr(mu / 2))
-    if p_value(right, trials, allowed) >= alpha:
+    if stats.binomtest(right, trials, allowed, alternative="greater").pvalue >= alpha:
         return []
     return [
         f"low-order bits reveal gradients: {right} of {trials} decisions are right, where "

@@ -25,7 +25,6 @@ from typing import Any, Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 Array: TypeAlias = NDArray[np.float64]
 Cells: TypeAlias = NDArray[np.int64]
@@ -234,11 +233,6 @@ class FloatAttacker:
     def _measure_coarseness(self, released: Array) -> Array:
         """Return the larger of s and the message x − η s, on the scale of s: both are rounded."""
         return np.asarray(np.maximum(np.abs(released), np.abs(self._offset - released)))
-
-
-def p_value(num_right: int, num_trials: int, promised: float) -> float:
-    """Return the probability to be right this often, or more often, where the promise holds."""
-    return float(binomtest(num_right, num_trials, promised, alternative="greater").pvalue)
 
 
 def _list_views(noise_std: float, weights: Sequence[float]) -> list[BitView]:

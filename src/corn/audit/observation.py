@@ -77,9 +77,6 @@ class Observation(Protocol):
     released: FloatArray
     is_rounded: bool
 
-    def project(self, values: FloatArray) -> FloatArray:
-        """Return one number for each trial from the values of releases, along the last axis."""
-
     def add_canary(self, victim: int) -> Signal:
         """Return the change of the victim's releases by the canary."""
 
@@ -122,10 +119,6 @@ class ShareObservation:
         self.is_rounded = self.record.is_masked
         self.released = self.record.read_releases() if self.is_rounded else self.record.noise
 
-    def project(self, values: FloatArray) -> FloatArray:
-        """Return values as they are: each coordinate is a trial."""
-        return values
-
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
         return add_share_canary(self._plan, victim, (len(self.released), self.released.shape[-1]))
@@ -156,28 +149,25 @@ class StepObservation:
         # A random direction, so that clipping and rounding of all coordinates take part.
         direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
         self._direction = direction / np.linalg.norm(direction)
-        releases = list_releases(num_releases)
-        # Trial k has the coordinates 3k, 3k + 1 and 3k + 2 of one long release.
-        size = num_trials * _DIMENSIONS
-        self.record = RunRecord(plan, releases, size, seed=seed, program=program)
+        self.record = RunRecord(
+            plan,
+            list_releases(num_releases),
+            num_trials,
+            seed=seed,
+            program=program,
+            direction=self._direction,
+        )
         self.problems = self.record.check_keys()
         self._canaries = cache(self._compute_canaries)
         if self.record.is_masked:
             released = self.record.read_releases()
         else:
             # All trials at once, as one long release.
-            zeros, agents = no_gradients(size), range(plan.num_agents)
+            zeros, agents = no_gradients(self.record.size), range(plan.num_agents)
             numbers = range(num_releases)
             found = [[self._release(zeros, r, agent)[0] for agent in agents] for r in numbers]
             released = np.array(found)
-        self.released = self.project(released)
-
-    def project(self, values: FloatArray) -> FloatArray:
-        """Return the part of each trial along the canary: the last axis has all trials' values."""
-        projected: FloatArray = (
-            values.reshape(*values.shape[:-1], -1, _DIMENSIONS) @ self._direction
-        )
-        return projected
+        self.released = self.record.project(released)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""

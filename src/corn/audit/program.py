@@ -145,9 +145,11 @@ class RunRecord:
     """All agents' keys, noise, masks and messages in some releases, and what each view reads.
 
     Coordinates of one release stand for independent trials, as their streams are drawn
-    independently for each coordinate.
+    independently for each coordinate: k of them for each trial, with a canary along ``direction``,
+    shape (k,).
 
     Attributes:
+        size: the coordinates of a release.
         gradients: the gradients in ``words``, which attackers know, of their shape; None if there
             are none.
     """
@@ -156,21 +158,29 @@ class RunRecord:
         self,
         plan: Plan,
         releases: Sequence[ReleaseNumber],
-        size: int,
+        num_trials: int,
         *,
         seed: int,
         program: Program = DEPLOYED,
+        direction: FloatArray | None = None,
     ) -> None:
         self._plan = plan
         self._program = program
         self.releases = tuple(releases)
-        self.size = size
+        self._direction = np.ones(1) if direction is None else direction
+        self.size = num_trials * len(self._direction)
         self.keys = program.derive_keys(plan, seed)
         # One nonce per attempt, as every start of a run agrees on a new one.
         attempts = dict.fromkeys(release.attempt for release in releases)
         self._nonces = {each: program.draw_nonce(plan, seed, each) for each in attempts}
         self.is_masked = plan.decomposition.is_masked
         self.gradients: FloatArray | None = None
+
+    def project(self, values: FloatArray) -> FloatArray:
+        """Return the part of each trial along the canary: the last axis has all trials' values."""
+        shape = (*values.shape[:-1], -1, len(self._direction))
+        projected: FloatArray = values.reshape(shape) @ self._direction
+        return projected
 
     def held_by(self, coalition: Sequence[int]) -> dict[Owner, Secret]:
         """Return all keys that the insiders really have, whatever the plan says."""

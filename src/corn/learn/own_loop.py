@@ -15,7 +15,7 @@ from __future__ import annotations
 import atexit
 import copy
 import math
-import random
+import os
 import secrets
 import sys
 import warnings
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_map
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
 from corn.checks import require, require_count, require_length
 from corn.errors import CornError, CornWarning, InvalidArgumentError
@@ -48,7 +48,7 @@ from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import require_plain_loader
 from corn.learn.step import AgentStepper, UpdateRule, require_one_gradient, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients
-from corn.learn.user_model import UserModel, has_same_values
+from corn.learn.user_model import UserModel, has_same_values, seeded_randomness
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -355,6 +355,7 @@ class Simulation:
         self.is_simulated = seed is not None
         self._plan = plan
         self._model = model.read().to(getattr(torch, plan.dtype))
+        self._process = os.getpid()
         self._begun = 0
         self._position = 0
         self._precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
@@ -389,6 +390,13 @@ class Simulation:
     def _terms_of(self, agent: int) -> PlanTerms:
         return PlanTerms(self._plan.budget.of_agent(agent), self._plan.threat.max_colluders)
 
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise CornError(
+                "steps must be taken in the process that called make_private, found a fork of it: "
+                "both would release with the same noise; call make_private in each process"
+            )
+
     @property
     def position(self) -> int:
         """See ``LoopSteps``."""
@@ -396,6 +404,7 @@ class Simulation:
 
     def begin(self) -> Sequence[AgentStepper]:
         """See ``LoopSteps``."""
+        self._require_own_process()
         step = self._position
         is_spent = self._ledger is not None and not self._ledger.remaining
         if step >= self._plan.budget.num_steps or is_spent:
@@ -410,6 +419,7 @@ class Simulation:
 
     def finish(self) -> Tensor:
         """See ``LoopSteps``."""
+        self._require_own_process()
         steppers = [stepper for stepper, _ in self._agents]
         messages = [stepper.release_masked(observe=False) for stepper in steppers]
         total = np.add.reduce(messages, dtype=messages[0].dtype)
@@ -803,12 +813,18 @@ class PrivateOptimizer(Optimizer):
             now.steppers[0].differentiate(self._model)
         with self._keeping_error():
             shown = self._steps.finish()
-        self._model.end()
-        self._model.forget_gradient()
-        self._model.require_frozen()
-        self._model.write(shown)
-        now.steppers, now.sums = (), None
+            self._model.end()
+            self._model.forget_gradient()
+            self._model.write(shown)
+            now.steppers, now.sums = (), None
         return loss
+
+    def __reduce__(self) -> Any:
+        """Refuse copies, which would draw the same noise for other gradients."""
+        raise CornError(
+            "a private optimizer must not be copied or pickled, found that it was: both would "
+            "release with the same noise; keep optimizer.state_dict()"
+        )
 
     def take_step(self, released: Tensor) -> Tensor:
         """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
@@ -1054,11 +1070,7 @@ class LoopData:
             return replace(whole, rows=rows)
         require_length("data_loader", len(given), num_agents, per="agent")
         parts = [cls.of_agent(loader) for loader in given]
-        if len({id(part.dataset) for part in parts}) < num_agents:
-            raise InvalidArgumentError(
-                "data_loader must have another data set for each agent, found one twice: ε would "
-                "count its samples once"
-            )
+        require_different_samples([part.dataset for part in parts])
         if any(part.collate != parts[0].collate for part in parts):
             raise InvalidArgumentError(
                 "data_loader must have one collate_fn, which makes a batch of samples of all "
@@ -1088,21 +1100,22 @@ class LoopData:
         return self.collate([self.dataset[self.rows[agent][row]] for agent, row in samples])
 
     def check(self) -> None:
-        """Raise if the collate function puts samples along another dimension, or mixes them."""
-        with _restored_randomness():
-            self._check_independence()
+        """Raise if the collate function puts samples along another dimension, or mixes them.
 
-    def _check_independence(self) -> None:
-        """Replace the first sample of small batches; the rows of all others must stay."""
+        The first sample of small batches is replaced; the rows of all others must stay.
+        """
         count = len(self.dataset)
         # Several: functions that mix samples at random leave some batches as they are.
         for trial in range(_COLLATE_TRIALS):
             places = [(trial + k * (1 + count // 7)) % count for k in range(_COLLATE_SAMPLES + 1)]
-            one, other, *rest = (self.dataset[place] for place in places)
-            before, after = (
-                self._collate_with(trial, [changed, *rest]) for changed in (one, other)
-            )
-            if not _keeps_others(before, after, _COLLATE_SAMPLES):
+            with seeded_randomness(trial):
+                one, other, *rest = (self.dataset[place] for place in places)
+            batches = []
+            for changed in (one, other):
+                with seeded_randomness(trial):
+                    # Copied: a function that changes samples in place must find them as they were.
+                    batches.append(self.collate(copy.deepcopy([changed, *rest])))
+            if not _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
                     "collate_fn must put samples along the first dimension, and make each row from "
                     "its own sample alone, found that another sample changes a row, as in mixup "
@@ -1110,14 +1123,6 @@ class LoopData:
                     "not bound its influence; change single samples in the data set, or use "
                     "unit='agent'"
                 )
-
-    def _collate_with(self, seed: int, samples: list[Any]) -> Any:
-        """Return a batch whose random numbers follow from a seed."""
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 - the user's generator
-        torch.manual_seed(seed)
-        # Copied: a function that changes samples in place must find them as they were.
-        return self.collate(copy.deepcopy(samples))
 
 
 _COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
@@ -1167,16 +1172,24 @@ def _is_common_part_equal(before: Any, after: Any) -> bool:
     )
 
 
-@contextmanager
-def _restored_randomness() -> Iterator[None]:
-    """Give the user's random numbers back as they were."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's generator
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+def require_different_samples(datasets: Sequence[Any]) -> None:
+    """Raise if subsets and concatenations have a row of a data set twice."""
+    origins = [origin for own in datasets for origin in _list_origins(own)]
+    if len(set(origins)) < len(origins):
+        raise InvalidArgumentError(
+            "data_loader must have every sample once, in the data set of one agent, found some "
+            "several times: ε would count them once"
+        )
+
+
+def _list_origins(dataset: Any) -> list[tuple[int, int]]:
+    """Return for each sample the data set that it comes from, and its row."""
+    if isinstance(dataset, Subset):
+        every = _list_origins(dataset.dataset)
+        return [every[row] for row in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        return [origin for part in dataset.datasets for origin in _list_origins(part)]
+    return [(id(dataset), row) for row in range(len(dataset))]
 
 
 def check_loader(loader: DataLoader[Any]) -> None:
@@ -1189,6 +1202,7 @@ def check_loader(loader: DataLoader[Any]) -> None:
         )
     if not len(loader.dataset):  # type: ignore[arg-type]
         raise InvalidArgumentError("data_loader must have at least one sample, found none")
+    require_different_samples([loader.dataset])
 
 
 class _NoSampler(Sampler[int]):

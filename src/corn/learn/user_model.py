@@ -1,30 +1,31 @@
 """The module of the user's own training loop, through which each sample runs alone.
 
 While a batch of the private loader is under way, a call of the module runs it on one sample after
-the other, by ``torch.func.vmap``. So whatever its layers do, no sample can change the outputs of
-another one, and the backward pass gives the gradient of each sample.
+the other, by ``torch.func.vmap``, each with a copy of the parameters. So whatever its layers do, no
+sample can change the outputs of another one, and the gradient of its copy is that of the sample.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks.module import (
-    differentiate,
     map_in_a_loop,
     require_no_batch_statistics,
     tensor_bytes,
@@ -37,8 +38,9 @@ from corn.learn.tasks.protocol import Gradients, Scores
 class SampleGradients:
     """The gradient of each sample's training loss, from one backward pass of the user's loop.
 
-    ``begin`` announces a batch, and ``take`` takes its losses. In between, the module's calls are
-    replaced; without gradients, and at other times, they are as usual.
+    ``begin`` announces a batch, and ``take`` takes its losses. In between, calls of the module run
+    each sample with an own copy of the parameters; without gradients, and at other times, they are
+    as usual.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -49,15 +51,19 @@ class SampleGradients:
         self._forward = forward.usual if isinstance(forward, _SampleForward) else forward
         module.forward = _SampleForward(self, module, self._forward)
         self._bare = _Bare(module, self._forward)
+        for layer in module.modules():
+            if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+                layer.register_forward_hook(_keep_padding)
         # Batches whose losses are expected, in their order: the number of samples of each, and the
         # inputs whose gradients are followed.
         self._expected: list[tuple[int, list[Tensor]]] = []
         self._num_batches = 0
         # Why modules run in a Python loop in place of ``vmap``; empty if they do not.
         self._obstacle = ""
+        # Of the batch whose losses come next: the parameters of each sample, and all outputs.
+        self._copies: dict[str, Tensor] = {}
         self._outputs: list[Tensor] = []
-        self._mode = ""  # of a backward pass of this class: "check" or "collect"
-        self._rows: dict[str, Tensor] = {}
+        self._is_taking = False
 
     def begin(self, batch: Any, num_samples: int) -> Any:
         """Expect losses of a batch, after those before; return the batch to show to the loop.
@@ -69,7 +75,7 @@ class SampleGradients:
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
         self._num_batches += 1
-        if self._num_batches & (self._num_batches - 1):
+        if not self._is_followed:
             return batch
 
         def follow(value: Any) -> Any:
@@ -83,6 +89,11 @@ class SampleGradients:
 
         return tree_map(follow, batch)
 
+    @property
+    def _is_followed(self) -> bool:
+        """Whether the latest batch gets all checks: the numbers 1, 2, 4, 8, …."""
+        return not self._num_batches & (self._num_batches - 1)
+
     def end(self) -> None:
         """Expect no losses."""
         self._expected.clear()
@@ -90,7 +101,7 @@ class SampleGradients:
 
     def _forget(self) -> None:
         self._outputs.clear()
-        self._rows.clear()
+        self._copies.clear()
 
     def take(self, losses: Tensor) -> Tensor:
         """Return the gradient of each sample's loss, shape (samples, d)."""
@@ -107,20 +118,23 @@ class SampleGradients:
                 f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
                 "and for sequences the mean over each sample's own positions"
             )
-        if not self._outputs:
+        self._is_taking = True
+        try:
+            self._require_own_losses(losses, inputs)
+            # In the sum every loss has weight 1, so that each row is the gradient of one loss.
+            slopes = torch.autograd.grad(
+                losses.sum(), [*self._copies.values(), *self._trained.values()], allow_unused=True
+            )
+        finally:
+            self._is_taking = False
+        count = len(self._copies)
+        if all(slope is None for slope in slopes[:count]):
             raise InvalidArgumentError(
                 "losses must be computed from the outputs of the whole module, found that it was "
                 "not called on tensors of this batch: call model(inputs), not single layers of it"
             )
-        self._require_own_losses(losses, inputs)
-        self._mode = "collect"
-        try:
-            # In the sum every loss has weight 1, so that each row is the gradient of one loss.
-            torch.autograd.backward(losses.sum())
-        finally:
-            self._mode = ""
-        for name, parameter in self._trained.items():
-            if parameter.grad is not None:
+        for name, slope in zip(self._trained, slopes[count:], strict=True):
+            if slope is not None:
                 raise InvalidArgumentError(
                     f"parameters must be used by calls of the module alone, found a gradient of "
                     f"{name!r} from outside of them: no sample's gradient includes it; use the "
@@ -128,47 +142,84 @@ class SampleGradients:
                 )
         # A parameter that this batch did not use has no gradient.
         pieces = [
-            self._rows.get(f"module.{name}", p.new_zeros(len(losses), p.numel())).flatten(1)
-            for name, p in self._trained.items()
+            (torch.zeros_like(own) if slope is None else slope).flatten(1)
+            for own, slope in zip(self._copies.values(), slopes[:count], strict=True)
         ]
-        rows = torch.cat(pieces, dim=1)
         self._expected.pop(0)
         self._forget()
-        return rows
+        return torch.cat(pieces, dim=1)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call of the module."""
         if not self._expected or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        call = _Call(self, self._bare, (args, kwargs), self._expected[0][0])
-        # Outputs need gradients, though the parameters do not take part as tensors of this graph.
-        anchor = torch.zeros((), requires_grad=True)
-        outputs = _Alone.apply(call, anchor, *call.samples)  # type: ignore[no-untyped-call]
-        self._outputs.extend(x for x in outputs if x.requires_grad)
-        return call.assemble(outputs)
+        num_samples, _ = self._expected[0]
+        call = _Call(self._bare, (args, kwargs), num_samples)
+        if not self._copies:
+            # Views: each sample's gradient has its own memory, its parameters have not.
+            self._copies = {
+                f"module.{name}": p.detach().expand(num_samples, *p.shape).requires_grad_()
+                for name, p in self._trained.items()
+            }
+        if self._is_followed:
+            outputs = self._run_twice(call)
+        else:
+            outputs = self._map(call.forward, self._copies, call.samples)
+        # An output that uses no parameter is followed as well: as a weight of losses it may mix
+        # samples.
+        real = [
+            x if x.requires_grad or not x.is_floating_point() else x.detach().requires_grad_()
+            for x in outputs
+        ]
+        followed = [x for x in real if x.requires_grad]
+        self._outputs.extend(followed)
+        for x in followed:
+            x.register_hook(self._require_taking)  # type: ignore[no-untyped-call]
+        # Copies, which the loop may change in place.
+        return call.assemble([x.clone() for x in real])
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        dims: tuple[int | None, ...],
-        *args: Any,
-        is_slope: bool = False,
-    ) -> Any:
-        """Return a function's values of each sample, or its gradients by the first argument."""
+    def _run_twice(self, call: _Call) -> Sequence[Tensor]:
+        """Return the outputs of a call, or raise if a second one with the same data differs."""
+        seed = int(torch.randint(1 << 31, ()))
+        with seeded_randomness(seed):
+            outputs: Sequence[Tensor] = self._map(call.forward, self._copies, call.samples)
+        with seeded_randomness(seed), torch.no_grad():
+            again = self._map(call.forward, self._copies, call.samples)
+        for first, second in zip(outputs, again, strict=True):
+            # Sums on some devices depend on the order of threads.
+            if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
+                raise InvalidArgumentError(
+                    "the module must keep nothing between calls, found that its outputs for the "
+                    "same batch differ: states of earlier samples, such as a running mean or the "
+                    "hidden state of a recurrent layer, are in the gradients of later ones"
+                )
+        return outputs
+
+    def _require_taking(self, _: Tensor) -> None:
+        """Raise in a backward pass through outputs that is not that of ``take``."""
+        if not self._is_taking:
+            raise CornError(
+                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
+                "after another backward pass a sample may have more weight than the accounting "
+                "assumes; compute losses with reduction='none'"
+            )
+
+    def _map(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return a function's values of each sample."""
+        dims = (0,) * len(args)
         obstacle = self._obstacle
         if not obstacle:
-            chosen = grad(function) if is_slope else function
             try:
-                # Fused attention has no batching rule, its plain formula has.
-                with sdpa_kernel(SDPBackend.MATH):
-                    return vmap(chosen, dims, randomness="different")(*args)
+                # Fused attention has no batching rule, its plain formula has. Nor has the path of
+                # attention without gradients.
+                with sdpa_kernel(SDPBackend.MATH), _plain_attention():
+                    return vmap(function, dims, randomness="different")(*args)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 obstacle = str(error).strip().split("\n")[0][:200]
         # Modules without batching rules, such as recurrent ones, or that branch on their inputs.
-        chosen = differentiate(function) if is_slope else function
-        found = map_in_a_loop(chosen, dims)(*args)
+        found = map_in_a_loop(function, dims)(*args)
         if not self._obstacle:
             self._obstacle = obstacle
             warnings.warn(
@@ -190,47 +241,70 @@ class SampleGradients:
         weighted = losses * (1 + numbers / count)
         # Two numbers differ in a bit, so that each pair of samples is split, in both directions.
         splits = list(itertools.product(range((count - 1).bit_length()), (0, 1)))
-        if not inputs and splits:
+        if not self._is_followed and splits:
             splits = [splits[self._num_batches % len(splits)]]
+
+        def differentiate(total: Tensor) -> Sequence[Tensor | None]:
+            rows = [*self._outputs, *inputs]
+            if not rows:
+                return ()
+            return torch.autograd.grad(total, rows, retain_graph=True, allow_unused=True)
+
+        whole = differentiate(weighted.sum()) if self._is_followed else ()
         for bit, side in splits:
             chosen = (numbers >> bit) & 1 == side
-            self._mode = "check"
-            try:
-                slopes = torch.autograd.grad(
-                    weighted[chosen].sum(),
-                    [*self._outputs, *inputs],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-            finally:
-                self._mode = ""
-            for slope in slopes:
-                # A broken sample has NaN in its own row, also where its loss has weight 0.
-                if slope is not None and torch.nan_to_num(slope[~chosen], 0.0, 0.0, 0.0).any():
-                    raise InvalidArgumentError(
-                        "each of the losses must depend on its own sample alone, found one that "
-                        "depends on others of the batch: compute one loss for each sample, in "
-                        "their order, with reduction='none'; mix no samples before the model, as "
-                        "mixup does, and compare none in the loss; unit='agent' allows all of this"
-                    )
-
-    def collect(self, call: _Call, slopes: Sequence[Tensor], samples: Sequence[Tensor]) -> None:
-        """Add up the gradients of a call's samples, in a backward pass through its outputs."""
-        if not self._mode:
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
-                "after another backward pass a sample may have more weight than the accounting "
-                "assumes; compute losses with reduction='none'"
+            slopes = differentiate(weighted[chosen].sum())
+            # A broken sample has NaN in its own row, also where its loss has weight 0.
+            is_mixed = any(
+                slope is not None and bool(slope[~chosen].nan_to_num(nan=0.0).any())
+                for slope in slopes
             )
-        if self._mode == "check":
-            return
-        weights = {f"module.{name}": p.detach() for name, p in self._trained.items()}
-        given = weights, list(samples), list(slopes)
-        found = self.map(call.weigh, (None, 0, 0), *given, is_slope=True)
-        for name, rows in found.items():
-            # A module that runs twice in one batch adds up.
-            earlier = self._rows.get(name)
-            self._rows[name] = rows if earlier is None else earlier + rows
+            # Other losses must not change the gradient of a sample either, as a hook that scales
+            # gradients by the norm of all of them does.
+            is_mixed = is_mixed or any(
+                slope is not None
+                and total is not None
+                and not torch.allclose(slope[chosen], total[chosen], rtol=1e-3, equal_nan=True)
+                for slope, total in zip(slopes, whole, strict=False)
+            )
+            if is_mixed:
+                raise InvalidArgumentError(
+                    "each of the losses must depend on its own sample alone, found one that "
+                    "depends on others of the batch: compute one loss for each sample, in "
+                    "their order, with reduction='none'; mix no samples before the model, as "
+                    "mixup does, and compare none in the loss; unit='agent' allows all of this"
+                )
+
+
+def _keep_padding(layer: nn.Embedding, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Return an embedding whose padding has no gradient, which torch forgets under ``vmap``."""
+    is_padding = torch.eq(given[0], layer.padding_idx or 0)
+    return torch.where(is_padding.unsqueeze(-1), output.detach(), output)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
+
+
+@contextmanager
+def seeded_randomness(seed: int) -> Iterator[None]:
+    """Let the user's random numbers follow from a seed, then give them back as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's generator
+    try:
+        with torch.random.fork_rng():
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 class _SampleForward:
@@ -265,53 +339,39 @@ class _Bare(nn.Module):
 class _Call:
     """One call of the module, whose samples run alone."""
 
-    def __init__(
-        self, gradients: SampleGradients, bare: _Bare, given: Any, num_samples: int
-    ) -> None:
-        self.gradients = gradients
+    def __init__(self, bare: _Bare, given: Any, num_samples: int) -> None:
         self._bare = bare
         self._leaves, self._structure = tree_flatten(given)
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
+        self._plain: list[Any] | None = None
         for x, is_split in zip(self._leaves, self._is_split, strict=True):
+            if is_split or not isinstance(x, Tensor):
+                continue
             # A tensor that all samples see could have values of other samples.
-            if isinstance(x, Tensor) and x.dim() and not is_split and len(x) != 1:
+            if x.dim() and len(x) != 1:
                 raise InvalidArgumentError(
                     f"tensors for the module must have the {num_samples} samples of the batch "
                     f"along their first dimension, found shape {tuple(x.shape)}: use "
                     "batch_first=True; make positions and masks that all samples share inside of "
                     "forward(), or give them a first dimension of 1"
                 )
+            if x.requires_grad:
+                raise InvalidArgumentError(
+                    "tensors that all samples share must not depend on the batch, found one with "
+                    f"gradients and shape {tuple(x.shape)}: a mean or a norm of the batch has "
+                    "values of other samples"
+                )
         if not any(self._is_split):
             raise InvalidArgumentError(
                 "the module must be called with a tensor of the batch, found none"
             )
-        self._seed = int(torch.randint(1 << 62, ()))
-        device = self.samples[0].device.type
-        self._autocast = torch.autocast(
-            device,
-            torch.get_autocast_dtype(device),
-            enabled=torch.is_autocast_enabled(device),
-        )
 
     @property
     def samples(self) -> list[Tensor]:
         """The tensors that have one row for each sample."""
         return [x for x, own in zip(self._leaves, self._is_split, strict=True) if own]
-
-    @contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Give forward and backward pass the same random numbers, for dropout, and types."""
-        has_fast_path = torch.backends.mha.get_fastpath_enabled()
-        # Attention without gradients has a path of its own, which has no batching rule.
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with torch.random.fork_rng(), self._autocast:
-                torch.manual_seed(self._seed)
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(has_fast_path)
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors among the outputs for one sample."""
@@ -331,69 +391,28 @@ class _Call:
                     f"shape {tuple(x.shape)} for a single one: use batch_first=True, and give "
                     "squeeze() a dimension"
                 )
+        plain = [x for x in self._outputs if isinstance(x, _PLAIN)]
+        # Those of one sample would be shown as those of all.
+        if self._plain not in (None, plain):
+            raise InvalidArgumentError(
+                "numbers among the outputs of the module must not depend on the sample, found that "
+                "they do: return tensors"
+            )
+        self._plain = plain
         return tuple(x.squeeze(0) if x.dim() else x for x in tensors)
-
-    def weigh(self, weights: Any, samples: list[Tensor], slopes: list[Tensor]) -> Tensor:
-        """Return ⟨outputs, slopes⟩ of one sample, whose gradient is the product with slopes."""
-        outputs = [x for x in self.forward(weights, samples) if x.is_floating_point()]
-        products = (torch.sum(x * own) for x, own in zip(outputs, slopes, strict=True))
-        return torch.stack([each.to(slopes[0].dtype) for each in products]).sum()
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """Return outputs in the structure of the module's."""
         found = iter(outputs)
         # Other objects, such as caches, are of one sample.
-        plain = (int, float, bool, str)
         leaves = [
-            next(found) if isinstance(x, Tensor) else x if isinstance(x, plain) else None
+            next(found) if isinstance(x, Tensor) else x if isinstance(x, _PLAIN) else None
             for x in self._outputs
         ]
         return tree_unflatten(leaves, self._output_structure)
 
 
-class _Alone(torch.autograd.Function):
-    """Outputs of the module for each sample alone; gradients of parameters are collected apart."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, _: Tensor, *samples: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of all samples."""
-        # Saved by autograd, which notices later changes in place.
-        ctx.save_for_backward(*samples)
-        ctx.call = call
-        # The parameters are those of the module.
-        with call.repeated():
-            outputs: tuple[Tensor, ...] = call.gradients.map(
-                call.forward, (None, 0), {}, list(samples)
-            )
-        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
-        ctx.is_real = [x.is_floating_point() for x in outputs]
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Collect the gradient of each sample; return those of the inputs."""
-        call: _Call = ctx.call
-        samples = list(ctx.saved_tensors)
-        slopes = [own for own, is_real in zip(gradients, ctx.is_real, strict=True) if is_real]
-        needed = [k for k in range(len(samples)) if ctx.needs_input_grad[2 + k]]
-
-        def weigh(own: list[Tensor], rest: list[Tensor], slopes: list[Tensor]) -> Tensor:
-            every = list(rest)
-            for k, value in zip(needed, own, strict=True):
-                every[k] = value
-            return call.weigh({}, every, slopes)
-
-        found: list[Tensor | None] = [None] * len(samples)
-        with call.repeated():
-            call.gradients.collect(call, slopes, samples)
-        if needed:
-            given = [samples[k] for k in needed], samples, slopes
-            with call.repeated():
-                by_input = call.gradients.map(weigh, (0, 0, 0), *given, is_slope=True)
-            for k, own in zip(needed, by_input, strict=True):
-                found[k] = own
-        return (None, None, *found)
+_PLAIN = (int, float, bool, str)
 
 
 class _Mean(torch.autograd.Function):
@@ -430,7 +449,7 @@ class UserModel:
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
         # Copies of all values that get no noise: every step is compared with them.
-        self._frozen = [(name, p, p.detach().clone()) for name, p in everything if id(p) not in own]
+        self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
         self._samples = SampleGradients(module) if clips_samples else None
         # Copies of the trained parameters as CorN left them last, in their own types.
         self._written = [p.detach().clone() for p in self._trained]
@@ -543,8 +562,10 @@ class UserModel:
 
     def require_frozen(self) -> None:
         """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""
-        for name, tensor, before in self._frozen:
-            if not torch.equal(tensor, before):
+        # By name: a module may replace a buffer in place of changing it.
+        present = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+        for name, before in self._frozen.items():
+            if name not in present or not has_same_values(before, present[name].detach()):
                 raise CornError(
                     f"{name!r} is not trained and must not change, found that it did: it would "
                     "depend on data without noise"
@@ -559,8 +580,8 @@ class UserModel:
         # Of trained parameters only the names: their values are the start, which is compared apart.
         named = [name for name, p in self.module.named_parameters() if p.requires_grad]
         digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
-        for _, tensor, _ in self._frozen:
-            digest.update(tensor_bytes(tensor))
+        for before in self._frozen.values():
+            digest.update(tensor_bytes(before))
         return digest.digest()
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

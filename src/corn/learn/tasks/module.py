@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
@@ -42,16 +42,14 @@ def map_in_a_loop(
     """
 
     def mapped(*args: Any) -> Any:
-        size = next(len(tree_leaves(a)[0]) for a, d in zip(args, in_dims, strict=True) if d == 0)
-        found = [
-            function(
-                *(
-                    a if d is None else tree_map(lambda each, k=k: each[k], a)
-                    for a, d in zip(args, in_dims, strict=True)
-                )
-            )
-            for k in range(size)
-        ]
+        mapped_args = [a for a, d in zip(args, in_dims, strict=True) if d == 0]
+        leaves, structure = tree_flatten(mapped_args)
+        found = []
+        # Unbound at once: the backward pass of one row by its number takes the memory of all.
+        for rows in zip(*(leaf.unbind() for leaf in leaves), strict=True):
+            own = iter(tree_unflatten(list(rows), structure))
+            values = [a if d is None else next(own) for a, d in zip(args, in_dims, strict=True)]
+            found.append(function(*values))
         return tree_map(lambda *each: torch.stack(each), *found)
 
     return mapped
