@@ -30,7 +30,7 @@ from corn.distributed.messages import (
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult, StopReason
 from corn.distributed.summing import STEPS_BETWEEN_COMPARISONS, digest_model
-from corn.learn.perturbation import NoiseShare
+from corn.learn.step import AgentStepper
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.transport import Link
@@ -550,14 +550,14 @@ def test_endless_heartbeats_cost_the_links_of_their_sender(
 
     Its neighbours begin to wait late, after agents that wait for them.
     """
-    prepare = NoiseShare.prepare
+    begin = AgentStepper.begin
 
-    def prepare_slowly(share: NoiseShare, step: int) -> None:
-        if AGENT.number in (insider - 1, insider + 1) and step == FIRST + 1:
+    def begin_late(stepper: AgentStepper, step: int, *arguments: Any) -> None:
+        if AGENT.number in (insider - 1, insider + 1) and step == FIRST:
             time.sleep(0.5)
-        prepare(share, step)
+        begin(stepper, step, *arguments)
 
-    monkeypatch.setattr(NoiseShare, "prepare", prepare_slowly)
+    monkeypatch.setattr(AgentStepper, "begin", begin_late)
     results = attack_network(
         monkeypatch, tmp_path, PLANS[mixing], insider, lambda _: iter(()), timeout=1
     )

@@ -26,13 +26,10 @@ def release_until_killed(path: Path, log: Path, limit: int, dice: random.Random)
             path, plan_fingerprint=PLAN, agent=0, terms=terms, precision=0.01
         ) as ledger:
             step = dice.choice([0, 0, 1000])
-            while dice.random() > 0.002:
+            while dice.random() > 0.005:
                 ledger.reserve(step)
                 os.write(messages, f"{ledger.nonce.hex()} {step}\n".encode())
                 step += dice.choice([1, 1, 1, 1, 7])
-                if dice.random() < 0.003:
-                    ledger.renew_nonce()
-                    step = 0
 
 
 def wait_for_releases(log: Path, count: int, child: int) -> None:

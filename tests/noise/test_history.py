@@ -15,15 +15,12 @@ from corn.noise import (
     record_use,
     save_identity,
 )
-from corn.noise import ledger as history_module
 from corn.noise.ledger import (
     PAGE_BYTES,
-    LedgerContent,
     describe_total,
     find_agents,
     is_open,
     ledger_path,
-    read_ledger,
 )
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
@@ -103,7 +100,7 @@ def test_a_ledger_without_a_readable_entry_counts_in_full(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:PAGE_BYTES])
     history = read_history([tmp_path], AGENT)
     assert not history.problems
-    assert not history.records[0].content.is_known
+    assert not history.records[0].is_known
     total = compose_history(history, DELTA).total
     assert total.epsilon == pytest.approx(1, rel=1e-3)
 
@@ -125,13 +122,14 @@ def test_a_run_that_ends_while_its_ledger_is_read_counts_as_running(
     release(tmp_path, PLANS[0], 10)
     ledger = open_ledger(tmp_path)
 
-    def read_and_end(path: Path) -> LedgerContent:
-        content = read_ledger(path)
+    def read_and_end(path: Path) -> bytes:
+        content = read(path)
         ledger.reserve(0)
         ledger.close()
         return content
 
-    monkeypatch.setattr(history_module, "read_ledger", read_and_end)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", read_and_end)
     assert read_history([tmp_path], AGENT).records[0].is_running
 
 

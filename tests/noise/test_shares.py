@@ -93,8 +93,8 @@ def test_all_shares_equal_each_agents_own_draw_in_every_bit(source: NoiseSource)
     for agent in range(5):
         alone = draw_share(SPLIT, agent, stop=150_000, **at)
         np.testing.assert_array_equal(together[agent], alone)
-        part = draw_share(SPLIT, agent, start=70_001, stop=70_100, **at)
-        np.testing.assert_array_equal(part, alone[70_001:70_100])
+        fewer = draw_share(SPLIT, agent, stop=70_100, **at)
+        np.testing.assert_array_equal(fewer, alone[:70_100])
 
 
 def test_an_agent_with_only_its_own_keys_draws_the_same() -> None:
@@ -152,8 +152,6 @@ def test_empty_ranges_are_drawn_and_bad_agents_refused() -> None:
     assert draw_all_shares(SPLIT, stop=0, **at).shape == (5, 0)
     with pytest.raises(InvalidArgumentError, match=r"agent must be in \[0, 4\], found 5"):
         draw_share(SPLIT, 5, stop=1, **at)
-    with pytest.raises(InvalidArgumentError, match="stop must be at least start"):
-        draw_share(SPLIT, 0, start=2, stop=1, **at)
 
 
 def test_memory_does_not_grow_with_streams_or_steps() -> None:

@@ -17,7 +17,6 @@ from corn.privacy import (
     account_precision,
     account_promises,
     gaussian,
-    order_promises,
     read_promises,
 )
 from corn.privacy.floats import FloatLoss, account_floats, find_promise, set_aside
@@ -140,7 +139,7 @@ def test_different_promises_have_no_single_one(name: str) -> None:
         ({"epsilon": ()}, "epsilon must be a number or one for each agent"),
         ({"epsilon": (1, 0)}, "epsilon must be positive"),
         ({"epsilon": (1, 2), "delta": (1e-5,) * 3}, "delta must be 2, one for each agent, found 3"),
-        ({"epsilon": {"a": 1}}, "order_promises puts it in the order of agents"),
+        ({"epsilon": {"a": 1}}, "give its values in the order of agents"),
         ({"delta": (1e-5, 1.0)}, r"delta must be in \(0, 1\), found 1.0"),
         ({"samples_per_agent": 5}, "samples_per_agent must be None for unit='agent', found 5"),
         ({"sampling": "passes"}, "sampling must be 'every-step' for unit='agent'"),
@@ -203,31 +202,11 @@ def test_the_strictest_promise_limits_the_model() -> None:
     assert loss.max_values(budget) == min(alone) < max(alone)
 
 
-def test_mappings_are_put_in_the_order_of_agents() -> None:
-    assert order_promises({"south": 8, "east": 3, "north": 1}, NAMES) == (1, 8, 3)
-    assert order_promises({1: 8, 0: 1}) == (1, 8)
-    assert order_promises({"north": 1, "1": 8, "2": 3}, NAMES) == (1, 8, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"north": 1, "south": 8}, "found none for east"),
-        ({}, "found none for north, south, east"),
-        ({"north": 1, "south": 8, "east": 1, "west": 2}, "there is no agent 'west'.* north, south"),
-        ({"north": 1, "south": 8, "east": 1, "0": 2}, "'0' must have one promise, found two"),
-    ],
-)
-def test_missing_unknown_and_repeated_agents_are_named(
-    given: dict[str, float], message: str
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        order_promises(given, NAMES)
-
-
 def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "promises.csv"
     path.write_text("agent,epsilon\nsouth,8\n\neast, 3\nnorth,1\n", encoding="utf-8")
+    assert read_promises(path, NAMES) == ((1, 8, 3), None)
+    path.write_text("agent,epsilon\n1,8\nnorth,1\n2,3\n", encoding="utf-8")
     assert read_promises(path, NAMES) == ((1, 8, 3), None)
     path.write_text("agent,epsilon,delta\n1,8,1e-6\n0,1,1e-5\n", encoding="utf-8")
     assert read_promises(path) == ((1, 8), (1e-5, 1e-6))
@@ -243,6 +222,8 @@ def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
         ("agent,epsilon\nnorth,much\n", "line 2 must have numbers"),
         (f"agent,epsilon\n{'n' * 200_000},1\n", "field larger than field limit"),
         ("agent,epsilon\nnorth,1\nnorth,2\n", "agent 'north' must have one promise, found two"),
+        ("agent,epsilon\nnorth,1\n0,2\n", "agent '0' must have one promise, found two"),
+        ("agent,epsilon\nwest,2\n", "there is no agent 'west'.* north, south"),
         ("agent,epsilon\nnorth,1\n", "every agent must have a promise, found none for south, east"),
     ],
 )

@@ -437,18 +437,11 @@ class KnownSource(NoiseSource):
         known = [(weight, address) for weight, address in terms if address.owner in self._keys]
         self._source.fill_sum(out, known, start=start)
 
-    def fill_masks(
-        self,
-        out: MaskWords,
-        added: Sequence[StreamAddress],
-        subtracted: Sequence[StreamAddress],
-    ) -> None:
+    def draw_mask_bytes(self, address: StreamAddress, num_bytes: int) -> bytes:
         """See ``SecureSource``."""
-        known = (
-            [address for address in addresses if address.owner in self._keys]
-            for addresses in (added, subtracted)
-        )
-        self._source.fill_masks(out, *known)
+        if address.owner not in self._keys:
+            return bytes(num_bytes)
+        return self._source.draw_mask_bytes(address, num_bytes)
 
 
 def _secret(seed: int, *purpose: str | int) -> Secret:

@@ -234,11 +234,11 @@ def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool
 def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
     plans = []
     for record, alone in zip(loss.history.records, loss.alone, strict=True):
-        expense = record.content.expense
+        expense = record.expense
         budget, colluders = expense.terms.budget, expense.terms.max_colluders
         plans.append(
             {
-                "plan": record.content.plan,
+                "plan": record.plan,
                 "ledger": record.path,
                 "unit": budget.unit,
                 "protects": f"{expense.query.protects} ({expense.query.recipe})",
@@ -251,7 +251,7 @@ def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
                 "promised_epsilon": budget.epsilon,
                 "promised_delta": budget.delta,
                 "is_running": record.is_running,
-                "is_count_known": record.content.is_known,
+                "is_count_known": record.is_known,
             }
         )
     totals = {"total": loss.total, "agent_total": loss.agent_total}

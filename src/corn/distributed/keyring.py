@@ -10,12 +10,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
 from corn.noise import (
-    Delivery,
     Owner,
     ReleaseLedger,
     Roster,
@@ -173,7 +173,6 @@ def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -
     The lowest member of a group makes its seed and seals it to each other member, so that the
     store sees none. Pairs need no message: their seeds follow from their keys.
     """
-    identity, roster = rendezvous.credentials.identity, rendezvous.credentials.roster
     seeds: dict[int, Secret] = {}
     # The nonce in the topic and in the seal keeps packages of an earlier run from being accepted.
     topic = f"seed-{run_nonce.hex()[:16]}"
@@ -182,17 +181,21 @@ def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -
         for number, group in enumerate(plan.decomposition.seed_groups)
         if len(group) > 2 and rendezvous.agent in group
     }
+    purpose: dict[str, Any] = {
+        "identity": rendezvous.credentials.identity,
+        "roster": rendezvous.credentials.roster,
+        "plan_fingerprint": fingerprint(plan),
+        "run_nonce": run_nonce,
+    }
     # All own seeds are sent before any is awaited, or two groups could wait for each other.
     for number, group in larger.items():
         if group.members[0] == rendezvous.agent:
             seeds[number] = Secret.random()
             for receiver in group.members[1:]:
-                delivery = Delivery(fingerprint(plan), run_nonce, group, receiver)
-                package = seal_seed(seeds[number], delivery, identity=identity, roster=roster)
+                package = seal_seed(seeds[number], group, receiver, **purpose)
                 rendezvous.send(f"{topic}-{number}", receiver, package)
     for number, group in larger.items():
         if number not in seeds:
-            delivery = Delivery(fingerprint(plan), run_nonce, group, rendezvous.agent)
-            package = rendezvous.receive(f"{topic}-{number}", delivery.sender)
-            seeds[number] = open_seed(package, delivery, identity=identity, roster=roster)
+            package = rendezvous.receive(f"{topic}-{number}", group.members[0])
+            seeds[number] = open_seed(package, group, rendezvous.agent, **purpose)
     return seeds

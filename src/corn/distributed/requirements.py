@@ -275,7 +275,7 @@ def compose_total(
     others = [
         replace(one, num_releases=one.terms.budget.num_steps) if record.is_running else one
         for record in history.records
-        for one in [record.content.expense]
+        for one in [record.expense]
     ]
     added = min(num_steps, ledger.remaining)
     # Losses add up for one unit only. A promise for samples says nothing about an agent's whole

@@ -163,8 +163,10 @@ class TrainingRounds:
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = (cooldown_step or 0) * len(schedule) + k
             self._exchange.start(self._make_header(number, values.nbytes), values)
-            if k == 0 and cooldown_step is None:
-                self._prepare_next()
+            # Drawn while messages travel. If a stop keeps it from being sent, no budget is spent on
+            # it: its step is reserved later.
+            if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
+                self._active.noise.prepare(self.step + 1)
             began = time.perf_counter()
             try:
                 received = self._exchange.finish(self.step * len(schedule) + number)
@@ -216,15 +218,10 @@ class TrainingRounds:
         def make_header(message: int) -> Header:
             return self._make_header(message, own.nbytes, model)
 
-        def prepare() -> None:
-            began = time.perf_counter()
-            self._prepare_next()
-            self._exchange.seconds_waited -= time.perf_counter() - began
-
         total: Tensor | None = own
         next_step = None
         try:
-            tree.add_up(own, make_header, prepare)
+            tree.add_up(own, make_header)
         except StepStopped as stopped:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
@@ -464,12 +461,6 @@ class TrainingRounds:
     @property
     def _step_size(self) -> float:
         return self._settings.schedule.at(self.step + 1, self._num_steps)
-
-    def _prepare_next(self) -> None:
-        """Draw the next noise while messages travel."""
-        # If a stop keeps it from being sent, no budget is spent on it: its step is reserved later.
-        if self.step + 1 < self._last_step:
-            self._active.noise.prepare(self.step + 1)
 
     def _make_header(
         self, mixing_round: int, payload_bytes: int, model: bytes = bytes(DIGEST_BYTES)

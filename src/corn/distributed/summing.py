@@ -55,31 +55,25 @@ class TreeSum:
         self._deadlines: dict[tuple[int, int], float] = {}
         self._signature = b""
         self._compares = False
-        self._meanwhile: Callable[[], None] | None = None
 
-    def add_up(
-        self, own: Tensor, make_header: Callable[[int], Header], meanwhile: Callable[[], None]
-    ) -> None:
+    def add_up(self, own: Tensor, make_header: Callable[[int], Header]) -> None:
         """Replace this agent's integers of a step by the sum of all agents.
 
         Args:
             own: this agent's integers.
             make_header: returns the header of a message with all news so far.
-            meanwhile: called once, if possible when this agent would wait for a neighbour.
 
         Raises:
             StepStopped: the sum was given up.
         """
         self._exchange.recycle()
         self._deadlines = {}
-        self._meanwhile = meanwhile
         aside = make_header(ASIDE)
         # The last sum of a run is empty.
         self._compares = not len(own) or (aside.step + 1) % STEPS_BETWEEN_COMPARISONS == 0
         if self._compares:
             self._compare_aside(replace(aside, payload_bytes=0))
         self._add_up(own, make_header)
-        self._work()
         self._exchange.note_exchange()
 
     def _add_up(self, total: Tensor, make_header: Callable[[int], Header]) -> None:
@@ -117,8 +111,6 @@ class TreeSum:
 
     def _receive(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor:
         """Return a piece of a neighbour's message."""
-        if not self._exchange.has_arrived(peer):
-            self._work()
         try:
             found = self._read(peer, expected, like, number)
         except LinkError as error:
@@ -157,12 +149,6 @@ class TreeSum:
                 self._membership.check_model(found.header, self._root)
                 self._signature = found.header.signature
         return found
-
-    def _work(self) -> None:
-        """Do what is to be done meanwhile, once."""
-        if self._meanwhile is not None:
-            work, self._meanwhile = self._meanwhile, None
-            work()
 
 
 def _count_waits(tree: SpanningTree, agent: int) -> dict[tuple[int, int], int]:

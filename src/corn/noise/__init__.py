@@ -28,7 +28,6 @@ from corn.noise.roster import (
     save_roster,
 )
 from corn.noise.seeds import (
-    Delivery,
     RefusedPackageError,
     agent_keys,
     check_identity,
@@ -49,7 +48,6 @@ from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, T
 
 __all__ = [
     "BudgetSpentError",
-    "Delivery",
     "HistoryLoss",
     "Identity",
     "NoiseSource",

@@ -95,14 +95,6 @@ def write_average(out: Any, total: Any, offset: Words, num_agents: int, scale: f
     _AVERAGE(out, total, offset, float(num_agents), scale)
 
 
-def sum_words(out: Any, words: Any, num_added: int) -> None:
-    """Write the sum of the first words minus the others, modulo the number of their values.
-
-    Shapes: out (d,), words (streams, d or more), contiguous, unsigned.
-    """
-    _SUM_WORDS(out, words, num_added)
-
-
 def sum_squares(out: FloatArray, values: Any) -> None:
     """Write Σ x² of rows of float32, to a relative error below 10⁻¹⁰ for up to 10⁹ values.
 
@@ -280,14 +272,6 @@ def _add_words(
                 out[k] -= own[k]
 
 
-def _sum_words_kernel(out: Any, words: Any, num_added: Any) -> None:  # pragma: no cover, as above
-    # In parts that stay in a core's smallest cache.
-    for start in range(0, len(out), 4096):
-        part = out[start : start + 4096]
-        part[:] = 0
-        _add_words(part, words, start, num_added)
-
-
 def _squares_kernel(out: Any, values: Any) -> None:  # pragma: no cover, as above
     # 64 sums side by side, in blocks of 4096 values: one sum of all would lose more digits, and
     # could not use vector instructions. Squares of float32 are exact in float64.
@@ -353,9 +337,5 @@ _AVERAGE = _compile(
         (np.empty(1, x), np.empty(1, z), _OFFSET, 1.0, 1.0)
         for x, z in itertools.product(_REALS, _INTEGERS)
     ),
-)
-_SUM_WORDS = _compile(
-    _sum_words_kernel,
-    *((np.empty(1, z), np.empty((1, 1), z), 1) for z in (np.uint16, np.uint32, np.uint64)),
 )
 _SQUARES = _compile(_squares_kernel, (np.empty(1), np.empty((1, 1), np.float32)))

@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import math
 import os
 import re
@@ -61,7 +62,6 @@ from corn.privacy.rounding import round_up, write_exactly
 # A disk writes pages of this size: a torn write of one entry cannot damage the other.
 PAGE_BYTES = 4096
 FILE_BYTES = 3 * PAGE_BYTES
-NO_NONCE = "0" * (2 * NONCE_BYTES)
 _ENTRY_PAGES = (1, 2)
 
 LOST_COUNT = (
@@ -73,15 +73,10 @@ LOST_COUNT = (
 
 
 _TITLE = "CorN release ledger"
-_FORMAT = 4
+_FORMAT = 5
 _HEADER_PATTERN = re.compile(
     rf"{_TITLE} {_FORMAT}\. Never copy or edit it\.\n"
     r"plan ([0-9a-f]{64}) agent (\d{1,9}) limit (\d+)\nterms (.+)\n"
-)
-_ENTRY_PATTERN = re.compile(
-    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
-    rb"precision (inf|0x[01]\.[0-9a-f]+p[+-]\d+) furthest (\d+) agreed ([0-9a-f]{64}) "
-    rb"data ([0-9a-f]{64}) secret ([0-9a-f]{64})\n"
 )
 
 
@@ -92,63 +87,56 @@ class LedgerEntry:
     Attributes:
         number: the number of this entry, from 0.
         nonce: the nonce of the latest run, in hexadecimal.
-        settled: the releases of all runs before it.
-        released: the releases of this run before its reserved block.
+        released: the releases of all runs before the reserved block.
         first_step: the first step of the reserved block.
         stop_step: the step after its last one, and after all that the run has released.
         precision: the largest [R⁻¹]_ii under which any of the releases was made.
         furthest: the step after the last one that any run has reserved.
-        agreed: the nonce that all agents agreed on for the latest run, if the ledger was told.
-        data: a keyed digest of the data that the present pass began with.
+        data: a keyed digest of the data that the present pass began with, in hexadecimal.
         secret: from which the orders of passes and the key of ``data`` follow.
     """
 
     number: int
     secret: Secret
     nonce: str = field(repr=False)
-    settled: int = 0
     released: int = 0
     first_step: int = 0
     stop_step: int = 0
     precision: float = 0.0
     furthest: int = 0
-    agreed: str = field(default=NO_NONCE, repr=False)
-    data: str = field(default=NO_NONCE, repr=False)
+    data: str = field(default="", repr=False)
 
     @property
     def spent(self) -> int:
         """The releases that may have been made: all before the block, and all that it reserves."""
-        return self.settled + self.released + self.stop_step - self.first_step
+        return self.released + self.stop_step - self.first_step
 
     def format(self) -> str:
-        """Return the entry as a line of text."""
-        return (
-            f"entry {self.number} run {self.nonce} settled {self.settled} "
-            f"released {self.released} reserved {self.first_step} to {self.stop_step} "
-            f"precision {self.precision.hex()} furthest {self.furthest} agreed {self.agreed} "
-            f"data {self.data} secret {self.secret.reveal().hex()}\n"
-        )
+        """Return the entry as a line of JSON, which has every float exactly."""
+        return json.dumps(vars(self) | {"secret": self.secret.reveal().hex()}) + "\n"
 
 
 @dataclass(frozen=True)
-class LedgerContent:
-    """The content of a ledger's file, read without opening the ledger.
+class LedgerRecord:
+    """The releases by one ledger, read without opening it.
 
     Attributes:
+        path: the ledger's file.
         plan: the plan's fingerprint, in hexadecimal.
-        agent: the agent's number under it.
         expense: its releases, of which there may have been fewer.
         is_known: False if no entry can be read; then all releases that the plan allows count.
+        is_running: whether a process has it open now, and may add releases.
     """
 
+    path: Path
     plan: str
-    agent: int
     expense: Expense
-    is_known: bool = True
+    is_known: bool
+    is_running: bool
 
 
-def read_ledger(path: Path) -> LedgerContent:
-    """Read a ledger that nobody needs to have open; the plan is not needed.
+def read_ledger(path: Path) -> LedgerRecord:
+    """Read a ledger, whether or not a process has it open; the plan is not needed.
 
     While an agent runs, its whole last block counts as released.
 
@@ -156,7 +144,10 @@ def read_ledger(path: Path) -> LedgerContent:
         FileFormatError: there is no such file, or its first page is damaged.
     """
     with explain_failure(path, "cannot be read"):
+        # Asked before and after: a run that ends meanwhile has released more than was read.
+        was_running = is_open(path)
         data = path.read_bytes()
+        is_running = was_running or is_open(path)
     header = _read_header(data)
     match = _HEADER_PATTERN.fullmatch(header)
     if match is None:
@@ -165,20 +156,18 @@ def read_ledger(path: Path) -> LedgerContent:
         terms = PlanTerms.from_text(match[4])
     except InvalidArgumentError as error:
         raise FileFormatError(f"{path}: its terms cannot be read: {error}; {LOST_COUNT}") from error
-    limit, plan, agent = terms.budget.num_steps, match[1], int(match[2])
+    limit = terms.budget.num_steps
+    expense = Expense(terms, terms.precision_cap, limit)
     found = _find_entry(data, header)
-    if found is None:
-        return LedgerContent(
-            plan, agent, Expense(terms, terms.precision_cap, limit), is_known=False
-        )
-    entry, _ = found
-    return LedgerContent(plan, agent, Expense(terms, entry.precision, min(entry.spent, limit)))
+    if found is not None:
+        entry, _ = found
+        expense = Expense(terms, entry.precision, min(entry.spent, limit))
+    return LedgerRecord(path, match[1], expense, is_known=found is not None, is_running=is_running)
 
 
 def is_open(path: Path) -> bool:
     """Return whether a process has a ledger open."""
-    with explain_failure(path, "cannot be read"):
-        descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -186,17 +175,6 @@ def is_open(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def make_header(plan_fingerprint: bytes, agent: int, terms: PlanTerms) -> str:
-    """Return the text of the first page, which binds the ledger to a plan and an agent."""
-    check_fingerprint(plan_fingerprint)
-    require_count("agent", agent, least=0)
-    return (
-        f"{_TITLE} {_FORMAT}. Never copy or edit it.\n"
-        f"plan {plan_fingerprint.hex()} agent {agent} limit {terms.budget.num_steps}\n"
-        f"terms {terms.to_text()}\n"
-    )
 
 
 @contextlib.contextmanager
@@ -229,23 +207,6 @@ def create_ledger(path: Path, header: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def lock_ledger(descriptor: int, path: Path) -> None:
-    """Lock an open ledger until it is closed, or raise if another process has it open."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CornError(f"{path}: another process has this ledger open") from None
-
-
-def write_entry(descriptor: int, entry: LedgerEntry, *, header: str, newest_page: int) -> None:
-    """Write an entry to both pages, that with the newest entry before it last."""
-    content = format_page(entry.format(), header=header)
-    # The second write begins when the first is on the disk, so that a crash can tear one page only.
-    (other_page,) = set(_ENTRY_PAGES) - {newest_page}
-    for page in (other_page, newest_page):
-        write_durably(descriptor, content, at=PAGE_BYTES * page)
 
 
 def write_durably(descriptor: int, data: bytes, *, at: int) -> None:
@@ -299,23 +260,12 @@ def _find_entry(data: bytes, header: str) -> tuple[LedgerEntry, int] | None:
 
 
 def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
-    match = _ENTRY_PATTERN.match(page)
-    if match is None or page != format_page(match[0].decode(), header=header):
+    # The text is ASCII, so that decoding as Latin-1 changes nothing.
+    text = page.decode("latin-1").partition("\n")[0] + "\n"
+    if page != format_page(text, header=header):
         return None
-    number, settled, released, first, stop = (int(match[group]) for group in (1, 3, 4, 5, 6))
-    return LedgerEntry(
-        number=number,
-        nonce=match[2].decode(),
-        settled=settled,
-        released=released,
-        first_step=first,
-        stop_step=stop,
-        precision=float.fromhex(match[7].decode()),
-        furthest=int(match[8]),
-        agreed=match[9].decode(),
-        data=match[10].decode(),
-        secret=Secret(bytes.fromhex(match[11].decode())),
-    )
+    fields = json.loads(text)
+    return LedgerEntry(**fields | {"secret": Secret(bytes.fromhex(fields["secret"]))})
 
 
 def _read_header(data: bytes) -> str:
@@ -402,7 +352,9 @@ class ReleaseLedger:
         self._newest_page = newest_page
         self._block = steps_per_block(self._max_releases)
         self._knows_data = terms.budget.query.steps_per_pass is None
-        self._released = self._next_step = 0
+        self._released = min(entry.spent, self._max_releases)
+        self._next_step = 0
+        self._has_released = False
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._failure = ""
@@ -438,7 +390,13 @@ class ReleaseLedger:
                 others than its owner.
             CornError: another process has it open, or it cannot be written.
         """
-        header = make_header(plan_fingerprint, agent, terms)
+        check_fingerprint(plan_fingerprint)
+        require_count("agent", agent, least=0)
+        header = (
+            f"{_TITLE} {_FORMAT}. Never copy or edit it.\n"
+            f"plan {plan_fingerprint.hex()} agent {agent} limit {terms.budget.num_steps}\n"
+            f"terms {terms.to_text()}\n"
+        )
         with explain_failure(path, "cannot be opened"):
             if not path.exists():
                 create_ledger(path, header)
@@ -448,7 +406,10 @@ class ReleaseLedger:
             require_private(path)
             # Locked before it is read: two processes that both read the same count would both
             # release what remains.
-            lock_ledger(descriptor, path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CornError(f"{path}: another process has this ledger open") from None
             data = os.pread(descriptor, FILE_BYTES + 1, 0)
             entry, page = read_entry(data, header=header, name=str(path))
             entry = replace(entry, precision=max(entry.precision, precision))
@@ -458,7 +419,7 @@ class ReleaseLedger:
             if continues:
                 ledger._continue_run()
             else:
-                ledger._start_run(settled=min(entry.spent, terms.budget.num_steps))
+                ledger._start_run()
         except BaseException:
             os.close(descriptor)
             raise
@@ -472,7 +433,7 @@ class ReleaseLedger:
     @property
     def remaining(self) -> int:
         """The number of releases that the plan still allows."""
-        return self._max_releases - self._entry.settled - self._released
+        return self._max_releases - self._released
 
     @property
     def precision(self) -> float:
@@ -482,7 +443,7 @@ class ReleaseLedger:
     @property
     def expense(self) -> Expense:
         """All releases under the plan so far, of this run and of earlier ones."""
-        return Expense(self._terms, self.precision, self._max_releases - self.remaining)
+        return Expense(self._terms, self.precision, self._released)
 
     @property
     def next_step(self) -> int:
@@ -510,7 +471,9 @@ class ReleaseLedger:
         """
         with self._lock:
             self._check_usable()
-            require(not self._released, "make_choices", "called before the first release", "one")
+            require(
+                not self._has_released, "make_choices", "called before the first release", "one"
+            )
             length = self._terms.budget.query.steps_per_pass
             if length is not None:
                 self._choose_pass(data, length)
@@ -525,8 +488,7 @@ class ReleaseLedger:
             found = self._derive("data of a pass", data)
         if found.hex() == self._entry.data:
             return
-        settled = self._entry.settled
-        skipped = min(-settled % length, self.remaining)
+        skipped = min(-self._released % length, self.remaining)
         if skipped and skipped == self.remaining:
             raise BudgetSpentError(
                 f"{self._path}: {skipped} of {self._max_releases} releases remain, all in a pass "
@@ -534,19 +496,8 @@ class ReleaseLedger:
             )
         self.num_skipped += skipped
         # Written with the first reservation: a run that is refused before it costs nothing.
-        self._entry = replace(self._entry, settled=settled + skipped, data=found.hex())
-
-    def keep_nonce(self, nonce: bytes) -> None:
-        """Keep the nonce that all agents agreed on for this run, from the next durable write on.
-
-        Raises:
-            InvalidArgumentError: an earlier release of the run was under another one.
-        """
-        agreed = check_nonce(nonce).hex()
-        with self._lock:
-            if self._entry.agreed not in (NO_NONCE, agreed):
-                raise InvalidArgumentError("nonce must be the same for all releases of a run")
-            self._entry = replace(self._entry, agreed=agreed)
+        self._released += skipped
+        self._entry = replace(self._entry, data=found.hex())
 
     def reserve(self, step: int) -> int:
         """Reserve a step's release durably; the message may leave once this has returned.
@@ -567,7 +518,7 @@ class ReleaseLedger:
             if step < self._next_step:
                 raise InvalidArgumentError(
                     f"step must be at least {self._next_step}, found {step}: its noise may have "
-                    "been released; to go back, take a new nonce with renew_nonce()"
+                    "been released; to go back, open the ledger again"
                 )
             require_count("step", step, least=0, most=LAST_STEP)
             # Otherwise the release could be of other data than the rest of its pass.
@@ -589,10 +540,10 @@ class ReleaseLedger:
                     stop_step=stop,
                     furthest=max(stop, self._entry.furthest),
                 )
-            number = self._entry.settled + self._released
             self._next_step = step + 1
+            self._has_released = True
             self._released += 1
-            return number
+            return self._released - 1
 
     def join_run(self, step: int) -> None:
         """Take part from a step on in a run under way, whose nonce this ledger did not choose.
@@ -609,13 +560,6 @@ class ReleaseLedger:
                 )
             require_count("step", step, least=0, most=LAST_STEP)
             self._next_step = max(step, self._next_step)
-
-    def renew_nonce(self) -> bytes:
-        """End this run and begin another under a new nonce, whose steps start at 0 again."""
-        with self._lock:
-            self._check_usable()
-            self._start_run(settled=self._entry.settled + self._released)
-            return self.nonce
 
     def close(self) -> None:
         """End the run and give back reserved steps that were not released; idempotent."""
@@ -644,21 +588,17 @@ class ReleaseLedger:
     ) -> None:
         self.close()
 
-    def _start_run(self, *, settled: int) -> None:
+    def _start_run(self) -> None:
         self._write(
             nonce=secrets.token_hex(NONCE_BYTES),
-            agreed=NO_NONCE,
-            settled=settled,
-            released=0,
+            released=self._released,
             first_step=0,
             stop_step=0,
         )
-        self._released = self._next_step = 0
 
     def _continue_run(self) -> None:
-        entry = self._entry
-        self._released = entry.released + self.reserved_before
-        self._next_step = entry.stop_step
+        self._next_step = self._entry.stop_step
+        self._has_released = self._next_step > 0
         # The process may end after one release: more than that would be lost.
         self._block = 1
 
@@ -673,8 +613,13 @@ class ReleaseLedger:
 
     def _write(self, **changes: Any) -> None:
         entry = replace(self._entry, number=self._entry.number + 1, **changes)
+        content = format_page(entry.format(), header=self._header)
+        # The page with the newest entry is written last, once the other is on the disk: a crash can
+        # tear one page only.
+        (other_page,) = set(_ENTRY_PAGES) - {self._newest_page}
         try:
-            write_entry(self._descriptor, entry, header=self._header, newest_page=self._newest_page)
+            for page in (other_page, self._newest_page):
+                write_durably(self._descriptor, content, at=PAGE_BYTES * page)
         except OSError as error:
             # The content of the disk is now unknown: only opening the ledger again shows it.
             self._failure = error.strerror or "unknown error"
@@ -695,7 +640,7 @@ def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> b
     """Return the nonce of a run from those of all agents' ledgers: equal for equal contributions.
 
     It is new if any one of them is, so an agent that contributes a new one needs to trust no other:
-    contribute a new one (:meth:`ReleaseLedger.renew_nonce`) every time agents agree.
+    open the ledger again, for a new one, every time agents agree.
     """
     parts = [part for agent in sorted(nonces) for part in (agent, check_nonce(nonces[agent]))]
     data = encode_fields("run nonce", check_fingerprint(plan_fingerprint), *parts)
@@ -712,21 +657,6 @@ def steps_per_block(max_releases: int) -> int:
 
 
 _AGENT_FILE = re.compile(r"agent-(\d{1,9})(?:-[0-9a-f]{16}\.ledger|\.key)")
-
-
-@dataclass(frozen=True)
-class LedgerRecord:
-    """The releases by one ledger.
-
-    Attributes:
-        path: the ledger's file.
-        content: what is in it.
-        is_running: whether a process has it open now, and may add releases.
-    """
-
-    path: Path
-    content: LedgerContent
-    is_running: bool = False
 
 
 @dataclass(frozen=True)
@@ -747,7 +677,7 @@ class ReleaseHistory:
     @property
     def expenses(self) -> tuple[Expense, ...]:
         """The releases under each plan."""
-        return tuple(record.content.expense for record in self.records)
+        return tuple(record.expense for record in self.records)
 
 
 @dataclass(frozen=True)
@@ -831,10 +761,7 @@ def read_history(
             if without is not None and path.resolve() == without.resolve():
                 continue
             try:
-                # Asked first: a run that ends meanwhile has released more than was read.
-                was_running = is_open(path)
-                content = read_ledger(path)
-                records.append(LedgerRecord(path, content, was_running or is_open(path)))
+                records.append(read_ledger(path))
             except FileFormatError as error:
                 problems.append(str(error))
         problems += _find_missing(folder, agent)

@@ -89,9 +89,13 @@ def draw_mask(
     size: int,
     bits: MaskBits,
 ) -> MaskWords:
-    """Return the sum of an agent's masks at a step, shape (size,)."""
-    mask = np.empty(size, WORDS[bits])
-    source.fill_masks(mask, *list_masks(noise, agent, nonce=nonce, step=step))
+    """Return the sum of an agent's masks at a step, shape (size,): for audits."""
+    mask: MaskWords = np.zeros(size, WORDS[bits])
+    added, subtracted = list_masks(noise, agent, nonce=nonce, step=step)
+    for address in added:
+        mask += np.frombuffer(source.draw_mask_bytes(address, mask.nbytes), mask.dtype)
+    for address in subtracted:
+        mask -= np.frombuffer(source.draw_mask_bytes(address, mask.nbytes), mask.dtype)
     return mask
 
 

@@ -103,7 +103,7 @@ SCALED_ROOT_HALF_BITS = int(np.float64(math.sqrt(0.5) * 2.0**32).view(np.int64))
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
 LOG_OF_EXPONENT = -2 * LN_2 / (1 << MANTISSA_BITS)
 
-KNOWN_DIGEST = "f871942aad9a43e17d5602ba2960f8832d6cc92197c80a865928fcdb916afea5"
+KNOWN_DIGEST = "384cfc721e6a22903357e3368de0aecf2ac76a14ba7c86fc4cf6ea9de553a38d"
 """The digest of what compiled code gives on every machine: see :func:`digest_known`."""
 
 
@@ -164,9 +164,7 @@ def digest_known(compiled: Any) -> str:
                 message, gradient[1:], words, weights, offset, masks, 2, 0.3, 2.0**-6
             )
             compiled.write_average(average, masks[0], offset, 3, 2.0**-6 / 3)
-            total: NDArray[Any] = np.empty(len(noise), f"u{masks.itemsize}")
-            compiled.sum_words(total, masks.view(total.dtype), 2)
-            found.update(message.tobytes() + average.tobytes() + total.tobytes())
+            found.update(message.tobytes() + average.tobytes())
             # Without masks and offset.
             compiled.write_message(
                 message, gradient[1:], words, weights, offset[:0], masks[:0], 0, 0.3, 2.0**-6

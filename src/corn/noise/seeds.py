@@ -3,18 +3,16 @@
 Two agents' identities agree on a pair key without a message. The keys of streams follow from those
 by HKDF-SHA256, bound to the plan's fingerprint and to the purpose of each.
 
-The seed of a group of three or more is made by its lowest member and sealed to each of the others.
-A package opens only with the receiver's identity, for the plan, run, group, sender and receiver
-that it was sealed for. Any other is refused, with the reason. It is sealed with ChaCha20-Poly1305
-under a key of its own, derived from the pair key and from all of these, and a random nonce: sealing
-twice is safe.
+The seed of a group of three or more is made by its lowest member and sealed to each of the others,
+with ChaCha20-Poly1305 and a random nonce: sealing twice is safe. Its key is derived from the pair
+key and from the plan, run, group, sender and receiver. So a package opens only with the receiver's
+identity, for the purpose that it was sealed for.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -24,58 +22,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise.keys import SECRET_BYTES, Identity, Secret
 from corn.noise.roster import Roster
-from corn.noise.stream import Owner, check_fingerprint, check_nonce, decode_fields, encode_fields
+from corn.noise.stream import Owner, check_fingerprint, check_nonce, encode_fields
 
-_PACKAGE_FORMAT = b"corn seed package 1"
 _PACKAGE_NONCE_BYTES = 12
-_TAG_BYTES = 16
+_PACKAGE_BYTES = _PACKAGE_NONCE_BYTES + SECRET_BYTES + 16
 
 
 class RefusedPackageError(CornError):
     """A seed package is damaged or for another purpose: ask its sender for another, or stop."""
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """The purpose of a seed package. All of it is public, and all of it is authenticated.
-
-    Attributes:
-        plan_fingerprint: 32 bytes that identify the plan.
-        run_nonce: the nonce that all agents agreed on for this run.
-        group: the seed group, whose lowest member is the sender.
-        receiver: another member of the group.
-    """
-
-    plan_fingerprint: bytes
-    run_nonce: bytes
-    group: Owner
-    receiver: int
-
-    def __post_init__(self) -> None:
-        check_fingerprint(self.plan_fingerprint)
-        check_nonce(self.run_nonce)
-        # One sender per group: two seeds of one group would be noise that does not cancel.
-        if self.group.group is None or self.receiver not in self.group.members[1:]:
-            raise InvalidArgumentError(
-                f"a seed goes from the lowest member of a seed group to another member, found "
-                f"receiver {self.receiver} for {self.group}"
-            )
-
-    @property
-    def sender(self) -> int:
-        """The agent that makes the group's seed."""
-        return self.group.members[0]
-
-    def fields(self) -> dict[str, bytes]:
-        """Return the delivery as bytes, under the names that error messages use."""
-        return {
-            "format": _PACKAGE_FORMAT,
-            "plan": self.plan_fingerprint,
-            "run": self.run_nonce,
-            "group": self.group.encoded,
-            "sender": str(self.sender).encode(),
-            "receiver": str(self.receiver).encode(),
-        }
 
 
 def pair_key(
@@ -163,61 +117,70 @@ def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprin
     return Secret(hkdf.derive(root.reveal()))
 
 
-def seal_seed(seed: Secret, delivery: Delivery, *, identity: Identity, roster: Roster) -> bytes:
-    """Return a group's seed, sealed to one receiver; ``identity`` is the sender's."""
-    header = encode_fields(*delivery.fields().values())
-    key = _package_key(delivery, delivery.sender, delivery.receiver, identity, roster)
+def seal_seed(
+    seed: Secret,
+    group: Owner,
+    receiver: int,
+    *,
+    identity: Identity,
+    roster: Roster,
+    plan_fingerprint: bytes,
+    run_nonce: bytes,
+) -> bytes:
+    """Return a group's seed, sealed to one receiver; ``identity`` is that of its lowest member.
+
+    ``run_nonce`` is the nonce that all agents agreed on for this run.
+    """
+    shared = pair_key(
+        identity, group.members[0], receiver, roster=roster, plan_fingerprint=plan_fingerprint
+    )
+    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
     # The key is used for this delivery alone, so 96 random bits suffice for any number of retries.
     nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
-    sealed = ChaCha20Poly1305(key.reveal()).encrypt(nonce, seed.reveal(), header)
-    return encode_fields(header, nonce, sealed)
+    return nonce + cipher.encrypt(nonce, seed.reveal(), None)
 
 
-def open_seed(package: bytes, delivery: Delivery, *, identity: Identity, roster: Roster) -> Secret:
-    """Return the seed of a package sealed for this very delivery; ``identity`` is the receiver's.
+def open_seed(
+    package: bytes,
+    group: Owner,
+    receiver: int,
+    *,
+    identity: Identity,
+    roster: Roster,
+    plan_fingerprint: bytes,
+    run_nonce: bytes,
+) -> Secret:
+    """Return the seed of a package that :func:`seal_seed` made; ``identity`` is the receiver's.
 
     Raises:
         RefusedPackageError: it is damaged, forged, or for another plan, run, group or agent.
     """
-    header, nonce, sealed = _split_package(package)
-    # The tag below covers the header, and would refuse it too. Comparing first names the field
-    # that differs, which distinguishes a replay of an old run from damage.
-    _check_package_header(header, delivery)
-    key = _package_key(delivery, delivery.receiver, delivery.sender, identity, roster)
+    sender = group.members[0]
+    shared = pair_key(identity, receiver, sender, roster=roster, plan_fingerprint=plan_fingerprint)
+    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
+    refusal = RefusedPackageError(
+        f"the seed package for {group} was changed on its way, is for another plan, run or agent, "
+        f"or agent {sender} sealed it with a key other than the roster's"
+    )
+    if len(package) != _PACKAGE_BYTES:
+        raise refusal
+    nonce, sealed = package[:_PACKAGE_NONCE_BYTES], package[_PACKAGE_NONCE_BYTES:]
     try:
-        return Secret(ChaCha20Poly1305(key.reveal()).decrypt(nonce, sealed, header))
+        return Secret(cipher.decrypt(nonce, sealed, None))
     except InvalidTag:
-        raise RefusedPackageError(
-            f"the seed package for {delivery.group} was changed on its way, or agent "
-            f"{delivery.sender} sealed it with a key other than the roster's"
-        ) from None
+        raise refusal from None
 
 
-def _package_key(
-    delivery: Delivery, agent: int, peer: int, identity: Identity, roster: Roster
-) -> Secret:
-    # All fields of the delivery are in the key, and in the header that the tag authenticates.
-    # Either alone would bind them.
-    plan = delivery.plan_fingerprint
-    shared = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan)
-    return derive_key(shared, "seed package", *delivery.fields().values(), plan_fingerprint=plan)
-
-
-def _split_package(package: bytes) -> tuple[bytes, bytes, bytes]:
-    fields = decode_fields(package)
-    lengths = [_PACKAGE_NONCE_BYTES, SECRET_BYTES + _TAG_BYTES]
-    if fields is None or [len(field) for field in fields[1:]] != lengths:
-        raise RefusedPackageError("not a seed package, or one cut short")
-    return fields[0], fields[1], fields[2]
-
-
-def _check_package_header(header: bytes, delivery: Delivery) -> None:
-    expected, found = delivery.fields(), decode_fields(header)
-    if found is None or len(found) != len(expected):
-        raise RefusedPackageError("not a seed package, or one of another version of CorN")
-    for (name, value), part in zip(expected.items(), found, strict=True):
-        if part != value:
-            raise RefusedPackageError(
-                f"the seed package is for another {name}, not the one for {delivery.group}, from "
-                f"agent {delivery.sender} to agent {delivery.receiver}: it cannot be used here"
-            )
+def _make_cipher(
+    shared: Secret, group: Owner, receiver: int, plan_fingerprint: bytes, run_nonce: bytes
+) -> ChaCha20Poly1305:
+    # One sender per group: two seeds of one group would be noise that does not cancel.
+    if group.group is None or receiver not in group.members[1:]:
+        raise InvalidArgumentError(
+            f"a seed goes from the lowest member of a seed group to another member, found "
+            f"receiver {receiver} for {group}"
+        )
+    # The pair key is bound to the sender too.
+    fields = (check_nonce(run_nonce), group.encoded, receiver)
+    key = derive_key(shared, "seed package", *fields, plan_fingerprint=plan_fingerprint)
+    return ChaCha20Poly1305(key.reveal())

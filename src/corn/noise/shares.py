@@ -13,7 +13,7 @@ from a public seed instead (`SimulationSource`), which protects nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -134,10 +134,9 @@ def draw_share(
     nonce: bytes,
     step: int,
     stop: int,
-    start: int = 0,
     out: FloatArray | None = None,
 ) -> FloatArray:
-    """Return agent's noise v_i at a step, coordinates [start, stop): shape (stop − start,).
+    """Return agent's noise v_i at a step, coordinates [0, stop): shape (stop,).
 
     Only the agent's private stream and those streams of its own groups are drawn in which its row
     of the factor is not zero. No memory is needed except the result, which is ``out`` if given, and
@@ -149,14 +148,13 @@ def draw_share(
     >>> (draw_share(pair, 0, **at) + draw_share(pair, 1, **at)).tolist()
     [0.0, 0.0, 0.0]
     """
-    coordinates = _check_coordinates(start, stop)
-    share = np.empty(len(coordinates)) if out is None else out
-    if share.shape != (len(coordinates),) or share.dtype != np.float64:
+    share = np.empty(stop) if out is None else out
+    if share.shape != (stop,) or share.dtype != np.float64:
         raise InvalidArgumentError(
-            f"out must have shape ({len(coordinates)},) and type float64, found {share.shape} and "
-            f"{share.dtype}"
+            f"out must have shape ({stop},) and type float64, found {share.shape} and {share.dtype}"
         )
-    _draw(share[np.newaxis], decomposition, (agent,), source, nonce, step, coordinates)
+    # The source sums the streams block by block, while values are in the cache.
+    source.fill_sum(share, list_terms(decomposition, agent, nonce=nonce, step=step))
     return share
 
 
@@ -167,17 +165,25 @@ def draw_all_shares(
     nonce: bytes,
     step: int,
     stop: int,
-    start: int = 0,
 ) -> FloatArray:
-    """Return all agents' noise at a step, shape (n, stop − start): v ~ N(0, R ⊗ I), to simulate.
+    """Return all agents' noise at a step, shape (n, stop): v ~ N(0, R ⊗ I), to simulate.
 
     Row i equals agent i's :func:`draw_share` in every bit, but a stream is drawn once rather than
     once for each member.
     """
-    coordinates = _check_coordinates(start, stop)
-    agents = tuple(range(decomposition.num_agents))
-    shares = np.empty((len(agents), len(coordinates)))
-    _draw(shares, decomposition, agents, source, nonce, step, coordinates)
+    shares = np.zeros((decomposition.num_agents, stop))
+    # The loops of ``draw_share`` are exchanged, so that each stream is drawn once. The order of the
+    # terms of one agent stays the same, and with it every rounding.
+    for term in _terms(decomposition, tuple(range(decomposition.num_agents))):
+        address = StreamAddress(term.owner, nonce, step, term.stream)
+        for first in range(0, stop, _COORDINATES_AT_ONCE):
+            part = shares[:, first : first + _COORDINATES_AT_ONCE]
+            normals, product = np.empty((2, part.shape[1]))
+            source.fill(normals, address, start=first)
+            # Two operations, not a matrix product: BLAS sums in another order and may fuse the two.
+            for position, weight in term.weights:
+                np.multiply(normals, weight, product)
+                np.add(part[position], product, part[position])
     return shares
 
 
@@ -195,29 +201,6 @@ def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, 
     return tuple(dict.fromkeys(found))
 
 
-def _draw(
-    shares: FloatArray,
-    decomposition: Decomposition,
-    agents: tuple[int, ...],
-    source: NoiseSource,
-    nonce: bytes,
-    step: int,
-    coordinates: range,
-) -> None:
-    """Fill ``shares``, shape (agents, coordinates)."""
-    # A source can sum the streams of one agent block by block, while values are in the cache.
-    if len(agents) == 1:
-        terms = list_terms(decomposition, *agents, nonce=nonce, step=step)
-        source.fill_sum(shares[0], terms, start=coordinates.start)
-        return
-    # For several agents the loops are exchanged, so that each stream is drawn once. The order of
-    # the terms of one agent stays the same, and with it every rounding.
-    shares[:] = 0
-    for term in _terms(decomposition, agents):
-        address = StreamAddress(term.owner, nonce, step, term.stream)
-        _add_to_many(shares, term.weights, address, source, coordinates.start)
-
-
 def list_terms(decomposition: Decomposition, agent: int, *, nonce: bytes, step: int) -> Terms:
     """Return the streams of an agent's noise at a step, with their weights."""
     return [
@@ -225,24 +208,6 @@ def list_terms(decomposition: Decomposition, agent: int, *, nonce: bytes, step: 
         for term in _terms(decomposition, (agent,))
         for _, weight in term.weights
     ]
-
-
-def _add_to_many(
-    shares: FloatArray,
-    weights: Sequence[tuple[int, float]],
-    address: StreamAddress,
-    source: NoiseSource,
-    start: int,
-) -> None:
-    """Draw a stream once and add it to several agents' shares, as ``fill_sum`` would."""
-    for first in range(0, shares.shape[1], _COORDINATES_AT_ONCE):
-        part = shares[:, first : first + _COORDINATES_AT_ONCE]
-        normals, product = np.empty((2, part.shape[1]))
-        source.fill(normals, address, start=start + first)
-        # Two operations, not a matrix product: BLAS sums in another order and may fuse the two.
-        for position, weight in weights:
-            np.multiply(normals, weight, product)
-            np.add(part[position], product, part[position])
 
 
 # Cached, because every step draws the same terms. Decompositions are hashed by identity.
@@ -269,11 +234,6 @@ def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term
             if weights:
                 terms.append(_Term(Owner(group, number), stream, weights))
     return tuple(terms)
-
-
-def _check_coordinates(start: int, stop: int) -> range:
-    require(stop >= start, "stop", f"at least start, which is {start}", stop)
-    return range(start, stop)
 
 
 # Values drawn from one state. More would make ranges that start late slow, fewer would make hashing

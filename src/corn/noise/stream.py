@@ -34,7 +34,6 @@ from corn.noise.normals import (
 )
 
 NormalArray: TypeAlias = NDArray[np.floating[Any]]
-_Unsigned: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 # Streams end here, so that no counter of a keystream can wrap around and repeat its words.
 MAX_COORDINATE = 1 << 62
@@ -267,25 +266,9 @@ class SecureSource(NoiseSource):
                 found, wanted = find_overlap(sums, place, out, 0)
                 wanted[:] = found
 
-    def fill_masks(
-        self,
-        out: _Unsigned,
-        added: Sequence[StreamAddress],
-        subtracted: Sequence[StreamAddress],
-    ) -> None:
-        """Fill ``out`` with the uniform words of streams of masks, added and subtracted.
-
-        ``out`` has shape (d,); sums are modulo the number of its values.
-        """
-        keystreams = [
-            self.start(address, out.nbytes, kind="mask") for address in (*added, *subtracted)
-        ]
-        at_once = count_at_once(len(keystreams) * out.itemsize, len(out))
-        reader = Keystreams((keystreams, at_once * out.itemsize))
-        words = reader.pieces[0].view(out.dtype)
-        for start in range(0, len(out), at_once):
-            reader.read()
-            load_compiled().sum_words(out[start : start + at_once], words, len(added))
+    def draw_mask_bytes(self, address: StreamAddress, num_bytes: int) -> bytes:
+        """Return the first bytes of a stream of masks."""
+        return self.start(address, num_bytes, kind="mask").update(bytes(num_bytes))
 
     def start(
         self, address: StreamAddress, num_bytes: int, *, first: int = 0, kind: str = "secure"

@@ -7,8 +7,8 @@
 - ``compose_expenses``: one total ε of several phases or plans, whose noise, clipping, sampling rate
   and number of steps may differ.
 - ``compare_samplings``: the noise that each sampling needs for the same promise.
-- ``order_promises``, ``read_promises``: ε of each agent by name, from a mapping or a file.
-- ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each turning two of μ, ε and δ into the third.
+- ``read_promises``: ε of each agent by name, from a file.
+- ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each from μ to ε and back, at a δ.
 - ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
 - ``subsampling``: privacy of one sample under Poisson sampling.
 """
@@ -29,7 +29,6 @@ from corn.privacy.budget import (
     PrivacyBudget,
     Sampling,
     Unit,
-    order_promises,
     read_promises,
 )
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
@@ -55,7 +54,6 @@ __all__ = [
     "compose_expenses",
     "gaussian",
     "is_proved",
-    "order_promises",
     "precision_diagonal",
     "read_promises",
     "subsampling",

@@ -19,7 +19,13 @@ from corn.checks import (
 from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget, Sampling
-from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
+from corn.privacy.gaussian import (
+    Accounting,
+    delta_from,
+    find_accountant,
+    require_exact,
+    warn_if_unproved,
+)
 
 _EPS = float(np.finfo(np.float64).eps)
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
@@ -147,11 +153,9 @@ class PrivacyLoss:
             warn_if_unproved(float(epsilons.max()), delta)
         return epsilons
 
-    def delta(self, epsilon: float, *, accounting: Accounting = "gdp") -> FloatArray:
-        """Return δ at this ε for each agent, shape (n,); 1 for an agent that is exposed."""
-        accountant = find_accountant(accounting)
+    def delta(self, epsilon: float) -> FloatArray:
+        """Return the exact δ at this ε for each agent, shape (n,); 1 for one that is exposed."""
         if self.query.is_subsampled:
-            require_exact(accounting)
             return self._of_each_agent(
                 lambda agent: subsampling.bound_delta(
                     float(self.precision[agent]),
@@ -160,12 +164,7 @@ class PrivacyLoss:
                     query=self.query,
                 )
             )
-        deltas = self._of_each_agent(
-            lambda agent: accountant.delta_from(float(self.mu[agent]), epsilon)
-        )
-        if accounting == "paper":
-            warn_if_unproved(epsilon, float(deltas.max()))
-        return deltas
+        return self._of_each_agent(lambda agent: delta_from(float(self.mu[agent]), epsilon))
 
     def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
         """Return the largest ε of any agent at this δ."""

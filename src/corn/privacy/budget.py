@@ -259,21 +259,6 @@ _COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
 _MAX_FILE_BYTES = 1 << 24
 
 
-def order_promises(
-    given: Mapping[str, float] | Mapping[int, float], names: Sequence[str] | None = None
-) -> tuple[float, ...]:
-    """Return the values that a mapping gives to agents, in the order of agents.
-
-    Args:
-        given: a value for each agent, by its name or its number; none may be missing.
-        names: the names of the agents in order. Without them, agents are numbered from 0.
-
-    >>> order_promises({"south": 8.0, "north": 1.0}, ["north", "south"])
-    (1.0, 8.0)
-    """
-    return _order([(str(agent), value) for agent, value in given.items()], names)
-
-
 def read_promises(
     path: Path, names: Sequence[str] | None = None
 ) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
@@ -310,51 +295,39 @@ def _parse(
         raise InvalidArgumentError(
             f"the first line must be agent,epsilon or agent,epsilon,delta, found {found!r}"
         )
-    agents: list[str] = []
-    values: list[list[float]] = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(row):
-            continue
+    filled = [(number, row) for number, row in enumerate(rows[1:], start=2) if any(row)]
+    known = [str(agent) for agent in range(len(filled))] if names is None else list(names)
+    # Agents may be given by number too. A name that is a number takes precedence.
+    places = {str(agent): agent for agent in range(len(known))}
+    places |= {name: agent for agent, name in enumerate(known)}
+    promises: dict[int, list[float]] = {}
+    for number, row in filled:
         if len(row) != len(header):
             raise InvalidArgumentError(
                 f"line {number} must have {len(header)} entries, found {len(row)}"
             )
-        agents.append(row[0])
+        agent = places.get(row[0])
+        if agent is None:
+            raise InvalidArgumentError(
+                f"there is no agent {make_printable(row[0], limit=60)!r}: the agents are "
+                f"{list_some(known)}"
+            )
+        if agent in promises:
+            raise InvalidArgumentError(f"agent {row[0]!r} must have one promise, found two")
         try:
-            values.append([float(cell) for cell in row[1:]])
+            promises[agent] = [float(cell) for cell in row[1:]]
         except ValueError as error:
             found = make_printable(",".join(row), limit=60)
             raise InvalidArgumentError(
                 f"line {number} must have numbers after the agent, found {found!r}"
             ) from error
-    epsilons, *deltas = (
-        _order([(agent, own[k]) for agent, own in zip(agents, values, strict=True)], names)
-        for k in range(len(header) - 1)
-    )
-    return epsilons, deltas[0] if deltas else None
-
-
-def _order(given: Sequence[tuple[str, float]], names: Sequence[str] | None) -> tuple[float, ...]:
-    known = [str(agent) for agent in range(len(given))] if names is None else list(names)
-    # Agents may be given by number too. A name that is a number takes precedence.
-    places = {str(agent): agent for agent in range(len(known))}
-    places |= {name: agent for agent, name in enumerate(known)}
-    found: dict[int, float] = {}
-    for name, value in given:
-        if name not in places:
-            raise InvalidArgumentError(
-                f"there is no agent {make_printable(name, limit=60)!r}: the agents are "
-                f"{list_some(known)}"
-            )
-        if places[name] in found:
-            raise InvalidArgumentError(f"agent {name!r} must have one promise, found two")
-        found[places[name]] = value
-    missing = [known[agent] for agent in range(len(known)) if agent not in found]
-    if missing:
+    missing = [name for agent, name in enumerate(known) if agent not in promises]
+    if missing or not known:
         raise InvalidArgumentError(
-            f"every agent must have a promise, found none for {list_some(missing)}"
+            f"every agent must have a promise, found none for {list_some(missing) or 'any'}"
         )
-    return tuple(found[agent] for agent in range(len(known)))
+    epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
+    return epsilons, deltas[0] if deltas else None
 
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
@@ -429,7 +402,7 @@ class PrivacyBudget:
             if isinstance(value, Mapping):
                 raise InvalidArgumentError(
                     f"{name} must be a number or a tuple with one for each agent, found a mapping: "
-                    "corn.privacy.order_promises puts it in the order of agents"
+                    "give its values in the order of agents"
                 )
             if isinstance(value, list | np.ndarray):
                 value = tuple(np.asarray(value).tolist())

@@ -157,13 +157,12 @@ LIMIT_FACTOR = 8 * (1 - 1 / math.sqrt(2))
 
 @dataclass(frozen=True)
 class Accountant:
-    """Three functions that agree with each other, and a description for people.
+    """Two functions that agree with each other, and a description for people.
 
     ``mu_from`` rounds down, so that ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε.
     """
 
     description: str
-    delta_from: Callable[[float, float], float]
     epsilon_from: Callable[[float, float], float]
     mu_from: Callable[[float, float], float]
 
@@ -212,13 +211,12 @@ def _make_bound(
     description: str,
     *,
     epsilon_of: Callable[[float, float], float],
-    delta_of: Callable[[float, float], float],
     mu_of: Callable[[float, float], float],
 ) -> Accountant:
     """Return the accountant of a formula in μ, ε and L = ln(1/δ), with its limits.
 
-    ``epsilon_of`` is given μ and L, ``delta_of`` μ and ε, ``mu_of`` ε and L: all positive and
-    finite, but for L, which may be zero.
+    ``epsilon_of`` is given μ and L, ``mu_of`` ε and L: all positive and finite, but for L, which
+    may be zero.
     """
 
     def find_epsilon(mu: float, delta: float) -> float:
@@ -228,13 +226,6 @@ def _make_bound(
             return 0.0
         return math.inf if delta == 0 or math.isinf(mu) else epsilon_of(mu, -math.log(delta))
 
-    def find_delta(mu: float, epsilon: float) -> float:
-        require_in_range("mu", mu, 0)
-        require_in_range("epsilon", epsilon, 0)
-        if math.isinf(mu):
-            return 1.0
-        return 0.0 if mu == 0 or math.isinf(epsilon) else delta_of(mu, epsilon)
-
     def find_mu(epsilon: float, delta: float) -> float:
         require_in_range("epsilon", epsilon, 0)
         require_in_range("delta", delta, 0, 1)
@@ -242,39 +233,20 @@ def _make_bound(
             return 0.0
         return math.inf if math.isinf(epsilon) else round_down(mu_of(epsilon, -math.log(delta)))
 
-    return Accountant(description, find_delta, find_epsilon, find_mu)
-
-
-def _renyi_delta(mu: float, epsilon: float) -> float:
-    """Return δ = exp(−(ε − μ²/2)²/(2μ²)), or 1 where ε ≤ μ²/2 and Theorem 2 proves nothing."""
-    # Divided before it is squared: ε² overflows long before the quotient does.
-    excess = epsilon / mu - mu / 2
-    return math.exp(-excess * excess / 2) if excess > 0 else 1.0
-
-
-def _paper_delta(mu: float, epsilon: float) -> float:
-    ratio = epsilon / mu
-    return math.exp(-ratio * ratio / 4)
+    return Accountant(description, find_epsilon, find_mu)
 
 
 ACCOUNTANTS: dict[Accounting, Accountant] = {
-    "gdp": Accountant(
-        description="exact Gaussian DP",
-        delta_from=delta_from,
-        epsilon_from=epsilon_from,
-        mu_from=mu_from,
-    ),
+    "gdp": Accountant("exact Gaussian DP", epsilon_from, mu_from),
     "rdp": _make_bound(
         "Rényi DP, Theorem 2",
         epsilon_of=lambda mu, L: mu * mu / 2 + mu * math.sqrt(2 * L),
-        delta_of=_renyi_delta,
         # √2 (√(L+ε) − √L) times its conjugate: the difference loses the digits of a small ε.
         mu_of=lambda epsilon, L: math.sqrt(2) * epsilon / (math.sqrt(L + epsilon) + math.sqrt(L)),
     ),
     "paper": _make_bound(
         "the paper's eq. (13b)",
         epsilon_of=lambda mu, L: 2 * mu * math.sqrt(L),
-        delta_of=_paper_delta,
         mu_of=lambda epsilon, L: epsilon / (2 * math.sqrt(L)) if L else math.inf,
     ),
 }

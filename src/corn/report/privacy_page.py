@@ -21,7 +21,6 @@ from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
 from corn.noise import HistoryLoss
 from corn.noise.ledger import describe_total
-from corn.privacy.meaning import bound_detection, bound_guess
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.version import __version__
 
@@ -30,6 +29,40 @@ _NEARLY_CERTAIN = 0.99
 _MOST_ROWS = 6  # more would need a second page
 _POWER = re.compile(r"\b(\d+(?:\.\d+)?)e-0*(\d+)")
 _EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+# What (ε, δ) means for an attacker who wants to know whether a record was used. Both bounds are
+# exact: for every (ε, δ) there is a mechanism with which an attacker reaches them, and none with
+# which it does better, whatever it knows besides (Kairouz, Oh and Viswanath 2015, theorem 2.1).
+
+
+def bound_guess(epsilon: float, delta: float) -> float:
+    """Return the largest probability of a right guess between two neighbouring data sets.
+
+    Both are equally likely before, as for a coin that decides whether a record is used. At errors
+    (α, β) with e^ε α + β ≥ 1 − δ and α + e^ε β ≥ 1 − δ, the guess is right with probability
+    1 − (α + β)/2, at most (e^ε + δ)/(e^ε + 1).
+
+    >>> round(bound_guess(1, 0), 4), bound_guess(0, 0)
+    (0.7311, 0.5)
+    """
+    # By e^−ε, which cannot overflow.
+    inverse = math.exp(-epsilon)
+    return (1 + delta * inverse) / (1 + inverse)
+
+
+def bound_detection(epsilon: float, delta: float, false_alarms: float) -> float:
+    """Return the largest fraction of used records that an attack finds.
+
+    ``false_alarms`` is the fraction of unused records that the attack takes for used ones.
+
+    >>> round(bound_detection(1, 0, 0.01), 4)
+    0.0272
+    """
+    # Beyond e^700 the first bound is above one in any case.
+    steep = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    flat = 1 - math.exp(-epsilon) * (1 - delta - false_alarms)
+    return min(steep, flat, 1.0)
 
 
 @dataclass(frozen=True)
