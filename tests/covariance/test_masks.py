@@ -192,7 +192,7 @@ def test_masks_have_no_streams_of_normals() -> None:
 @pytest.mark.parametrize("q", [1, 2, 3])
 def test_default_seeds_cover_more_than_twice_the_insiders_of_the_promise(n: int, q: int) -> None:
     threat = ThreatModel(q).resolve(nx.cycle_graph(n), "sum")
-    seeds = nx.Graph(threat.seed_groups(nx.cycle_graph(n)))
+    seeds = nx.Graph(threat.seed_groups(nx.cycle_graph(n), "sum"))
     # All pairs if there are no more partners; otherwise 2q + 4 of each agent, none of them twice.
     assert {degree for _, degree in seeds.degree} == {min(2 * q + 4, n - 1)}
     assert nx.node_connectivity(seeds) == min(2 * q + 4, n - 1)

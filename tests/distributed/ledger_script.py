@@ -5,14 +5,12 @@ each of several runs. Exit code 1 and one line if any agent released more than L
 twice under one nonce, so that noise could have been released twice.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
 
 PAGE = 4096
-ENTRY = re.compile(
-    rb"entry (\d+) run ([0-9a-f]{64}) settled (\d+) released (\d+) reserved (\d+) to (\d+) "
-)
 HEADER = re.compile(rb"plan ([0-9a-f]{64}) agent (\d+) limit (\d+)\n")
 
 
@@ -20,13 +18,13 @@ def read(path: Path) -> tuple[int, str, int]:
     """Agent, nonce of the latest run, and how many releases may have been made."""
     data = path.read_bytes()
     header = HEADER.search(data[:PAGE])
-    entries = [ENTRY.match(data, at) for at in (PAGE, 2 * PAGE)]
-    found = [tuple(map(bytes.decode, entry.groups())) for entry in entries if entry]
-    if header is None or not found:
+    lines = [data[at : at + PAGE].split(b"\n")[0] for at in (PAGE, 2 * PAGE)]
+    entries = [json.loads(line) for line in lines if line.startswith(b"{")]
+    if header is None or not entries:
         raise SystemExit(f"{path}: no ledger")
-    latest = max(found, key=lambda fields: int(fields[0]))
-    spent = int(latest[2]) + int(latest[3]) + int(latest[5]) - int(latest[4])
-    return int(header[2]), latest[1], spent
+    latest = max(entries, key=lambda entry: int(entry["number"]))
+    spent = latest["released"] + latest["stop_step"] - latest["first_step"]
+    return int(header[2]), latest["nonce"], spent
 
 
 def check(limit: int, folders: list[Path]) -> dict[int, list[int]]:

@@ -284,7 +284,7 @@ def test_no_file_of_a_run_has_a_secret_or_a_batch(
     roots = {
         form
         for content in ledgers.values()
-        for text in re.findall(rb"secret ([0-9a-f]{64})\n", content)
+        for text in re.findall(rb'"secret": "([0-9a-f]{64})"', content)
         for form in (text, bytes.fromhex(text.decode()))
     }
     assert len(roots) == 6

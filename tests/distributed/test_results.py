@@ -68,7 +68,7 @@ def make_journal(
         agent=agent,
         ledger=ledger or FakeLedger(),
         folders=make_folders(out, agent),
-        stepper=SimpleNamespace(memory=None),
+        stepper=SimpleNamespace(save=dict),
         exchange=SimpleNamespace(
             membership=Membership(PLAN.network.graph, agent),
             count_bytes=lambda: 0,

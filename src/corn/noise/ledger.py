@@ -167,7 +167,8 @@ def read_ledger(path: Path) -> LedgerRecord:
 
 def is_open(path: Path) -> bool:
     """Return whether a process has a ledger open."""
-    descriptor = os.open(path, os.O_RDONLY)
+    with explain_failure(path, "cannot be read"):
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
