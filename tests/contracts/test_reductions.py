@@ -94,7 +94,8 @@ def test_agents_that_start_again_go_on_with_new_noise(name: str, run: Run, folde
     second = run(folder, 2)[0]
     assert count_releases(folder) == [4] * N
     for model in (first, second):
-        assert measure_distance(model) == pytest.approx(2, abs=0.1)
+        # Seven standard deviations of the noise, which is secret here; one step is a distance of 1.
+        assert measure_distance(model) == pytest.approx(2, abs=0.25)
     assert (first != second).all()
 
 
