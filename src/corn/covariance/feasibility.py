@@ -103,15 +103,16 @@ def scale_covariance(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return (R, R⁻¹, F), R scaled so that every computed [R⁻¹]_ii ≤ b_i, and one is just below.
 
-    The distance from b is the rounding of such an inverse, n·ε·max(b_i R_ii), so that an inverse
-    computed any other way is below b as well.
+    The distance from b is the rounding of such an inverse, (n + 4)·ε·max(b_i R_ii), so that the
+    exact inverse, and one computed any other way, is below b as well.
     """
 
     def worst_ratio(scale: float) -> float:
         R = covariance * scale
         largest = float((invert_covariance(R)[0].diagonal() / precision_caps).max())
         strongest = float((R.diagonal() * precision_caps).max())
-        return largest * (1 + len(R) * _EPS * strongest * largest)
+        # Even one agent's root, reciprocal, square and ratio round seven times, by ε/2 each.
+        return largest * (1 + (len(R) + 4) * _EPS * strongest * largest)
 
     R = covariance * scale_to_cap(worst_ratio)
     return R, *invert_covariance(R)
