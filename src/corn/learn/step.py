@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from corn.checks import FloatArray, require
+from corn.checks import require
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
 from corn.noise import load_compiled
-from corn.noise.masks import MaskWords, mask_release
+from corn.noise.masks import MaskWords
 from corn.privacy import ClippedQuery
 from corn.topology import Network
 
@@ -286,20 +286,6 @@ def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tenso
     """
     units = total.double()
     return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
-
-
-def release_masked(
-    gradient: Tensor,
-    factor: Tensor,
-    noise: Tensor,
-    *,
-    grid: float,
-    offset: FloatArray,
-    mask: MaskWords,
-) -> MaskWords:
-    """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    noisy = torch.mul(gradient, factor).add_(noise)
-    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
