@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 import corn
 from corn.audit import AuditReport, AuditSettings, View, audit_plan
 from corn.audit.checks import check_sampler
+from corn.audit.observation import guess_coins
 from corn.audit.run import derive_keys, draw_nonce, make_choices, query_of
 from corn.checks import FloatArray, IntArray
 from corn.covariance import Decomposition
@@ -85,7 +86,7 @@ def test_a_resumed_run_with_the_old_nonce(mixing: Mixing, monkeypatch: pytest.Mo
 def test_a_wrong_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(*args: Any, **rest: Any) -> FloatArray:
         drawn = draw_share(*args, **rest)
-        drawn *= 0.9  # in the memory that the step takes it from
+        drawn *= 0.8  # in the memory that the step takes it from
         return drawn
 
     monkeypatch.setattr(NOISE, draw)
@@ -341,29 +342,38 @@ def draw_public_coins(_: SecretChoices, number: int, sizes: Sequence[int]) -> Fl
 
 
 @pytest.mark.parametrize(
-    ("where", "fault", "adjacency"),
+    ("where", "fault"),
     [
-        ("corn.noise.choices.SecretChoices.draw_coins", draw_public_coins, "add-remove"),
-        (COINS, lambda _, trial: SeededChoices(trial), "replace"),
-        (COINS, lambda seed, _: SeededChoices(seed), "add-remove"),
+        ("corn.noise.choices.SecretChoices.draw_coins", draw_public_coins),
+        (COINS, lambda _, trial: SeededChoices(trial)),
+        (COINS, lambda seed, _: SeededChoices(seed)),
     ],
     ids=["constant", "trial", "seed"],
 )
-def test_predictable_coins(
-    where: str, fault: Any, adjacency: str, monkeypatch: pytest.MonkeyPatch
+def test_coins_that_do_not_follow_from_a_secret(
+    where: str, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who knows the coins is left with the noise, without amplification by sampling."""
-    plan = sample_plan(adjacency=adjacency, epsilon=1.0, samples=128)
-    settings = AuditSettings("step", num_trials=1000, num_releases=24, seed=5)
-    (secret,) = audit(settings, plan).findings
-    assert secret.verdict == "tight"
-    assert secret.certified_epsilon < secret.promise.epsilon
+    assert guess_coins(5) is None
     monkeypatch.setattr(where, fault)
+    guess = guess_coins(5)
+    assert guess is not None
+    coins = corn.audit.observation.make_choices(5, 77).draw_coins(3, [9])
+    np.testing.assert_array_equal(guess(77).draw_coins(3, [9]), coins)
+
+
+@pytest.mark.slow
+def test_who_predicts_coins_measures_more_than_was_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The noise is left, without amplification by sampling."""
+    plan = sample_plan(adjacency="replace", epsilon=2.0, samples=128)
+    settings = AuditSettings("step", num_trials=1000, num_releases=24)
+    monkeypatch.setattr(COINS, lambda _, trial: SeededChoices(trial))
     report = audit(settings, plan)
     assert any("coins of Poisson sampling are predictable" in one for one in report.problems)
     (found,) = report.findings
     assert found.verdict == "violated"
-    assert found.certified_epsilon > 1.5 * found.promise.epsilon
+    assert found.certified_epsilon > found.promise.epsilon
 
 
 def test_a_leaked_pair_seed(monkeypatch: pytest.MonkeyPatch) -> None:
