@@ -402,7 +402,7 @@ def measure(
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     context = multiprocessing.get_context("forkserver")
     # Libraries are loaded once, not by every process.
-    context.set_forkserver_preload(["corn.distributed.warm_up", "torch.distributed"])
+    context.set_forkserver_preload(["corn.noise.compiled", "torch.distributed"])
     chosen = tuple(kind for kind in dict.fromkeys(kinds) if not delay or kind != GLOO)
     with tempfile.TemporaryDirectory() as name:
         for kind in chosen:

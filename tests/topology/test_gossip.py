@@ -17,7 +17,7 @@ from corn.topology import (
     mixing_matrix,
 )
 from corn.topology.generators import karate
-from corn.topology.gossip import apply_rounds
+from corn.topology.mixing import apply_rounds
 
 from .test_mixing import connected_graphs
 

@@ -22,7 +22,7 @@ from corn.cli.output import (
     working,
 )
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.learn.names import WorkloadName
+from corn.learn.datasets import WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Proposal, Prospect, TrainingScale, propose
 from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly

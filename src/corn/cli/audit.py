@@ -20,7 +20,7 @@ from corn.cli.output import (
     progress,
 )
 from corn.errors import InvalidArgumentError
-from corn.learn.names import WorkloadName
+from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 

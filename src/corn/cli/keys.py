@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, is_given
 from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
-from corn.cli.records import is_given
 from corn.covariance import ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private

@@ -20,7 +20,7 @@ from corn.cli.learning import (
     refuse_options_of_plan,
     write_run,
 )
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, read_configuration
 from corn.cli.output import (
     collect_sampling,
     describe_average,
@@ -32,7 +32,6 @@ from corn.cli.output import (
     strictest_facts,
 )
 from corn.cli.plan import describe_mixing
-from corn.cli.records import read_configuration
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up_range
 from corn.topology import load_network

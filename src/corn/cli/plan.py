@@ -17,6 +17,7 @@ from corn.cli.options import (
     MixingOptions,
     OptionalGraphOption,
     ThreatOptions,
+    is_given,
 )
 from corn.cli.output import (
     KAPPA,
@@ -31,7 +32,6 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import is_given
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan

@@ -32,7 +32,9 @@ from corn.cli.options import (
     PlotOption,
     PlotStyleOption,
     ThreatOptions,
+    is_given,
     parse_numbers,
+    read_configuration,
 )
 from corn.cli.output import (
     KAPPA,
@@ -49,10 +51,9 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import is_given, read_configuration
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
-from corn.learn.names import usual_schedule
+from corn.learn.datasets import usual_schedule
 from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget

@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
-from corn.topology.mixing import STOCHASTIC_TOLERANCE, is_symmetric
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, find_mixing_time, is_symmetric
 from corn.topology.network import Mixing, Network
-from corn.topology.spectrum import find_mixing_time
 
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""

@@ -28,7 +28,7 @@ from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
 from corn.plan import fingerprint
-from corn.topology.gossip import GossipRound
+from corn.topology.mixing import GossipRound
 from corn.transport import Dropout, LinkError
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from corn.checks import IntArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.learn.batches import AgentData
-from corn.learn.datasets import Dataset, load_dataset
+from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, Dataset, ModelName, load_dataset
 from corn.learn.metrics import Samples
-from corn.learn.names import PAPER_PARTITION, WORKLOADS, ModelName
 from corn.learn.partition import partition_samples, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import (
