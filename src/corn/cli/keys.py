@@ -234,7 +234,8 @@ def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
     plans = []
     for record, alone in zip(loss.history.records, loss.alone, strict=True):
         expense = record.expense
-        budget, colluders = expense.terms.budget, expense.terms.max_colluders
+        budget = expense.terms.budget
+        colluders = expense.terms.max_colluders
         plans.append(
             {
                 "plan": record.plan,

@@ -192,7 +192,9 @@ def _write_request(
 
 def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[Fact]:
     """Return the content of a plan, with the value and the bound of its noise."""
-    streams, noise, samples = made.decomposition.count_streams(), [], made.budget.samples_per_agent
+    streams = made.decomposition.count_streams()
+    noise = []
+    samples = made.budget.samples_per_agent
     average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
     kappa = made.disagreement_ratio
     if made.network.mixing == "sum":

@@ -74,7 +74,8 @@ class Horizon:
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        A, gamma = _accumulate(W, self._discount, self.momentum), self.disagreement_weight
+        A = _accumulate(W, self._discount, self.momentum)
+        gamma = self.disagreement_weight
         if gamma == 1:
             return A
         # Of all of A, only the energy of averages keeps its full weight.

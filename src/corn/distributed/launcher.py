@@ -268,7 +268,8 @@ def _read_signals(reader: int, interruption: Interruption) -> None:
         if number not in _HANDLED_SIGNALS:
             continue
         if not interruption.requested:
-            interruption.requested, began = True, time.monotonic()
+            interruption.requested = True
+            began = time.monotonic()
             _write_line("corn: leaves the run after a second; a second signal ends it")
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
             _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
@@ -302,7 +303,8 @@ class AgentProcesses:
         self._processes: dict[int, ForkServerProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._suspended: dict[int, float] = {}
-        self._began, self._has_asked = time.monotonic(), False
+        self._began = time.monotonic()
+        self._has_asked = False
         self.states: dict[int, AgentState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
@@ -370,7 +372,8 @@ class AgentProcesses:
         process.start()
         theirs.close()
         # Only the child holds its end now, so that this end reports when the child is gone.
-        self._processes[agent], self._connections[agent] = process, ours
+        self._processes[agent] = process
+        self._connections[agent] = ours
 
     def _take(self, agent: int) -> None:
         try:
@@ -505,7 +508,8 @@ class ProgressLog:
                 self._logged_notes.add(note.text)
                 log_event(note.agent, "note", note.text, level=logging.WARNING)
         self._num_logged = len(processes.news)
-        states, results = processes.states, processes.results
+        states = processes.states
+        results = processes.results
         # Where no agent has begun, the failure that all have in common is the command's last line.
         for agent, own in list(results.items())[self._num_ended :] if states else ():
             if own.failure is not None:
@@ -524,7 +528,8 @@ class ProgressLog:
 
     def _log_progress(self, running: list[AgentState]) -> None:
         """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
-        slowest, now = min(running, key=lambda own: own.step), time.monotonic()
+        slowest = min(running, key=lambda own: own.step)
+        now = time.monotonic()
         pace = measure_pace(self._pace, slowest.step, now)
         # A launch that resumes begins at a later step.
         reached = slowest.step - slowest.step % self._checkpoint_every
@@ -611,15 +616,15 @@ def launch(
     Args:
         source: a plan's file; or a request for a plan that the agents make together, each of them
             knowing only its neighbours in ``network``.
-        workload: what to train.
+        workload: the data and the model to train.
         out: a folder; ``shared`` in it may be published, ``private`` is for the owners of data.
-        settings: how to run.
+        settings: the settings of the run.
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
         network: the links between agents, where they plan together.
-        requirements: the owner's, of the plan and of all releases of each agent's data.
+        requirements: the owner's requirements of the plan and of all releases of each agent's data.
         show_private: return measurements on private data, too. No noise protects them: only for a
             machine whose user owns the data of all agents.
-        log_format: of the lines of all logs.
+        log_format: the format of the lines of all logs.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:

@@ -146,7 +146,8 @@ class Workload:
         seed: the seed of split and partition.
         l2: the penalty λ of linear models.
         directory: the directory of cached data sets.
-        device: where torch computes gradients and scores, which each process may choose.
+        device: the device on which torch computes gradients and scores, which each process may
+            choose.
 
     >>> Workload("quadratic").build(20).task.describe()
     'quadratic objectives of 20 agents in 2 dims'

@@ -243,7 +243,8 @@ def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
     # Groups of labels that touch each other move as one, centred on where they want to be.
     groups: list[tuple[float, int]] = []
     for height in np.clip(np.asarray(wanted, dtype=np.float64)[order], 0.0, 1.0):
-        centre, count = float(height), 1
+        centre = float(height)
+        count = 1
         # A group of k labels takes k distances. A merged group may touch the one before it in turn.
         while groups and centre - groups[-1][0] < distance * (count + groups[-1][1]) / 2:
             other, size = groups.pop()

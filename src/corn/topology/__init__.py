@@ -17,7 +17,6 @@ from corn.topology.mixing import (
     balance,
     check_mixing_matrix,
     graph_of,
-    mixing_matrix,
     spectrum,
 )
 from corn.topology.network import (
@@ -48,7 +47,6 @@ __all__ = [
     "list_connections",
     "load_network",
     "measure_network",
-    "mixing_matrix",
     "name_of",
     "opens_link",
     "spectrum",

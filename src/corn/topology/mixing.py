@@ -43,6 +43,7 @@ MAX_AGENTS = 5000
 _SYMMETRY_TOLERANCE = 1e-12
 _SINKHORN_SWEEPS = 50
 _NEWTON_STEPS = 100
+_BALANCED = 1e-13
 
 
 def _metropolis(graph: Graph) -> SparseMatrix:
@@ -85,20 +86,15 @@ WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
 
 
-def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
+def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
     """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
 
     The default rule is Metropolis, or Sinkhorn where links are directed. A ``CornWarning`` is given
     for a graph with edge weights and a rule that does not use them.
 
-    >>> mixing_matrix(nx.path_graph(3)).round(3).tolist()
+    >>> sparse_mixing_matrix(nx.path_graph(3)).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    return np.asarray(sparse_mixing_matrix(graph, weights).toarray())
-
-
-def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
-    """Return the mixing matrix as `mixing_matrix` does, with memory for its links alone."""
     rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
     if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
@@ -120,23 +116,18 @@ def default_rule(graph: Graph) -> str:
     return "sinkhorn" if graph.is_directed() else "metropolis"
 
 
-def check_mixing_matrix(
-    matrix: ArrayLike, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
-) -> FloatArray:
+def check_mixing_matrix(matrix: ArrayLike) -> FloatArray:
     """Return ``matrix`` as a float64 copy if agents can mix with it, or raise.
 
-    It must be square, finite, without negative weights, with rows and columns that sum to one
-    within ``tolerance``, and, if ``graph`` is given, zero wherever there is no link.
+    It must be square, finite, without negative weights, with rows and columns that sum to one.
     """
     W = as_square_matrix(matrix, name="mixing_matrix")
-    check_sparse_weights(SparseMatrix(W), graph=graph, tolerance=tolerance)
+    check_sparse_weights(SparseMatrix(W))
     return W
 
 
-def check_sparse_weights(
-    W: SparseMatrix, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
-) -> None:
-    """Raise as `check_mixing_matrix` does, with work for the links alone."""
+def check_sparse_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None:
+    """Raise as `check_mixing_matrix` does, and for weights where the graph has no link."""
     if not np.isfinite(W.data).all():
         raise InvalidArgumentError("mixing weights must be finite, found NaN or infinity")
     if (W.data < 0).any():
@@ -148,10 +139,10 @@ def check_sparse_weights(
     for axis, what in ((1, "row"), (0, "column")):
         sums = W.sum(axis=axis)
         worst = int(np.abs(sums - 1).argmax())
-        if abs(sums[worst] - 1) > tolerance:
+        if abs(sums[worst] - 1) > STOCHASTIC_TOLERANCE:
             raise InvalidArgumentError(
                 f"a mixing matrix must be doubly stochastic, found {what} {worst} that sums to "
-                f"{sums[worst]:.9g} (allowed: 1 ± {tolerance:g})"
+                f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
             )
     if graph is not None:
         _check_support(W, graph)
@@ -172,8 +163,8 @@ def graph_of(matrix: FloatArray) -> Graph:
     )
 
 
-def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
-    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one within ``tolerance``.
+def balance(matrix: FloatArray) -> FloatArray:
+    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one.
 
     Such r, c > 0 exist exactly if every positive entry lies on a permutation of positive entries
     (total support); otherwise :class:`InfeasibleError` names an entry that does not.
@@ -188,7 +179,7 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
         raise InvalidArgumentError(f"matrix must not be negative, found {A.min():g}")
     _require_total_support(A)
     r, c = _sweep(A)
-    return _polish(r[:, None] * A * c, tolerance)
+    return _polish(r[:, None] * A * c)
 
 
 def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray]:
@@ -202,7 +193,8 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray
 
 def _adjacency(graph: Graph) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    n, neighbours = len(graph), dict(graph.adjacency())
+    n = len(graph)
+    neighbours = dict(graph.adjacency())
     starts = np.cumsum([0, *(len(neighbours[agent]) for agent in range(n))])
     ends = np.fromiter(
         chain.from_iterable(neighbours[agent] for agent in range(n)), np.int64, starts[-1]
@@ -256,12 +248,12 @@ def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
     return r, c
 
 
-def _polish(P: FloatArray, tolerance: float) -> FloatArray:
+def _polish(P: FloatArray) -> FloatArray:
     """Balance P by damped Newton steps on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv."""
     n = len(P)
     for _ in range(_NEWTON_STEPS):
         residual = np.concatenate([P.sum(axis=1), P.sum(axis=0)]) - 1
-        if np.abs(residual).max() <= tolerance:
+        if np.abs(residual).max() <= _BALANCED:
             return P
         hessian = np.block([[np.diag(P.sum(axis=1)), P], [P.T, np.diag(P.sum(axis=0))]])
         # The direction (1, −1) does not change P; filling it in makes the system regular. There is
@@ -273,7 +265,7 @@ def _polish(P: FloatArray, tolerance: float) -> FloatArray:
         step /= max(1.0, float(np.abs(step).max()))
         P = np.exp(step[:n])[:, None] * P * np.exp(step[n:])
     raise InfeasibleError(
-        f"no doubly stochastic scaling within {tolerance:g} after {_NEWTON_STEPS} Newton steps: "
+        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
         "are some edge weights many orders of magnitude apart?"
     )
 
@@ -355,11 +347,13 @@ def find_mixing_time(W: FloatArray, *, accuracy: float = 0.01) -> float:
     while np.linalg.norm(powers[-1], 2) > accuracy:
         powers.append(powers[-1] @ powers[-1])
     # The norm never grows with t, so the largest t that still fails can be built bit by bit.
-    failing, time = np.eye(len(W)), 0
+    failing = np.eye(len(W))
+    time = 0
     for bit in reversed(range(len(powers) - 1)):
         candidate = failing @ powers[bit]
         if np.linalg.norm(candidate, 2) > accuracy:
-            failing, time = candidate, time + (1 << bit)
+            failing = candidate
+            time += 1 << bit
     return time + 1
 
 
@@ -479,7 +473,8 @@ ONE_ROUND = Gossip()
 
 def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> FloatArray:
     """Return the polynomial of W that rounds apply, shape (n, n)."""
-    change, current = np.zeros_like(mixing_matrix), np.eye(len(mixing_matrix))
+    change = np.zeros_like(mixing_matrix)
+    current = np.eye(len(mixing_matrix))
     for momentum, gain in schedule:
         change = momentum * change + gain * (mixing_matrix @ current - current)
         current = current + change
@@ -505,7 +500,8 @@ def accelerate(eigenvalues: FloatArray, rounds: int) -> tuple[GossipRound, ...]:
     # T's recurrence is y_{k+1} = α W' y_k + (1 − α) y_{k−1}, α = 2 c_k/(s c_{k+1}) from the second
     # round on. Its half a replaces c_k, which overflows for small s; the limit s = 0 exists.
     s = (high - low) / 2 / (1 - centre)
-    found, a = [GossipRound(0.0, 1 / (1 - centre))], 1.0
+    found = [GossipRound(0.0, 1 / (1 - centre))]
+    a = 1.0
     for _ in range(rounds - 1):
         a = 1 / (2 - s**2 * a)
         # α W' y + (1 − α) (the y before) = y + (α − 1)(y − the y before) + α (W y − y)/(1 − centre)

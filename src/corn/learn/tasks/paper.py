@@ -37,7 +37,8 @@ from corn.learn.step import (
 )
 from corn.learn.tasks.protocol import Gradients, Scores, seeded
 
-_STIFFNESS, _ANGLE_DEGREES = 15.0, 15.0
+_STIFFNESS = 15.0
+_ANGLE_DEGREES = 15.0
 
 
 def quadratic_objectives(num_agents: int) -> tuple[FloatArray, FloatArray]:
@@ -68,7 +69,8 @@ class Quadratic:
     def __init__(
         self, matrices: FloatArray, centers: FloatArray, *, start: FloatArray | None = None
     ) -> None:
-        self._matrices, self._centers = np.array(matrices), np.array(centers)
+        self._matrices = np.array(matrices)
+        self._centers = np.array(centers)
         if self._matrices.shape != (*self._centers.shape, self._centers.shape[-1]):
             raise InvalidArgumentError(
                 f"matrices must have shape (n, d, d) for centers (n, d), found "
@@ -211,7 +213,8 @@ class LinearClassifier:
     def _clipped_gradient(self, parameters: Tensor, batch: Batch, sample_clip: Tensor) -> Gradients:
         # A product in float32 may round a row differently at another place in the batch. So one
         # sample, which moves the places of others, would change their gradients as well.
-        X, models = batch.inputs.to(sample_clip.dtype), parameters.to(sample_clip.dtype)
+        X = batch.inputs.to(sample_clip.dtype)
+        models = parameters.to(sample_clip.dtype)
         cells, trials, _ = models.shape
         theta = models.view(cells, -1, X.shape[-1])
         # For the same reason samples are not the last dimension: softmax vectorises all but the
