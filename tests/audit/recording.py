@@ -32,8 +32,8 @@ from corn.audit.run import AuditedRun, ReleaseNumber, keep_gradients, query_of
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
+from corn.distributed.launcher import preloaded_context
 from corn.distributed.messages import Header
-from corn.distributed.processes import preloaded_context
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import describe_stop
 from corn.distributed.summing import DOWN, UP
