@@ -357,7 +357,8 @@ def test_coins_that_do_not_follow_from_a_secret(
     monkeypatch.setattr(where, fault)
     guess = guess_coins(5)
     assert guess is not None
-    coins = corn.audit.observation.make_choices(5, 77).draw_coins(3, [9])
+    made = fault(5, 77) if where == COINS else make_choices(5, 77)
+    coins = made.draw_coins(3, [9])
     np.testing.assert_array_equal(guess(77).draw_coins(3, [9]), coins)
 
 
