@@ -1,6 +1,7 @@
 """The public schema: encoding, imputation, and problems that are reported together."""
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def test_a_column_of_numbers_is_read_as_its_cells_would_be(values: list[float]) 
 def test_a_missing_cell_changes_no_other_of_a_typed_column(kind: pa.DataType) -> None:
     """Before, it sent the whole column through text: float32 0.1 became 0.1 and got other coins."""
     numbers = np.random.default_rng(0).random(100).astype(np.float32)
+    values: list[object]
     if pa.types.is_integer(kind):
         values = [2**60 + k for k in range(100)]
     elif pa.types.is_decimal(kind):
@@ -160,6 +162,12 @@ def test_a_row_does_not_depend_on_other_rows(
 def test_impossible_columns_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError):
         Column("x", **fields)  # type: ignore[arg-type]
+
+
+def test_sites_compare_the_column_of_people() -> None:
+    """A report says that each site's program checked it, so none may have left it out."""
+    others = (replace(SCHEMA, id=None), replace(SCHEMA, id="patient"))
+    assert len({own.describe() for own in (SCHEMA, *others)}) == 3
 
 
 def test_a_schema_is_plain_data() -> None:

@@ -283,7 +283,11 @@ class Schema:
         columns = _list_names("columns", [column.describe() for column in self.columns])
         goal = _list_names("classes", self.classes) if self.classes else "numbers"
         bounds = "" if self.classes else self._target_column.describe().removeprefix(self.target)
-        return f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}"
+        # Reports say that every site checked it.
+        people = "" if self.id is None else f"; one row for each {self.id}"
+        return (
+            f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}{people}"
+        )
 
     def read(
         self,
