@@ -54,7 +54,7 @@ class Column:
     """A column of inputs, as all sites declare it.
 
     Attributes:
-        name: its name in the files.
+        name: the name of the column in the files.
         kind: ``number``; ``date``, which counts days; ``boolean``, which is 1 or −1; or
             ``category``, which becomes one indicator of 0 or 1 for each of its categories.
         bounds: the least and the largest value of a number or a date, which scale to [−1, 1].
@@ -225,7 +225,7 @@ class Rows:
             first, in [0, 1].
         targets: for each row the number of its class, or the number to predict; None if the table
             has none.
-        notes: what the owner should know about the file.
+        notes: the notes on the file for its owner.
     """
 
     path: Path
@@ -236,13 +236,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Schema:
-    """What all sites declare publicly about their files.
+    """The public declaration of all sites about their files.
 
     Attributes:
         target: the column to predict.
         columns: the columns of the inputs, in the order of the model's parameters; none for images.
         classes: the names of the classes; empty where the target is a number.
-        target_bounds: of a target that is a number; None leaves it as it is.
+        target_bounds: the bounds of a target that is a number; None leaves it as it is.
         id: a column that names the person of a row. Each may occur once, which is checked; it is
             no input.
     """
@@ -302,7 +302,7 @@ class Schema:
 
         Args:
             path: the file.
-            cells: its columns.
+            cells: the columns of the table.
             images: the inputs, of a folder of images.
             checks_people: whether the column ``id`` must have another value in every row.
             needs_targets: whether the column of the targets must be there.

@@ -570,7 +570,8 @@ class PrivacyBudget:
         return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
 
     def _find_cap(self, promise: AgentPromise) -> float:
-        query, steps = promise.query, self.num_steps
+        query = promise.query
+        steps = self.num_steps
         if query.is_subsampled:
             return subsampling.calibrate_precision(
                 promise.epsilon, promise.delta, num_steps=steps, query=query
@@ -595,7 +596,8 @@ class PrivacyBudget:
         return [value if isinstance(value, tuple) else (value,) * count for value in values]
 
     def _make_query(self, rate: float | None, samples: float | None) -> ClippedQuery:
-        size, steps_per_pass = self.batch_size, None
+        size = self.batch_size
+        steps_per_pass = None
         if size is not None and samples is not None:
             if self.sampling == "poisson":
                 rate = min(1.0, size / samples)
@@ -619,7 +621,8 @@ class PrivacyBudget:
             if isinstance(value, tuple):
                 require(len(value) > 0, name, "a number or one for each agent", value)
                 require_length(name, len(value), self.num_agents or 0, per="agent")
-        rate, samples = self.sampling_rate, self.samples_per_agent
+        rate = self.sampling_rate
+        samples = self.samples_per_agent
         for count in samples if isinstance(samples, tuple) else (samples,):
             if count is not None:
                 require_count("samples_per_agent", count, most=_MOST_SAMPLES)

@@ -85,13 +85,13 @@ class Section:
 
 @dataclass(frozen=True)
 class PrivacyPage:
-    """What the page says.
+    """The content of the page.
 
     Attributes:
-        title: the model.
+        title: the name of the model.
         verdict: the promise, or its absence, in one sentence.
         holds: whether anybody is protected.
-        sections: everything else.
+        sections: the sections of the page.
         footer: version and date.
     """
 
@@ -124,7 +124,7 @@ def describe_privacy(
     """Collect the content of the page.
 
     Args:
-        promise: that of the model.
+        promise: the promise of the model.
         model: the model in one line.
         model_digest: the SHA-256 of its file.
         published: the files that were published.
