@@ -215,6 +215,6 @@ def test_others_are_told_the_address_of_the_file_where_the_roster_is_older(
         raise CornError("stop here")
 
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
-    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
     corn("agent", "consortium.toml", "--agent", "south", "--data", "south.csv", "--keys", "keys")
     assert found[0].advertise == found[0].listen == moved
