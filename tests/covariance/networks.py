@@ -17,6 +17,13 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
+from corn.covariance.feasibility import invert_covariance
+
+
+def is_private(covariance: FloatArray, precision_caps: ArrayLike) -> bool:
+    """Return whether [R⁻¹]_ii ≤ b_i for every agent; one number is the cap of all."""
+    precision, _ = invert_covariance(covariance)
+    return bool((precision.diagonal() <= np.asarray(precision_caps)).all())
 
 
 def metropolis(graph: nx.Graph) -> FloatArray:

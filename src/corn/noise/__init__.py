@@ -11,10 +11,8 @@ from corn.noise.keys import (
 )
 from corn.noise.ledger import (
     BudgetSpentError,
-    HistoryLoss,
     ReleaseLedger,
     agree_on_nonce,
-    compose_history,
     read_history,
     read_ledger,
 )
@@ -48,7 +46,6 @@ from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, T
 
 __all__ = [
     "BudgetSpentError",
-    "HistoryLoss",
     "Identity",
     "NoiseSource",
     "Owner",
@@ -65,7 +62,6 @@ __all__ = [
     "agree_on_nonce",
     "check_identity",
     "choose_factors",
-    "compose_history",
     "draw_all_shares",
     "draw_share",
     "factor_covariance",
