@@ -18,19 +18,17 @@ from corn.noise.ledger import (
 )
 from corn.noise.normals import load_compiled
 from corn.noise.roster import (
+    RefusedPackageError,
     Roster,
     Site,
+    agent_keys,
+    check_identity,
     load_roster,
+    open_seed,
+    pair_key,
     pin_roster,
     rotate_key,
     save_roster,
-)
-from corn.noise.seeds import (
-    RefusedPackageError,
-    agent_keys,
-    check_identity,
-    open_seed,
-    pair_key,
     seal_seed,
 )
 from corn.noise.shares import (
