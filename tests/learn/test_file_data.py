@@ -117,7 +117,7 @@ def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
 
 
 def test_images(tmp_path: Path) -> None:
-    nobody = ModelPromise(None, None, None, "", "", "", "", 1, 2, "none")
+    nobody = ModelPromise(None, None, None, "", "", "", None, "", 1, 2, "none")
     for size, shape in (((6, 5), (6, 5)), ((6, 5, 3), (3, 6, 5))):
         folder = write_images(tmp_path / f"images-{len(size)}", size)
         problem = FileWorkload(folder).build(2)

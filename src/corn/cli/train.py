@@ -413,7 +413,9 @@ def _note_price(result: learn.Result, price: learn.TuningPrice | None) -> None:
             f"private tuning: {price.num_runs} runs with noise on the agents' data together spend "
             f"ε = {round_up(price.epsilon)} at δ = {write_exactly(price.delta)}, not "
             f"{write_exactly(price.epsilon_of_one)}, for {price.protects}, against "
-            f"{price.against}, if {price.assumes}, which runs of a simulation have in common"
+            f"{price.against}, if {price.assumes}. Runs of a simulation have noise and batches in "
+            "common, and these step sizes were chosen by losses on the agents' data, which no ε "
+            "covers"
         )
     mechanisms = dict.fromkeys(trial.mechanism for trial in result.trials)
     uncovered = [own.name for own in mechanisms if own.budget is None or own.is_central]

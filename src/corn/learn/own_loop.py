@@ -66,6 +66,7 @@ from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
+from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 
 # Gradients of single samples are clipped in float64, this many values at once.
@@ -191,7 +192,7 @@ def describe_adjacency(plan: Plan) -> str:
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
     ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
-    epsilon = f"ε = {budget.promises[0].epsilon:g} for one sample"
+    epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
     mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
     if budget.adjacency == "replace":
         return (

@@ -133,9 +133,11 @@ class Column:
 
         Inputs are not scaled yet.
         """
-        numbers = as_plain_numbers(cells) if self.kind == "number" else None
-        if numbers is not None:
-            return numbers[:, None], [], []
+        if self.kind == "number":
+            numbers = as_plain_numbers(cells)
+            if numbers is not None:
+                return numbers[:, None], [], []
+            cells = widen_numbers(cells)
         # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
@@ -281,7 +283,11 @@ class Schema:
         columns = _list_names("columns", [column.describe() for column in self.columns])
         goal = _list_names("classes", self.classes) if self.classes else "numbers"
         bounds = "" if self.classes else self._target_column.describe().removeprefix(self.target)
-        return f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}"
+        # Reports say that every site checked it.
+        people = "" if self.id is None else f"; one row for each {self.id}"
+        return (
+            f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}{people}"
+        )
 
     def read(
         self,
@@ -537,6 +543,25 @@ def as_plain_numbers(cells: pa.ChunkedArray | Sequence[str | None]) -> FloatArra
         return None
     # False for a missing value, which is NaN here.
     return numbers if (np.abs(numbers) <= _LARGEST).all() else None
+
+
+def widen_numbers(
+    cells: pa.ChunkedArray | Sequence[str | None],
+) -> pa.ChunkedArray | Sequence[str | None]:
+    """Return a column of typed numbers in float64, and any other as it is.
+
+    The text of a narrower number is a short decimal, which float64 reads as another number. So one
+    missing cell, after which cells are read as text, would change the values of all rows, and with
+    them their coins.
+    """
+    import pyarrow as pa
+
+    if not isinstance(cells, pa.ChunkedArray):
+        return cells
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    is_narrow = pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type)
+    return cells.cast(pa.float64(), safe=False) if is_narrow else cells
 
 
 def is_missing(text: str) -> bool:

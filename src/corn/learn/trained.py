@@ -34,7 +34,7 @@ from corn.learn.tasks import Task
 from corn.parsing import build_fields, parse_json
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
-from corn.privacy.budget import describe_queries
+from corn.privacy.budget import Relation, describe_queries
 from corn.privacy.rounding import round_up_range, write_exactly
 from corn.version import __version__
 
@@ -76,6 +76,7 @@ class ModelPromise:
         unit: ``agent`` or ``sample``.
         protects: the data that is protected, in words.
         clipping: what is clipped, how samples are drawn, and which data sets are neighbours.
+        relation: the last of these by itself, see ``ClippedQuery``; None without noise.
         adversary: against whom.
         num_steps: T of the budget.
         num_agents: the number of agents.
@@ -90,6 +91,7 @@ class ModelPromise:
     unit: str
     protects: str
     clipping: str
+    relation: Relation | None
     adversary: str
     num_steps: int
     num_agents: int
@@ -117,7 +119,7 @@ class ModelPromise:
         one = mechanism or result.trials[0].mechanism
         num_agents = result.parameters.shape[1]
         if one.budget is None:
-            empty = None, None, None, "", "nobody", "", "nobody"
+            empty = None, None, None, "", "nobody", "", None, "nobody"
             return cls(*empty, result.num_steps, num_agents, one.name)
         return cls._of_budget(
             one.budget,
@@ -138,6 +140,7 @@ class ModelPromise:
             unit=budget.unit,
             protects=budget.queries[0].protects,
             clipping=describe_queries(budget.queries),
+            relation=budget.queries[0].relation,
             num_steps=budget.num_steps,
             **rest,
         )

@@ -410,12 +410,17 @@ class TuningPrice:
     epsilon_of_one: float
     protects: str
     against: str
-    assumes: str = "each run has secret noise and secret batches of its own"
+    assumes: str = (
+        "each run has secret noise and secret batches of its own, and step sizes are not chosen by "
+        "losses on private data"
+    )
 
 
 def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
+    It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
+    may depend on one sample of the validation data, and has no price.
     A server's runs have another adversary, which does not add up. A run that broke down counts:
     its models were released until it stopped. An interrupted search is refused: it has left out the
     runs of its last round.

@@ -27,6 +27,7 @@ from corn.privacy.rounding import write_exactly, write_range_exactly
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
+Relation: TypeAlias = Literal["replace-one", "add-or-remove-one", "zero-out"]
 Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
 
@@ -147,6 +148,13 @@ class ClippedQuery:
         return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
 
     @property
+    def relation(self) -> Relation:
+        """The adjacency in words."""
+        if self.adjacency == "replace":
+            return "replace-one"
+        return "add-or-remove-one" if self.sampling == "poisson" else "zero-out"
+
+    @property
     def recipe(self) -> str:
         """The clipping, the sampling and the adjacency, in words."""
         return describe_queries([self])
@@ -218,12 +226,8 @@ def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
 
 def describe_queries(queries: Sequence[ClippedQuery]) -> str:
     """Return clipping, sampling and adjacency in words; the queries differ in sampling at most."""
-    query = queries[0]
     # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
-    relation = "replace-one"
-    if query.adjacency == "add-remove":
-        relation = "add-or-remove-one" if query.sampling == "poisson" else "zero-out"
-    return f"{_describe_clipping(queries)}; {relation} adjacency"
+    return f"{_describe_clipping(queries)}; {queries[0].relation} adjacency"
 
 
 def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
