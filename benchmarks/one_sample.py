@@ -40,7 +40,7 @@ from corn.learn import (
 from corn.learn.metrics import Samples
 from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
-from corn.report.style import LineEnd, choose_styles, figure_style, label_ends, save_figure
+from corn.report.figures import LineEnd, choose_styles, figure_style, label_ends, save_figure
 from corn.threads import limit_threads
 from corn.topology import Mixing, Network, load_network
 

@@ -895,7 +895,7 @@ class ConsortiumModel:
         task = make_named_task(agreed.training.model, (num_inputs,), len(schema.classes) or None)
         # A server has nobody's rows: one of zeros shows their shape.
         rows = AgentData.from_parts([(torch.zeros(1, num_inputs), torch.zeros(1))])
-        self._problem = TrainingProblem(task, rows, preprocessing=schema.to_json())
+        self._problem = TrainingProblem(task, rows, schema=schema)
         self._out = out
 
     def load(self) -> NDArray[Any]:

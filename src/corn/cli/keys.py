@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, is_given
 from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
-from corn.cli.records import is_given
 from corn.covariance import ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
@@ -235,7 +234,8 @@ def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
     plans = []
     for record, alone in zip(loss.history.records, loss.alone, strict=True):
         expense = record.expense
-        budget, colluders = expense.terms.budget, expense.terms.max_colluders
+        budget = expense.terms.budget
+        colluders = expense.terms.max_colluders
         plans.append(
             {
                 "plan": record.plan,

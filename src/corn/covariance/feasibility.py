@@ -131,7 +131,8 @@ def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[Flo
         return R, False
     theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
     # With eigenvectors at hand, the diagonal of an inverse costs n² per t instead of n³.
-    theta, squares = np.maximum(theta, 0.0), np.square(U)
+    theta = np.maximum(theta, 0.0)
+    squares = np.square(U)
     low, high = np.log(_SMALLEST_BLEND), 0.0
     for _ in range(_BLEND_BISECTIONS):
         middle = (low + high) / 2

@@ -55,6 +55,7 @@ from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
+from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 
 HyperParameters: TypeAlias = list[dict[str, Any]]
@@ -98,13 +99,13 @@ def make_private(
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
             must not change, which is checked after every step. Batch normalisation is refused. Each
             sample runs through the module alone.
-        optimizer: of the module's parameters; any that needs one gradient for a step.
+        optimizer: an optimizer of the module's parameters; any that needs one gradient for a step.
         data_loader: one whose samples are distributed over the agents at random, or one for each
             agent. Data sets and the collate function are used. Batches are drawn by CorN (Poisson
             sampling): of all agents together they have on average the loader's size, or the sum of
             the sizes. The numbers of samples and of batches are public.
         target_epsilon: ε of one sample after all epochs.
-        target_delta: δ of the same.
+        target_delta: δ of that promise.
         epochs: the number of passes over the data, on average.
         max_grad_norm: the norm to which the gradient of each sample is clipped.
         network: such as ``"ring:4"``; its size is the number of agents.
@@ -112,14 +113,14 @@ def make_private(
             ``"add-remove"``: one of them has a sample more, as Opacus counts.
         accumulation: the number of batches with which the loader shows the samples of one step; a
             backward pass follows each of them, and ``optimizer.step()`` the last.
-        schedule: returns, for the optimizer that it is given, a scheduler of torch that depends on
-            the number of the step alone. Its values are computed before the first step;
-            ``optimizer.scheduler`` is an object for libraries that want one.
-        seed: of noise and batches; public, so that the models protect nobody. None draws both from
-            new secret keys.
+        schedule: a function that returns, for the optimizer that it is given, a scheduler of torch
+            that depends on the number of the step alone. Its values are computed before the first
+            step; ``optimizer.scheduler`` is an object for libraries that want one.
+        seed: the seed of noise and batches; it is public, so that the models protect nobody. None
+            draws both from new secret keys.
         ledger: the file that counts the steps of all runs. It is needed to go on with a checkpoint
             (``optimizer.state_dict()``) of another process, which may have made further steps.
-        device: to which the module and the batches go; None leaves them where they are.
+        device: the device to which the module and the batches go; None leaves them where they are.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(0, 2, (80,)))
     >>> model = nn.Linear(3, 2)
@@ -186,7 +187,7 @@ def describe_adjacency(plan: Plan) -> str:
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
     ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
-    epsilon = f"ε = {budget.promises[0].epsilon:g} for one sample"
+    epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
     mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
     if budget.adjacency == "replace":
         return (
@@ -565,7 +566,10 @@ class ClippedSums:
 
 @dataclass(eq=False)
 class _Progress:
-    """Where a loop is. Libraries copy the attributes of an optimizer, and so share this object."""
+    """The position of a loop.
+
+    Libraries copy the attributes of an optimizer, and so share this object.
+    """
 
     groups: HyperParameters
     held: list[list[int]]
@@ -778,7 +782,8 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it."""
-        now, loss = self._now, None
+        now = self._now
+        loss = None
         if now.error is not None:
             raise now.error
         if now.sums is None:
@@ -816,7 +821,8 @@ class PrivateOptimizer(Optimizer):
             self._model.end()
             self._model.forget_gradient()
             self._model.write(shown)
-            now.steppers, now.sums = (), None
+            now.steppers = ()
+            now.sums = None
         return loss
 
     def __reduce__(self) -> Any:
@@ -1023,7 +1029,8 @@ def _list_held(optimizer: Optimizer) -> list[list[int]]:
 def _copy_state(optimizer: Optimizer) -> Any:
     """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
-    every, state = _list_parameters(optimizer), optimizer.state
+    every = _list_parameters(optimizer)
+    state = optimizer.state
     return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
 
 
@@ -1036,8 +1043,8 @@ class LoopData:
     """The samples of the agents of a loop.
 
     Attributes:
-        dataset: of all agents.
-        collate: makes a batch of several samples.
+        dataset: the samples of all agents.
+        collate: a function that makes a batch of several samples.
         rows: the numbers of each agent's samples in the data set.
         batch_size: the number of samples in a batch of all agents, on average.
     """
@@ -1125,7 +1132,8 @@ class LoopData:
                 )
 
 
-_COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
+_COLLATE_TRIALS = 10
+_COLLATE_SAMPLES = 5
 
 
 def _keeps_others(before: Any, after: Any, count: int) -> bool:

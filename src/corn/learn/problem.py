@@ -25,6 +25,7 @@ from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
+from corn.learn.schema import Schema
 from corn.learn.step import OptimizerFactory
 from corn.learn.tasks import Task
 from corn.learn.update import Clipping, LocalRule, MixingRule
@@ -136,12 +137,12 @@ class TrainingProblem:
         data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
         notes: facts that a reader of results must know.
-        public_parts: those of ``parts`` that are public: known to all agents, and no agent's own.
-            Measurements on private samples are private.
+        public_parts: the names in ``parts`` that are public: known to all agents, and no agent's
+            own. Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
-        schema: columns, classes and bounds of the data, which are public and which agents compare.
-        preprocessing: the public schema of files as plain data; None for data of other sources.
-        columns: names of the inputs in files, public too, so that agents can name a difference.
+        schema: the public schema of files; None for data of other sources.
+        description: columns, classes, bounds and split of the data, which are public and which
+            agents compare.
         simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
             empty if it is none. The samples of one agent must not depend on those of others.
         is_dealt_out: whether the rows of one common file were divided between agents.
@@ -153,9 +154,8 @@ class TrainingProblem:
     notes: tuple[str, ...] = ()
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
-    schema: str = ""
-    preprocessing: Mapping[str, Any] | None = None
-    columns: tuple[str, ...] = ()
+    schema: Schema | None = None
+    description: str = ""
     simulation: str = ""
     is_dealt_out: bool = False
 
@@ -249,7 +249,8 @@ def make_problem(
         # Numbers of agents without a label may be numbers in the mapping.
         labelled = {str(label): each for label, each in datasets.items()}
         missing = [name for name in names if name not in labelled]
-        rule, found = "those of the graph's agents", list_some(labelled)
+        rule = "those of the graph's agents"
+        found = list_some(labelled)
         advice = f"add {list_some(missing)}"
         require(not missing, "labels of datasets", rule, found, advice=advice)
         datasets = [labelled[name] for name in names]

@@ -143,7 +143,7 @@ def sum_clipped_samples(
         slopes: one gradient for each sample, shape (…, samples, parameters), in the type to clip
             in: float64 for releases. Those that are not finite are set to zero in place.
         clip: C, which broadcasts against (…, samples).
-        weights: of the samples, which broadcast against (…, samples); 0 for padding.
+        weights: the weights of the samples, which broadcast against (…, samples); 0 for padding.
         most_samples: a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
@@ -446,7 +446,8 @@ class AgentStepper:
 
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
-        found, drawn = self._found, self._drawn
+        found = self._found
+        drawn = self._drawn
         # A second gradient of the step must not get the noise of the first: the difference of both
         # messages would be free of noise.
         if found is None or drawn is None or self._is_released:
@@ -465,7 +466,9 @@ class AgentStepper:
         With momentum, the average of all releases so far takes the place of this one.
         """
         gradient, factor, drawn = self._take(observe=observe)
-        model, grid, terms = self.parameters, self._plan.grid, (gradient, factor, drawn.values)
+        model = self.parameters
+        grid = self._plan.grid
+        terms = (gradient, factor, drawn.values)
         if self._update is None and self.memory is None:
             # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
             # one function does both.
@@ -531,20 +534,15 @@ _SPARSE_COST = 12
 class Mixer:
     """The rounds of a step of gossip, for models of all agents.
 
-    ``is_sparse`` is whether products run over links; by default, whether they then take less time.
+    Products run over links if they then take less time.
     """
 
     def __init__(
-        self,
-        network: Network,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        is_sparse: bool | None = None,
+        self, network: Network, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        W, rounds = network.sparse_matrix, network.schedule
-        if is_sparse is None:
-            is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
+        W = network.sparse_matrix
+        rounds = network.schedule
+        is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
         # The dense matrix has all rounds of a step in it, so that none is left to repeat.
         self._rounds = rounds if is_sparse else rounds[:0]
         matrix = (
@@ -560,12 +558,14 @@ class Mixer:
         return torch.stack([self._mix_one(own) for own in models])
 
     def _mix_one(self, models: Tensor) -> Tensor:
-        current, change = models, None
+        current = models
+        change = None
         for momentum, gain in self._rounds:
             mixed: Tensor = self._matrix @ current
             # A plain round x ← W x. It also forgets the change of earlier Chebyshev rounds.
             if gain == 1 and not momentum:
-                current, change = mixed, None
+                current = mixed
+                change = None
                 continue
             # x ← x + m_k (x − the x before) + g_k (W x − x): docs/theory.md, “Chebyshev rounds”.
             moved = mixed.sub_(current).mul_(gain)

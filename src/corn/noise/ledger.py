@@ -93,7 +93,7 @@ class LedgerEntry:
         precision: the largest [R⁻¹]_ii under which any of the releases was made.
         furthest: the step after the last one that any run has reserved.
         data: a keyed digest of the data that the present pass began with, in hexadecimal.
-        secret: from which the orders of passes and the key of ``data`` follow.
+        secret: the secret from which the orders of passes and the key of ``data`` follow.
     """
 
     number: int
@@ -123,7 +123,7 @@ class LedgerRecord:
     Attributes:
         path: the ledger's file.
         plan: the plan's fingerprint, in hexadecimal.
-        expense: its releases, of which there may have been fewer.
+        expense: the releases, of which there may have been fewer.
         is_known: False if no entry can be read; then all releases that the plan allows count.
         is_running: whether a process has it open now, and may add releases.
     """
@@ -306,7 +306,7 @@ class BudgetSpentError(CornError):
     """Every release that the plan allows was made, or may have been: stop, and keep the model.
 
     Attributes:
-        public_reason: what other agents may know; the message names the ledger's file.
+        public_reason: the reason as other agents may know it; the message names the ledger's file.
     """
 
     public_reason = "all releases that its plan allows were made"
@@ -377,10 +377,10 @@ class ReleaseLedger:
         """Open a ledger, or create it, and begin a run under a nonce never used before.
 
         Args:
-            path: of the file.
-            plan_fingerprint: of the plan.
-            agent: its number under the plan.
-            terms: of the plan for this agent.
+            path: the path of the file.
+            plan_fingerprint: the fingerprint of the plan.
+            agent: the number of the agent under the plan.
+            terms: the terms of the plan for this agent.
             precision: the largest [R⁻¹]_ii under which this run may release; of all runs, the
                 largest is kept.
             continues: go on with the latest run, under its nonce, after all steps that it has
@@ -665,7 +665,7 @@ class ReleaseHistory:
     """All releases of one agent's data that are known.
 
     Attributes:
-        agent: its number.
+        agent: the number of the agent.
         records: one for each ledger.
         problems: folders and ledgers that are missing or cannot be read, each in a line. With any,
             the total of ``records`` is only a lower bound.
@@ -744,7 +744,7 @@ def read_history(
     Args:
         folders: whose agents of this number have the same data. One that is given twice counts
             once, and one that does not exist is a problem.
-        agent: its number.
+        agent: the number of the agent.
         without: a ledger to leave out, because the caller has it open.
     """
     records: list[LedgerRecord] = []

@@ -45,9 +45,9 @@ class KeyRotation:
     """The statement of an agent that it has a new key, signed with its old one.
 
     Attributes:
-        agent: its number.
+        agent: the number of the agent.
         old_key: the public key before, in hexadecimal.
-        signature: of agent, old and new key, and the roster before, in hexadecimal.
+        signature: the signature of agent, old and new key, and the roster before, in hexadecimal.
     """
 
     agent: int
@@ -83,9 +83,9 @@ class Roster:
     """The public keys of agents 0 … n−1: 64 bytes each, usable, all different.
 
     Attributes:
-        public_keys: of all agents.
+        public_keys: the public keys of all agents.
         rotations: how the keys came to replace earlier ones, the oldest first.
-        sites: of all agents; by default all accept connections. They are not part of the
+        sites: the sites of all agents; by default all accept connections. They are not part of the
             fingerprint: an agent may move, and its key proves who it is.
     """
 
@@ -167,7 +167,8 @@ class Roster:
         for rotation in reversed(self.rotations):
             if current.fingerprint == fingerprint:
                 return True
-            agent, new_key = rotation.agent, current.public_key(rotation.agent)
+            agent = rotation.agent
+            new_key = current.public_key(rotation.agent)
             old_key = parse_hex(rotation.old_key, "old_key")
             before = Roster(_replace_key(current.public_keys, agent, old_key))
             signature = parse_hex(rotation.signature, "signature")
@@ -200,11 +201,14 @@ def rotate_key(folder: Path, agent: int) -> Roster:
     as before. The old key is kept under another name, as noise of earlier runs was drawn with it.
     After a crash, call it again: it completes what was begun.
     """
-    path, roster_path = folder / f"agent-{agent}.key", folder / "roster.json"
-    current, roster = load_identity(path), load_roster(roster_path)
+    path = folder / f"agent-{agent}.key"
+    roster_path = folder / "roster.json"
+    current = load_identity(path)
+    roster = load_roster(roster_path)
     old = _find_replaced(path, roster.public_key(agent))
     if old is None:
-        old, current = current, _replace_identity(path, roster, agent)
+        old = current
+        current = _replace_identity(path, roster, agent)
     rotated = roster.rotate(agent, old=old, new=current)
     path.with_suffix(".pub").write_text(current.public_key.hex() + "\n", encoding="ascii")
     save_roster(rotated, roster_path)
@@ -217,7 +221,8 @@ def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
         raise InvalidArgumentError(f"the roster has another key of agent {agent} than {path}")
     # The new key is complete before it takes the old one's place, so that a crash leaves one of the
     # two. The roster follows: until then the agent refuses to start.
-    partial, new = path.with_suffix(".new"), generate_identity()
+    partial = path.with_suffix(".new")
+    new = generate_identity()
     # One that a crash left was never used, as it never came to its place.
     partial.unlink(missing_ok=True)
     save_identity(new, partial)

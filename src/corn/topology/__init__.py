@@ -1,7 +1,6 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
 from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
-from corn.topology.gossip import ONE_ROUND, Gossip
 from corn.topology.graphs import (
     Graph,
     check_graph,
@@ -11,11 +10,14 @@ from corn.topology.graphs import (
     opens_link,
 )
 from corn.topology.mixing import (
+    ONE_ROUND,
     WEIGHTS,
+    Gossip,
+    Spectrum,
     balance,
     check_mixing_matrix,
     graph_of,
-    mixing_matrix,
+    spectrum,
 )
 from corn.topology.network import (
     Mixing,
@@ -24,7 +26,6 @@ from corn.topology.network import (
     load_network,
     measure_network,
 )
-from corn.topology.spectrum import Spectrum, spectrum
 
 __all__ = [
     "GENERATORS",
@@ -46,7 +47,6 @@ __all__ = [
     "list_connections",
     "load_network",
     "measure_network",
-    "mixing_matrix",
     "name_of",
     "opens_link",
     "spectrum",

@@ -23,7 +23,8 @@ from corn.topology.graphs import Graph
 # Draws of a random graph before it is given up as never connected.
 _MAX_TRIES = 1000
 # Generating more takes networkx minutes and several GB.
-_MOST_AGENTS, _MOST_LINKS = 200_000, 10**7
+_MOST_AGENTS = 200_000
+_MOST_LINKS = 10**7
 # Agents above which only the links that exist are drawn, not a number for every pair.
 _MOST_DRAWN_BY_PAIRS = 5000
 
@@ -281,7 +282,8 @@ def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals:
-            name, value = next(unnamed, ""), field
+            name = next(unnamed, "")
+            value = field
         name = name.strip()
         if name not in expected or name in found:
             raise InvalidArgumentError(

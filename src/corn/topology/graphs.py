@@ -131,7 +131,8 @@ class SpanningTree:
     @cached_property
     def depth(self) -> int:
         """The number of hops from the farthest agent to the root."""
-        level, depth = [self.root], 0
+        level = [self.root]
+        depth = 0
         while True:
             level = [child for agent in level for child in self.children[agent]]
             if not level:
@@ -179,12 +180,15 @@ def _find_centre(graph: Graph) -> int:
     farthest from the best candidate so far, whose distance to all such agents is the least.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
-    candidate, best, fewest = min(graph), min(graph), len(graph)
+    candidate = min(graph)
+    best = min(graph)
+    fewest = len(graph)
     for _ in range(_SEARCHES):
         distances = nx.single_source_shortest_path_length(graph, candidate)
         most = max(distances.values())
         if most < fewest:
-            best, fewest = candidate, most
+            best = candidate
+            fewest = most
         far = min(agent for agent, distance in distances.items() if distance == most)
         for agent, distance in nx.single_source_shortest_path_length(graph, far).items():
             farthest[agent] = max(farthest[agent], distance)

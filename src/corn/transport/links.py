@@ -72,15 +72,17 @@ class Link:
     Heartbeats are counted, and never delivered.
 
     Args:
-        channel: to the neighbour.
+        channel: the channel to the neighbour.
         max_bytes: the longest message that may arrive.
 
     Attributes:
-        note: what the last heartbeat said; empty if nothing.
+        note: the note of the last heartbeat; empty if it had none.
     """
 
     def __init__(self, channel: Channel, *, max_bytes: int) -> None:
-        self.peer, self._channel, self._max_bytes = channel.peer, channel, max_bytes
+        self.peer = channel.peer
+        self._channel = channel
+        self._max_bytes = max_bytes
         self._arrived: deque[memoryview] = deque()
         self._spare: deque[bytearray] = deque(maxlen=_MAX_SPARE)
         self._changed = threading.Condition()
@@ -89,7 +91,9 @@ class Link:
         self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
         # A queue that is empty does not mean that its last message has left, so both ends are
         # counted.
-        self._num_queued, self._num_left, self._cannot_send = 0, 0, False
+        self._num_queued = 0
+        self._num_left = 0
+        self._cannot_send = False
         self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
         self.note = memoryview(b"")
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
@@ -259,10 +263,14 @@ class LinkOpener:
         addresses: Mapping[int, Address],
         max_bytes: int,
     ) -> None:
-        self._credentials, self._purpose, self._max_bytes = credentials, purpose, max_bytes
-        self._session, self._addresses = session, addresses
+        self._credentials = credentials
+        self._purpose = purpose
+        self._max_bytes = max_bytes
+        self._session = session
+        self._addresses = addresses
         self._waiting: dict[int, Channel] = {}
-        self._changed, self._is_closed = threading.Condition(), False
+        self._changed = threading.Condition()
+        self._is_closed = False
         # Neighbours may connect before this agent asks for them: their channels wait here.
         listener.handle(purpose, session, self._accept)
 
@@ -333,7 +341,8 @@ class LinkOpener:
         with self._changed:
             for channel in self._waiting.values():
                 channel.close()
-            self._waiting, self._is_closed = {}, True
+            self._waiting = {}
+            self._is_closed = True
 
     def _accept(self, channel: Channel) -> None:
         with self._changed:
