@@ -18,7 +18,6 @@ from corn.covariance import (
     SeedGroups,
     ThreatModel,
     design,
-    is_private,
 )
 from corn.covariance.insiders import (
     Inverses,
@@ -31,7 +30,7 @@ from corn.covariance.insiders import (
 from corn.errors import InvalidArgumentError
 from corn.topology import Graph, load_network
 from tests.covariance.coalition_check import exact_worst_precision, worst_precision
-from tests.covariance.networks import metropolis, paper_design
+from tests.covariance.networks import is_private, metropolis, paper_design
 from tests.oracles.sdp import solve_split
 
 GRAPHS = {"cycle 6": nx.cycle_graph(6), "wheel 7": nx.wheel_graph(7)}

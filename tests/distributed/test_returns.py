@@ -28,7 +28,7 @@ from corn.distributed.rejoin import (
 from corn.distributed.rendezvous import Hello, Meeting
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.learn.own_loop import restore_state, save_state
+from corn.learn.optimizers import restore_state, save_state
 from corn.transport import (
     NO_SESSION,
     Channel,

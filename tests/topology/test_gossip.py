@@ -15,7 +15,7 @@ from corn.topology import (
     choose_cooldown,
     load_network,
 )
-from corn.topology.generators import karate
+from corn.topology.graphs import karate
 from corn.topology.mixing import apply_rounds
 
 from .test_mixing import connected_graphs

@@ -17,10 +17,8 @@ from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
 from corn.learn.consortium import load_consortium
 from corn.noise import (
-    HistoryLoss,
     Roster,
     Site,
-    compose_history,
     generate_identity,
     load_roster,
     read_history,
@@ -28,7 +26,8 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import describe_total, find_agents
+from corn.noise.ledger import ReleaseHistory, describe_total, find_agents
+from corn.privacy.composition import compose_expenses
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 
 EXAMPLE = "corn keys make keys --agent 3"
@@ -215,7 +214,7 @@ def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool
         )
     shown = agents if agent is None else [agent]
     found = [
-        _history_facts(compose_history(read_history(keys, number), delta))
+        _history_facts(read_history(keys, number), delta)
         for number in progress(shown, "adding up releases")
     ]
     if json:
@@ -230,9 +229,9 @@ def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool
         raise typer.Exit(1)
 
 
-def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
+def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     plans = []
-    for record, alone in zip(loss.history.records, loss.alone, strict=True):
+    for record in history.records:
         expense = record.expense
         budget = expense.terms.budget
         colluders = expense.terms.max_colluders
@@ -247,23 +246,23 @@ def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
                 "releases": expense.num_releases,
                 "planned_steps": budget.num_steps,
                 "precision": expense.precision,
-                "epsilon": alone.epsilon,
+                "epsilon": compose_expenses([expense], delta, unit=budget.unit).epsilon,
                 "promised_epsilon": budget.epsilon,
                 "promised_delta": budget.delta,
                 "is_running": record.is_running,
                 "is_count_known": record.is_known,
             }
         )
-    totals = {"total": loss.total, "agent_total": loss.agent_total}
+    totals = {"total": history.compose(delta), "agent_total": history.compose(delta, unit="agent")}
     return {
-        "agent": loss.history.agent,
+        "agent": history.agent,
         "plans": plans,
         **{
             name: asdict(total) | {"relation": total.relation, "statement": describe_total(total)}
             for name, total in totals.items()
         },
-        "is_lower_bound": loss.is_lower_bound,
-        "problems": loss.history.problems,
+        "is_lower_bound": bool(history.problems),
+        "problems": history.problems,
     }
 
 

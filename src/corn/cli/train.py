@@ -54,7 +54,7 @@ from corn.cli.output import (
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
 from corn.learn.datasets import usual_schedule
-from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
+from corn.learn.optimizers import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up, round_up_range, write_exactly

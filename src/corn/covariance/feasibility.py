@@ -69,16 +69,6 @@ def invert_definite(matrix: FloatArray) -> FloatArray | None:
     return None if F is None else _invert_from_factor(F)
 
 
-def is_private(covariance: FloatArray, precision_caps: ArrayLike) -> bool:
-    """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b_i for every agent; one number is the cap of all."""
-    caps = expand_caps(precision_caps, len(covariance))
-    try:
-        precision, _ = invert_covariance(covariance)
-    except InfeasibleError:
-        return False
-    return bool((precision.diagonal() <= caps).all())
-
-
 def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
     """Return the factor on all noise variances at which the worst [R⁻¹]_ii/b_i is just below 1.
 

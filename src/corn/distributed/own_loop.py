@@ -26,13 +26,12 @@ from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
+from corn.learn.optimizers import ScheduleFactory, tabulate_schedule
 from corn.learn.own_loop import (
     LoopData,
     PrivateTraining,
-    ScheduleFactory,
     number_rows,
     open_loop,
-    tabulate_schedule,
 )
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import AgentStepper, UpdateRule

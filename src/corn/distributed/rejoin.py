@@ -49,6 +49,7 @@ from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
+    Callers,
     Channel,
     ChannelClosedError,
     Link,
@@ -150,21 +151,12 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
     credentials = rendezvous.credentials
     accepts = credentials.roster.accepts
     sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
-    callers = LinkOpener(
-        rendezvous.listener,
-        credentials,
-        Purpose.REJOIN,
-        session=NO_SESSION,
-        addresses=addresses,
-        max_bytes=_MAX_REQUEST_BYTES,
-    )
+    callers = Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)
     reasons: dict[int, CornError] = {}
 
     def open_channel(sponsor: int, patience: float) -> Channel:
         if not accepts[sponsor]:
-            return callers.wait_for_channel(
-                sponsor, timeout=patience, check=rendezvous.check_interruption
-            )
+            return callers.wait(sponsor, timeout=patience, check=rendezvous.check_interruption)
         return dial(
             addresses[sponsor],
             credentials,
@@ -221,7 +213,6 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
     opener = LinkOpener(
         rendezvous.listener,
         rendezvous.credentials,
-        Purpose.LINK,
         session=session,
         addresses=addresses,
         max_bytes=run.max_bytes,

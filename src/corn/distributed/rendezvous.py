@@ -358,7 +358,6 @@ class Rendezvous:
         return LinkOpener(
             self.listener,
             self.credentials,
-            Purpose.LINK,
             session=self.meeting.session,
             addresses=self.meeting.addresses,
             max_bytes=max_bytes,

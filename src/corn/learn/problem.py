@@ -25,8 +25,8 @@ from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
+from corn.learn.optimizers import OptimizerFactory
 from corn.learn.schema import Schema
-from corn.learn.step import OptimizerFactory
 from corn.learn.tasks import Task
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget

@@ -169,7 +169,7 @@ class Column:
                     "agree on a public constant (missing = …, in a consortium file), or remove "
                     "these rows"
                 )
-                problems.append(f"{_locate(self.name, 'no value', is_gone[rows])}: {advice}")
+                problems.append(f"{_locate_missing(self.name, is_gone[rows])}: {advice}")
             if any(is_wrong):
                 wrong = np.flatnonzero(is_wrong[rows])
                 first = texts[rows[wrong[0]]][:40]
@@ -376,7 +376,7 @@ class Schema:
         found = np.array([places.get(name_value(text), -1) for text in texts], np.int64)
         problems = []
         if (found[is_gone] < 0).any():
-            where = _locate(self.target, "no value", (is_gone & (found < 0))[rows])
+            where = _locate_missing(self.target, (is_gone & (found < 0))[rows])
             problems.append(f"{where}: remove these rows")
         unknown = np.flatnonzero(((found < 0) & ~is_gone)[rows])
         if len(unknown):
@@ -594,9 +594,9 @@ def name_value(text: str) -> str:
     return str(int(text if text.lstrip("+-").isdecimal() else number))
 
 
-def _locate(name: str, what: str, is_here: Any) -> str:
-    rows = np.flatnonzero(is_here)
-    return f"column {name!r} has {what} in row {rows[0] + 1} (number of such rows: {len(rows)})"
+def _locate_missing(name: str, is_missing: Any) -> str:
+    rows = np.flatnonzero(is_missing)
+    return f"column {name!r} has no value in row {rows[0] + 1} (number of such rows: {len(rows)})"
 
 
 def _find_repeated_people(name: str, cells: pa.ChunkedArray) -> list[str]:

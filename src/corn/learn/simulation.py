@@ -30,19 +30,18 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.optimizers import RunOptimizers, require_exact_sums
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
     Mixer,
-    RunOptimizers,
     StepStatistics,
     average_integers,
     compute_gradients,
     join_gradients,
     release,
     release_integers,
-    require_exact_sums,
     smooth,
 )
 from corn.learn.tasks import Task

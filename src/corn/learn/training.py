@@ -25,9 +25,9 @@ from corn.covariance.design import read_objective
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.mechanism import Mechanism, TrainedWith, Trial, make_mechanisms
 from corn.learn.metrics import Result
+from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.module import trained_parameters

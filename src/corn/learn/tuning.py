@@ -24,9 +24,9 @@ from corn.learn.metrics import (
     join_results,
     make_frame,
 )
+from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.plan.advice import bound_gradient_variance, expect_step_size

@@ -25,8 +25,8 @@ telling. Hence
 Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.
 
 **The history** of an agent's releases is all ledgers beside its keys: from the terms of their
-promises, `compose_history` adds up what all plans of the agent cost together. A key's file lists
-the plans that it was used with. So a ledger that was deleted, or left behind when the key was
+promises, `ReleaseHistory` adds up what all plans of the agent cost together. A key's file lists the
+plans that it was used with. So a ledger that was deleted, or left behind when the key was
 copied, is noticed: its releases still count, and the total is then unknown. What cannot be noticed
 is stated in ``docs/privacy.md``.
 """
@@ -56,6 +56,7 @@ from corn.files import require_private
 from corn.noise.choices import SecretChoices
 from corn.noise.keys import SECRET_BYTES, Secret, list_used_plans
 from corn.noise.stream import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.privacy import Unit
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
 from corn.privacy.rounding import round_up, write_exactly
 
@@ -680,39 +681,13 @@ class ReleaseHistory:
         """The releases under each plan."""
         return tuple(record.expense for record in self.records)
 
+    def compose(self, delta: float, *, unit: Unit | None = None) -> TotalLoss:
+        """Return the privacy of all releases together at δ.
 
-@dataclass(frozen=True)
-class HistoryLoss:
-    """The privacy of everything that one agent has released.
-
-    Attributes:
-        history: the releases.
-        alone: the loss under each plan by itself, for the unit that it protects.
-        total: all together, for the largest unit that every plan protects.
-        agent_total: all together for the agent's whole data; its ε is infinite if any plan
-            protects only samples.
-    """
-
-    history: ReleaseHistory
-    alone: tuple[TotalLoss, ...]
-    total: TotalLoss
-    agent_total: TotalLoss
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether more was released than the ledgers that are left show."""
-        return bool(self.history.problems)
-
-
-def compose_history(history: ReleaseHistory, delta: float) -> HistoryLoss:
-    """Return the loss of an agent's releases at one δ, plan by plan and together."""
-    expenses = history.expenses
-    return HistoryLoss(
-        history,
-        alone=tuple(compose_expenses([own], delta, unit=own.query.unit) for own in expenses),
-        total=compose_expenses(expenses, delta),
-        agent_total=compose_expenses(expenses, delta, unit="agent"),
-    )
+        It is for ``unit``, or else for the largest unit that every plan protects. Its ε is infinite
+        for an agent's whole data if any plan protects only samples.
+        """
+        return compose_expenses(self.expenses, delta, unit=unit)
 
 
 def ledger_path(folder: Path, agent: int, plan: str) -> Path:

@@ -6,7 +6,8 @@ There is one colour, marker and name per mechanism, and lines are labelled at th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,20 +17,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, DrawingArea, HPacker, TextArea
-
-from corn.errors import FileFormatError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-import textwrap
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from matplotlib.ticker import MaxNLocator
 
-from corn.errors import make_printable
+from corn.errors import FileFormatError, make_printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,9 @@ import jinja2
 
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
-from corn.noise import HistoryLoss
-from corn.noise.ledger import describe_total
+from corn.noise.ledger import ReleaseHistory, describe_total
 from corn.privacy.budget import Relation
+from corn.privacy.composition import TotalLoss
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.version import __version__
 
@@ -117,7 +117,7 @@ def describe_privacy(
     model: str,
     model_digest: str,
     published: Sequence[Published] = (),
-    histories: Sequence[HistoryLoss] = (),
+    totals: Sequence[tuple[ReleaseHistory, TotalLoss]] = (),
     keys: Path | None = None,
     id_column: str | None = None,
 ) -> PrivacyPage:
@@ -128,13 +128,13 @@ def describe_privacy(
         model: the model in one line.
         model_digest: the SHA-256 of its file.
         published: the files that were published.
-        histories: all releases of each agent whose ledger is known here.
+        totals: all releases of each agent whose ledger is known here, and their total.
         keys: the folder of these ledgers.
         id_column: the column by which each site checked that every person has one row.
     """
     sections = [
         *_explain_promise(promise, id_column),
-        _describe_total(histories),
+        _describe_total(totals),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
     ]
@@ -286,9 +286,9 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     return [meaning, who, against, assumed]
 
 
-def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
+def _describe_total(totals: Sequence[tuple[ReleaseHistory, TotalLoss]]) -> Section:
     heading = "Total of all plans so far"
-    if not histories:
+    if not totals:
         return Section(
             heading,
             (
@@ -296,23 +296,24 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
                 "OUT --keys FOLDER. Another training run on the same data adds to the loss.",
             ),
         )
-    worst = max(histories, key=lambda own: own.total.epsilon)
+    worst = max((total for _, total in totals), key=lambda total: total.epsilon)
     # Sites with the same numbers share a row, so that the page stays one page.
     sites: dict[tuple[str, ...], list[int]] = {}
-    for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent)):
-        bound = "at least " if own.is_lower_bound else ""
-        total = "none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)
-        releases = sum(expense.num_releases for expense in own.history.expenses)
-        numbers = (str(len(own.history.records)), str(releases), f"{bound}{total}")
-        sites.setdefault(numbers, []).append(own.history.agent)
+    for history, total in sorted(totals, key=lambda own: (-own[1].epsilon, own[0].agent)):
+        # Without a ledger, more was released than those that are left show.
+        bound = "at least " if history.problems else ""
+        epsilon = "none" if math.isinf(total.epsilon) else round_up(total.epsilon)
+        releases = sum(expense.num_releases for expense in history.expenses)
+        numbers = (str(len(history.records)), str(releases), f"{bound}{epsilon}")
+        sites.setdefault(numbers, []).append(history.agent)
     rows = [(list_some(agents), *numbers) for numbers, agents in sites.items()]
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
-    lost = [problem for own in histories for problem in own.history.problems]
+    lost = [problem for history, _ in totals for problem in history.problems]
     about = "at least " if lost else ""
-    notes = [f"The largest total is {about}{describe_total(worst.total)}."]
+    notes = [f"The largest total is {about}{describe_total(worst)}."]
     # With a lost ledger the total is a lower bound, which bounds no guess.
-    if math.isfinite(worst.total.epsilon) and not lost:
-        guess = _percent(bound_guess(worst.total.epsilon, worst.total.delta))
+    if math.isfinite(worst.epsilon) and not lost:
+        guess = _percent(bound_guess(worst.epsilon, worst.delta))
         notes.append(
             "An attacker who has seen what all these plans published guesses right in at most "
             f"{guess} of all cases."
@@ -328,7 +329,7 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
             "site",
             "plans",
             "releases",
-            f"total ε at δ = {write_exactly(worst.total.delta)}",
+            f"total ε at δ = {write_exactly(worst.delta)}",
         ),
         rows=tuple(rows[:_MOST_ROWS]),
     )

@@ -1,9 +1,11 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
-from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
 from corn.topology.graphs import (
+    GENERATORS,
     Graph,
+    GraphSpec,
     check_graph,
+    describe_kind,
     is_connected,
     list_connections,
     name_of,

@@ -22,8 +22,7 @@ from corn.topology.files import (
     read_graph,
     read_matrix,
 )
-from corn.topology.generators import GraphSpec
-from corn.topology.graphs import Graph, SpanningTree, check_graph, find_tree, name_of
+from corn.topology.graphs import Graph, GraphSpec, SpanningTree, check_graph, find_tree, name_of
 from corn.topology.mixing import (
     MAX_AGENTS,
     ONE_ROUND,

@@ -247,6 +247,62 @@ class Link:
 
 
 @final
+class Callers:
+    """Connections of other agents to this one for one purpose, each until it is taken."""
+
+    def __init__(self, listener: Listener, purpose: Purpose, session: bytes) -> None:
+        self._waiting: dict[int, Channel] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        # Agents may connect before this one asks for them.
+        listener.handle(purpose, session, self._accept)
+
+    def wait(
+        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
+    ) -> Channel:
+        """Return the channel that another agent opens.
+
+        Raises:
+            LinkError: it did not connect in time.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while peer not in self._waiting:
+                check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
+                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
+            return self._waiting.pop(peer)
+
+    def reject(self, peer: int) -> None:
+        """Close the connection of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
+    def close(self) -> None:
+        """Close the connections that nobody took."""
+        with self._changed:
+            for channel in self._waiting.values():
+                channel.close()
+            self._waiting = {}
+            self._is_closed = True
+
+    def _accept(self, channel: Channel) -> None:
+        with self._changed:
+            # An agent that connects again has given up its first connection.
+            if channel.peer in self._waiting:
+                self._waiting.pop(channel.peer).close()
+            # The handshake of a connection may end after this was closed.
+            if self._is_closed:
+                channel.close()
+                return
+            self._waiting[channel.peer] = channel
+            self._changed.notify_all()
+
+
+@final
 class LinkOpener:
     """Opens links to neighbours, or accepts those that neighbours open.
 
@@ -257,22 +313,16 @@ class LinkOpener:
         self,
         listener: Listener,
         credentials: Credentials,
-        purpose: Purpose,
         *,
         session: bytes,
         addresses: Mapping[int, Address],
         max_bytes: int,
     ) -> None:
         self._credentials = credentials
-        self._purpose = purpose
         self._max_bytes = max_bytes
         self._session = session
         self._addresses = addresses
-        self._waiting: dict[int, Channel] = {}
-        self._changed = threading.Condition()
-        self._is_closed = False
-        # Neighbours may connect before this agent asks for them: their channels wait here.
-        listener.handle(purpose, session, self._accept)
+        self._callers = Callers(listener, Purpose.LINK, session)
 
     def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
         """Return a link to a neighbour, which must do the same.
@@ -302,7 +352,7 @@ class LinkOpener:
                 address,
                 self._credentials,
                 peer,
-                self._purpose,
+                Purpose.LINK,
                 session=self._session,
                 timeout=timeout,
                 check=check,
@@ -313,48 +363,16 @@ class LinkOpener:
 
     def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
         """Return a link that another agent opens; see :meth:`open`."""
-        channel = self.wait_for_channel(peer, timeout=timeout, check=check)
+        channel = self._callers.wait(peer, timeout=timeout, check=check)
         return Link(channel, max_bytes=self._max_bytes)
-
-    def wait_for_channel(
-        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
-    ) -> Channel:
-        """Return a channel that another agent opens; see :meth:`open`."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while peer not in self._waiting:
-                check()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
-                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
-            return self._waiting.pop(peer)
 
     def reject(self, peer: int) -> None:
         """Close the connection of an agent that waits here, if any."""
-        with self._changed:
-            if peer in self._waiting:
-                self._waiting.pop(peer).close()
+        self._callers.reject(peer)
 
     def close(self) -> None:
         """Close the connections that nobody took."""
-        with self._changed:
-            for channel in self._waiting.values():
-                channel.close()
-            self._waiting = {}
-            self._is_closed = True
-
-    def _accept(self, channel: Channel) -> None:
-        with self._changed:
-            # A neighbour that connects again has given up its first connection.
-            if channel.peer in self._waiting:
-                self._waiting.pop(channel.peer).close()
-            # The handshake of a connection may end after the opener was closed.
-            if self._is_closed:
-                channel.close()
-                return
-            self._waiting[channel.peer] = channel
-            self._changed.notify_all()
+        self._callers.close()
 
 
 def open_links(
