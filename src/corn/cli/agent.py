@@ -268,8 +268,9 @@ def agent(
         plan = consortium.plan_path
         number = consortium.find_site(name)
         store = store or consortium.store
+        # The roster may have been made from an earlier file, with another address.
+        advertise = advertise or consortium.sites[number].address
         # Behind NAT the address that others use is no address of this host: --listen has that.
-        advertise = advertise or (consortium.sites[number].address if listen else None)
         listen = listen or consortium.sites[number].address
     if store is None:
         raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")
