@@ -97,7 +97,7 @@ def test_owners_of_streams_are_those_of_keys() -> None:
 @pytest.mark.parametrize("text", ["worst", "nobody", "coalition:", "coalition:1,", "coalition:x"])
 def test_other_views_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="view must be"):
-        read_view(text)
+        read_view(text, [str(agent) for agent in range(5)])
 
 
 def test_views_of_other_agents_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,7 @@ from corn.cli.output import (
     print_result,
     print_rows,
     progress,
+    show_names,
 )
 from corn.errors import InvalidArgumentError
 from corn.learn.names import WorkloadName
@@ -66,7 +68,8 @@ def audit(
         ),
     ] = "worst",
     victim: Annotated[
-        int | None, typer.Option(min=0, help="Agent with the canary. (Default: each in turn.)")
+        str | None,
+        typer.Option(help="Name or number of the agent with the canary. (Default: each in turn.)"),
     ] = None,
     trials: Annotated[int, typer.Option(min=100, help="Trials of each of the two data sets.")] = (
         _TRIALS
@@ -98,8 +101,10 @@ def audit(
     elif training != TrainingOptions():
         raise InvalidArgumentError("--task and --canaries need --one-run")
     plan = load_plan(path)
+    agents = plan.network.agent_names
+    show_names(agents)
     if training.one_run:
-        attacker = None if view == "worst" else read_view(view)
+        attacker = None if view == "worst" else read_view(view, agents)
         _audit_one_run(path, plan, training, attacker, seed, json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
@@ -110,8 +115,10 @@ def audit(
     )
     report = audit_plan(
         plan,
-        victims=None if victim is None else [victim],
-        view=None if view == "worst" else read_view(view),
+        victims=(
+            None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
+        ),
+        view=None if view == "worst" else read_view(view, agents),
         settings=settings,
         track=lambda pairs: progress(pairs, "attacking"),
     )
@@ -198,7 +205,7 @@ def _audit_one_run(
 
 
 def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
-    settings, columns = report.settings, _list_columns()
+    settings, columns = report.settings, _list_columns(plan.network.agent_names)
     findings = sorted(report.findings, key=lambda one: one.victim)
     found = report.messages
     print_result(
@@ -247,13 +254,13 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
             print_note("the plan promises nothing against so many insiders")
 
 
-def _list_columns() -> list[Column[Finding]]:
+def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
     def gaussian(one: Finding) -> str:
         bound = one.gaussian_epsilon
         return "" if bound is None else f"≥ {round_bound_down(bound, 4)}"
 
     return [
-        Column("victim", lambda one: one.victim, "victim"),
+        Column("victim", lambda one: one.victim, "victim", lambda one: names[one.victim]),
         Column("view", lambda one: one.view.describe(), "attacker"),
         Column("coalition", lambda one: one.view.coalition),
         Column("is_promised", lambda one: one.is_promised),

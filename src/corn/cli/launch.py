@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -29,6 +29,7 @@ from corn.cli.output import (
     print_json,
     print_line,
     print_note,
+    show_names,
     strictest_facts,
 )
 from corn.cli.plan import describe_mixing
@@ -110,9 +111,12 @@ def launch(
         network = load_network(
             graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
         )
+        show_names(network.agent_names)
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
-        run.make_workload(learning, consortium),
+        run.make_workload(
+            learning, consortium, (network or cast("Plan", source).network).agent_names
+        ),
         out=out,
         settings=run.make_settings(learning, source.budget, consortium),
         keys=keys or plan.with_suffix(".keys"),
@@ -194,6 +198,7 @@ def _facts(
         "plan": fingerprint(plan).hex(),
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
+        "names": plan.network.agent_names,
         "promise": f"{'simulated: ' if simulation else ''}{plan.budget.describe()}",
         "simulation": simulation,
         **collect_sampling(plan.budget),
@@ -254,6 +259,7 @@ def _print(
     quality: list[tuple[str, str]],
 ) -> None:
     plan, last = launched.plan, launched.measured.rows[-1]
+    names = plan.network.agent_names
     hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
     scores = {
         name.replace("_", " "): f"{value:.4g}"
@@ -279,7 +285,7 @@ def _print(
                 f"{'simulated ' if facts['simulation'] else ''}ε spent",
                 f"{spent} ({last['unit']}), the range over agents",
             ),
-            ("agents lost", ", ".join(facts["lost"]) or "none"),
+            ("agents lost", ", ".join(names[agent] for agent in launched.lost) or "none"),
         ],
     )
     for note in facts["notes"]:

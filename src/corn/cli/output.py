@@ -32,6 +32,7 @@ from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, compare_samplings
 from corn.privacy.rounding import round_up_range, write_exactly
+from corn.topology.graphs import add_names
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -41,6 +42,22 @@ KAPPA = (
     "noise in all steps"
 )
 """What κ is, for tables; exact sums have none."""
+
+
+_names: list[str] = []
+
+
+def show_names(names: Iterable[str] = ()) -> None:
+    """Let names follow the numbers of agents in all text of this command from now on.
+
+    Where a command knows no names, it shows numbers.
+    """
+    _names[:] = names
+
+
+def _show(text: str) -> str:
+    """Return text as one line that is safe to print, with the names of agents."""
+    return make_printable(add_names(text, _names))
 
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
@@ -123,7 +140,7 @@ def print_rows(
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and aligned pairs of name and value."""
     table = Table(
-        title=make_printable(title),
+        title=_show(title),
         title_justify="left",
         show_header=False,
         box=None,
@@ -132,7 +149,7 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(make_printable(name), make_printable(value))
+        table.add_row(_show(name), _show(value))
     _console().print(table)
 
 
@@ -154,11 +171,11 @@ def print_table(
     for k in kept:
         table.add_column(columns[k], justify="left" if k == 0 else "right", overflow="fold")
     for index, row in enumerate(given):
-        cells = [make_printable(row[k]) for k in kept]
+        cells = [_show(row[k]) for k in kept]
         table.add_row(*cells, end_section=index in section_ends)
     console = _console()
     # Not as the title of the table, which would be broken into lines of the table's width.
-    console.print(Text(make_printable(title), style="italic"))
+    console.print(Text(_show(title), style="italic"))
     console.print(table)
 
 
@@ -174,7 +191,7 @@ def format_count(count: int, thing: str) -> str:
 def print_line(text: str | None) -> None:
     """Print one line of a result, if there is one."""
     if text is not None:
-        sys.stdout.write(f"{make_printable(text)}\n")
+        sys.stdout.write(f"{_show(text)}\n")
         # Notes on stderr are written at once, and would overtake this line.
         sys.stdout.flush()
 
@@ -182,7 +199,7 @@ def print_line(text: str | None) -> None:
 def print_note(text: str) -> None:
     """Print a note on stderr, where it does not mix with the result."""
     # Names of files and texts of plans may hold control characters of a terminal.
-    sys.stderr.write(f"note: {make_printable(text)}\n")
+    sys.stderr.write(f"note: {_show(text)}\n")
 
 
 def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
@@ -269,7 +286,7 @@ def print_written(*paths: Path | None) -> None:
 
 def print_error(text: str) -> None:
     """Print in one line why there is no result."""
-    sys.stderr.write(f"corn: {make_printable(text)}\n")
+    sys.stderr.write(f"corn: {_show(text)}\n")
 
 
 def show_warnings_as_notes() -> None:

@@ -45,6 +45,7 @@ from corn.cli.output import (
     print_line,
     print_note,
     print_table,
+    show_names,
     strictest_facts,
     warn_of_large_disagreement,
     working,
@@ -149,11 +150,12 @@ def train(
         network = mixing.load_network(graph)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
+    show_names(network.agent_names)
     source: ProblemSource
     if consortium is not None and learning.data is not None:
         source = consortium.make_workload(learning.data)
     else:
-        source = learning.make_workload()
+        source = learning.make_workload(network.agent_names)
     problem = source.build(network.num_agents)
     adversary: ThreatModel | None
     objective: Objective
@@ -165,7 +167,7 @@ def train(
         adversary, cooldown_steps = planned.threat, planned.cooldown_steps
     else:
         promise = budget.make_for_data(learning.batch_size, problem.data.sizes, network)
-        objective = mixing.choose_objective(network.mixing, budget.steps)
+        objective = mixing.choose_objective(network, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = mixing.choose_cooldown(network, budget.steps)
     # Options are checked before anything is designed, which can take minutes.

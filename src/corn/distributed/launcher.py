@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -110,7 +110,7 @@ class ProgressLog:
             None,
             "checkpoint",
             f"{state.describe()}, {len(running)} of {state.num_agents} agents",
-            fields=asdict(state) | {"agents": sorted(own.agent for own in running)},
+            fields=state.fields | {"agents": sorted(own.agent for own in running)},
         )
 
 
@@ -205,7 +205,8 @@ def launch(
     for agent in {promised.budget.of_agent(each): each for each in agents}.values():
         required.check(promised, agent)
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
-    made_keys = make_keys(keys, known.num_agents)
+    names = tuple(known.agent_names) if known.has_names else ()
+    made_keys = make_keys(keys, known.num_agents, names)
     # An agent without its key could not even tell the others, which would wait for it.
     credentials = [load_credentials(keys, agent, known.num_agents) for agent in agents]
     folders = Folders.of_run(out)
@@ -221,7 +222,7 @@ def launch(
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
     store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
-    with closing(store), writing_log(log_format):
+    with closing(store), writing_log(log_format, names=names):
         processes = AgentProcesses(
             {
                 agent: AgentConfig(
@@ -235,6 +236,7 @@ def launch(
                     neighbours=tuple(sorted(known.graph.neighbors(agent))),
                     keys=keys.resolve(),
                     num_agents=known.num_agents,
+                    names=names,
                     store=(_LOCALHOST, store.port),
                     opens_store=False,
                     requirements=replace(

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, final
 
 from corn.errors import make_printable
+from corn.topology.graphs import add_names
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -56,10 +57,11 @@ def writing_log(
     folder: Path | None = None,
     to_stderr: bool = True,
     forward: Callable[[logging.LogRecord], None] | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[None]:
     """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
 
-    ``forward`` is called with every record, too.
+    ``forward`` is called with every record, too. ``names`` of agents follow their numbers.
     """
     handlers: list[logging.Handler] = []
     if to_stderr:
@@ -75,7 +77,8 @@ def writing_log(
         handlers.append(forwarder)
     level, propagates = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
-        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+        formatter = _JsonFormatter if log_format == "json" else _TextFormatter
+        handler.setFormatter(formatter(names))
         _LOGGER.addHandler(handler)
     _LOGGER.setLevel(logging.INFO)
     # Handlers of the root logger would print every line a second time.
@@ -113,20 +116,32 @@ def _time_of(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+class _NamingFormatter(logging.Formatter):
+    """A formatter that names the agents in texts."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def name_agents(self, text: str) -> str:
+        """Return one line of text in which names follow the numbers of agents."""
+        return make_printable(add_names(text, self._names))
+
+
 @final
-class _TextFormatter(logging.Formatter):
-    """``TIME LEVEL agent 3: text``, in one line whatever the text contains."""
+class _TextFormatter(_NamingFormatter):
+    """``TIME LEVEL agent 3 (Lake): text``, in one line whatever the text contains."""
 
     def format(self, record: logging.LogRecord) -> str:
         agent = getattr(record, "agent", None)
         who = "launch" if agent is None else f"agent {agent}"
         mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
-        text = make_printable(record.getMessage())
-        return f"{_time_of(record)} {record.levelname} {who}: {mark}{text}"
+        text = self.name_agents(f"{who}: {mark}{record.getMessage()}")
+        return f"{_time_of(record)} {record.levelname} {text}"
 
 
 @final
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_NamingFormatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -135,7 +150,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "agent": getattr(record, "agent", None),
             "event": getattr(record, "event", record.name),
-            "message": make_printable(record.getMessage()),
+            "message": self.name_agents(record.getMessage()),
             "private": bool(getattr(record, "is_private", False)),
         }
         fields = {name: _plain(value) for name, value in getattr(record, "fields", {}).items()}

@@ -118,7 +118,7 @@ def monitor_agent(
     with suppress(CornError):
         make_folders(config.out, agent)
     folder = Folders.of_run(config.out).of_agent(agent).private
-    status = Status(agent)
+    status = Status(agent, names=config.names)
 
     def show(state: AgentState) -> None:
         status.newest = state
@@ -127,7 +127,13 @@ def monitor_agent(
 
     with ExitStack() as stack:
         stack.enter_context(
-            writing_log(config.log_format, folder=folder, to_stderr=to_stderr, forward=forward)
+            writing_log(
+                config.log_format,
+                folder=folder,
+                to_stderr=to_stderr,
+                forward=forward,
+                names=config.names,
+            )
         )
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:

@@ -19,7 +19,7 @@ import jinja2
 
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
-from corn.noise import HistoryLoss
+from corn.noise import HistoryLoss, load_roster
 from corn.noise.ledger import describe_total
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.version import __version__
@@ -128,7 +128,7 @@ def describe_privacy(
     """
     sections = [
         *_explain_promise(promise, id_column),
-        _describe_total(histories),
+        _describe_total(histories, keys),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
     ]
@@ -276,7 +276,7 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     return [meaning, who, against, assumed]
 
 
-def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
+def _describe_total(histories: Sequence[HistoryLoss], keys: Path | None) -> Section:
     heading = "Total of all plans so far"
     if not histories:
         return Section(
@@ -288,13 +288,17 @@ def _describe_total(histories: Sequence[HistoryLoss]) -> Section:
         )
     worst = max(histories, key=lambda own: own.total.epsilon)
     # Sites with the same numbers share a row, so that the page stays one page.
-    sites: dict[tuple[str, ...], list[int]] = {}
+    sites: dict[tuple[str, ...], list[str]] = {}
+    roster = None if keys is None else keys / "roster.json"
+    named = [] if roster is None or not roster.exists() else load_roster(roster).names
+    names = dict(enumerate(named))
     for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent)):
         bound = "at least " if own.is_lower_bound else ""
         total = "none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)
         releases = sum(expense.num_releases for expense in own.history.expenses)
         numbers = (str(len(own.history.records)), str(releases), f"{bound}{total}")
-        sites.setdefault(numbers, []).append(own.history.agent)
+        agent = own.history.agent
+        sites.setdefault(numbers, []).append(names.get(agent, str(agent)))
     rows = [(list_some(agents), *numbers) for numbers, agents in sites.items()]
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
     lost = [problem for own in histories for problem in own.history.problems]
