@@ -11,7 +11,7 @@ import scipy.sparse
 from corn.errors import CornError, CornWarning, FileFormatError, InvalidArgumentError
 from corn.topology import Network, check_graph, load_network, name_of
 from corn.topology.files import read_matrix
-from corn.topology.graphs import add_names, look_up_agents
+from corn.topology.graphs import look_up_agents
 
 PETERSEN = nx.petersen_graph()
 
@@ -240,23 +240,6 @@ def test_agents_are_found_by_name_or_number() -> None:
             network.find_agent(wrong)
     with pytest.raises(InvalidArgumentError, match=r"a number of an agent, 0 … 2, found 'x'$"):
         load_network("ring:3").find_agent("x")
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("agent 0: agents 1, 2 left", "agent 0 (A): agents 1 (B), 2 (agent 0) left"),
-        ("insiders 0 and 1", "insiders 0 (A) and 1 (B)"),
-        ("agents 0, 1 and 2 more", "agents 0 (A), 1 (B) and 2 more"),
-        ("agent 0's key, agent 1.", "agent 0 (A)'s key, agent 1 (B)."),
-        ("per agent 0.5, agent 0.5, agent 1,000, 2 agents, agent-0.key", None),
-        ("agent 3, agent 00", None),
-        ("agent 0 (A)", None),
-    ],
-)
-def test_names_follow_numbers_in_text(text: str, shown: str | None) -> None:
-    assert add_names(text, ["A", "B", "agent 0"]) == (shown or text)
-    assert add_names(text, []) == add_names(text, ["0", "1", "2"]) == text
 
 
 def test_sparse_weights_that_are_not_finite_are_refused() -> None:

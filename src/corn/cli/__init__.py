@@ -36,7 +36,7 @@ from corn.cli import (
     train,
     verify,
 )
-from corn.cli.output import print_error, show_names, show_warnings_as_notes
+from corn.cli.output import print_error, show_warnings_as_notes
 from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
@@ -126,7 +126,6 @@ def run_command(command: Callable[..., object] | None = None, *, name: str = "co
     """
     try:
         show_warnings_as_notes()
-        show_names()
         with _sigterm_as_ctrl_c():
             (command or app)(prog_name=name)
     # Before CorN's other errors, as it is one of them, and has an exit code of its own.

@@ -18,7 +18,7 @@ from corn.cli.learning import (
     refuse_options_of_plan,
 )
 from corn.cli.options import JsonOption
-from corn.cli.output import print_json, show_names
+from corn.cli.output import print_json
 from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
@@ -172,8 +172,6 @@ def read_source(path: Path, option: str, given: object) -> Plan | distributed.Pl
         if given is None:
             kind = "a request for a plan, which needs this option"
         raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{option}")
-    if isinstance(source, Plan):
-        show_names(source.network.agent_names)
     return source
 
 

@@ -19,12 +19,12 @@ from corn.cli.output import (
     print_result,
     print_rows,
     progress,
-    show_names,
 )
 from corn.errors import InvalidArgumentError
 from corn.learn.names import WorkloadName
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
+from corn.topology.graphs import label_agent
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, Finding, View
@@ -102,7 +102,6 @@ def audit(
         raise InvalidArgumentError("--task and --canaries need --one-run")
     plan = load_plan(path)
     agents = plan.network.agent_names
-    show_names(agents)
     if training.one_run:
         attacker = None if view == "worst" else read_view(view, agents)
         _audit_one_run(path, plan, training, attacker, seed, json)
@@ -139,7 +138,8 @@ def audit(
     for one in report.findings:
         if one.excess:
             who = one.view.describe()
-            print_error(f"{path}: agent {one.victim} is exposed to {who}: {'; '.join(one.excess)}")
+            agent = label_agent(agents, one.victim)
+            print_error(f"{path}: agent {agent} is exposed to {who}: {'; '.join(one.excess)}")
     if report.violated:
         raise typer.Exit(1)
 
@@ -260,7 +260,9 @@ def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
         return "" if bound is None else f"≥ {round_bound_down(bound, 4)}"
 
     return [
-        Column("victim", lambda one: one.victim, "victim", lambda one: names[one.victim]),
+        Column(
+            "victim", lambda one: one.victim, "victim", lambda one: label_agent(names, one.victim)
+        ),
         Column("view", lambda one: one.view.describe(), "attacker"),
         Column("coalition", lambda one: one.view.coalition),
         Column("is_promised", lambda one: one.is_promised),

@@ -206,7 +206,7 @@ def _print(
             Fact("weights", network.weights),
             Fact("gossip", str(network.gossip)),
             Fact("promise", budget.describe(), "promise"),
-            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.num_agents)),
+            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.agent_names)),
             Fact(
                 "",
                 None,

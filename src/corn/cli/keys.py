@@ -18,7 +18,6 @@ from corn.cli.output import (
     print_note,
     print_table,
     progress,
-    show_names,
 )
 from corn.cli.records import is_given
 from corn.covariance import ThreatModel
@@ -108,7 +107,6 @@ def keys(
     folder = rest[0]
     sites = _read_sites((*files, folder / "roster.json")[0])
     names = [site.name or str(number) for number, site in enumerate(sites)]
-    show_names(names)
     number = None if agent is None else _read_agent(agent, names)
     if action == "ledger":
         _add_up(rest, number, delta, names, json=json)

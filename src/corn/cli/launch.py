@@ -29,7 +29,6 @@ from corn.cli.output import (
     print_json,
     print_line,
     print_note,
-    show_names,
     strictest_facts,
 )
 from corn.cli.plan import describe_mixing
@@ -111,7 +110,6 @@ def launch(
         network = load_network(
             graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
         )
-        show_names(network.agent_names)
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
         run.make_workload(
@@ -271,7 +269,7 @@ def _print(
         f"{facts['task']}, {plan.num_agents} agents on {plan.network.source}",
         [
             ("promise", facts["promise"]),
-            *strictest_facts(plan.budget, plan.num_agents),
+            *strictest_facts(plan.budget, names),
             ("against", facts["adversary"]),
             (
                 "noise in the average",

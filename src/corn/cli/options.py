@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from corn.cli.output import show_names
 from corn.covariance import (
     DEFAULT_THREAT,
     MECHANISMS,
@@ -223,7 +222,6 @@ class NoiseOptions:
         network = load_network(
             graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
-        show_names(network.agent_names)
         return network
 
     def choose_mixing(self) -> Mixing:

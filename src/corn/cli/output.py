@@ -32,7 +32,7 @@ from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, compare_samplings
 from corn.privacy.rounding import round_up_range, write_exactly
-from corn.topology.graphs import add_names
+from corn.topology.graphs import label_agent
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -42,22 +42,6 @@ KAPPA = (
     "noise in all steps"
 )
 """What κ is, for tables; exact sums have none."""
-
-
-_names: list[str] = []
-
-
-def show_names(names: Iterable[str] = ()) -> None:
-    """Let names follow the numbers of agents in all text of this command from now on.
-
-    Where a command knows no names, it shows numbers.
-    """
-    _names[:] = names
-
-
-def _show(text: str) -> str:
-    """Return text as one line that is safe to print, with the names of agents."""
-    return make_printable(add_names(text, _names))
 
 
 def print_json(values: Mapping[str, JsonValue]) -> None:
@@ -140,7 +124,7 @@ def print_rows(
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and aligned pairs of name and value."""
     table = Table(
-        title=_show(title),
+        title=make_printable(title),
         title_justify="left",
         show_header=False,
         box=None,
@@ -149,7 +133,7 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(_show(name), _show(value))
+        table.add_row(make_printable(name), make_printable(value))
     _console().print(table)
 
 
@@ -171,11 +155,11 @@ def print_table(
     for k in kept:
         table.add_column(columns[k], justify="left" if k == 0 else "right", overflow="fold")
     for index, row in enumerate(given):
-        cells = [_show(row[k]) for k in kept]
+        cells = [make_printable(row[k]) for k in kept]
         table.add_row(*cells, end_section=index in section_ends)
     console = _console()
     # Not as the title of the table, which would be broken into lines of the table's width.
-    console.print(Text(_show(title), style="italic"))
+    console.print(Text(make_printable(title), style="italic"))
     console.print(table)
 
 
@@ -191,7 +175,7 @@ def format_count(count: int, thing: str) -> str:
 def print_line(text: str | None) -> None:
     """Print one line of a result, if there is one."""
     if text is not None:
-        sys.stdout.write(f"{_show(text)}\n")
+        sys.stdout.write(f"{make_printable(text)}\n")
         # Notes on stderr are written at once, and would overtake this line.
         sys.stdout.flush()
 
@@ -199,7 +183,7 @@ def print_line(text: str | None) -> None:
 def print_note(text: str) -> None:
     """Print a note on stderr, where it does not mix with the result."""
     # Names of files and texts of plans may hold control characters of a terminal.
-    sys.stderr.write(f"note: {_show(text)}\n")
+    sys.stderr.write(f"note: {make_printable(text)}\n")
 
 
 def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
@@ -286,7 +270,7 @@ def print_written(*paths: Path | None) -> None:
 
 def print_error(text: str) -> None:
     """Print in one line why there is no result."""
-    sys.stderr.write(f"corn: {_show(text)}\n")
+    sys.stderr.write(f"corn: {make_printable(text)}\n")
 
 
 def show_warnings_as_notes() -> None:
@@ -364,21 +348,22 @@ def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
     return tuple(strictest) if len(strictest) < num_agents else ()
 
 
-def strictest_facts(budget: PrivacyBudget, num_agents: int) -> list[tuple[str, str]]:
+def strictest_facts(budget: PrivacyBudget, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the strictest promise, and what the average would gain without it; none if equal.
 
     >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
-    >>> strictest_facts(budget, 3)[0][1]
-    'agent 0: ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
+    >>> strictest_facts(budget, ["Lake", "1", "2"])[0][1]
+    'agent 0 (Lake): ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
     variance of the average would be 0.0804 ×'
     """
-    strictest = find_strictest(budget, num_agents)
+    strictest = find_strictest(budget, len(names))
     if not strictest:
         return []
-    caps = budget.precision_caps(num_agents)
+    caps = budget.precision_caps(len(names))
     following = int(np.argmin(np.where(caps == caps.min(), np.inf, caps)))
     text = (
-        f"{list_agents(strictest)}: {_describe_promise(budget, strictest[0])}; the next has "
+        f"{list_agents([label_agent(names, agent) for agent in strictest])}: "
+        f"{_describe_promise(budget, strictest[0])}; the next has "
         f"{_describe_promise(budget, following)}, with which the least noise variance of the "
         f"average would be {caps.min() / caps[following]:.3g} ×"
     )
@@ -435,8 +420,8 @@ def describe_reference(budget: PrivacyBudget) -> str:
     )
 
 
-def list_agents(agents: Sequence[int]) -> str:
-    """Return the numbers of a few agents, and how many there are beyond these.
+def list_agents(agents: Sequence[object]) -> str:
+    """Return the numbers or labels of a few agents, and how many there are beyond these.
 
     >>> list_agents([3]), list_agents(range(8))
     ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')

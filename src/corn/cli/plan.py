@@ -217,7 +217,7 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         Fact("graph", made.network.source),
         Fact("num_agents", made.num_agents),
         Fact("promise", made.budget.describe(), "promise"),
-        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.num_agents)),
+        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.network.agent_names)),
         *(Fact(key, value) for key, value in collect_sampling(made.budget).items()),
         Fact("", None, "declared samples" if declared else "", declared),
         Fact("adversary", made.threat.describe(), "against"),

@@ -45,7 +45,6 @@ from corn.cli.output import (
     print_line,
     print_note,
     print_table,
-    show_names,
     strictest_facts,
     warn_of_large_disagreement,
     working,
@@ -150,7 +149,6 @@ def train(
         network = mixing.load_network(graph)
     else:
         raise typer.BadParameter("give a graph or a --plan", param_hint="--graph")
-    show_names(network.agent_names)
     source: ProblemSource
     if consortium is not None and learning.data is not None:
         source = consortium.make_workload(learning.data)
@@ -490,7 +488,7 @@ def _print_comparison(
         [
             *(("data", note) for note in result.notes),
             ("promise", f"simulated: {budget.describe()}"),
-            *strictest_facts(budget, network.num_agents),
+            *strictest_facts(budget, network.agent_names),
             ("mixing", network.describe_mixing(budget.num_steps, cooldown_steps)),
             ("runs", _describe_runs(len(result.seeds))),
             *([] if is_sum else [("scores", _SCORES)]),

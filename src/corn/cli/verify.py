@@ -16,7 +16,6 @@ from corn.cli.output import (
     print_note,
     print_result,
     print_table,
-    show_names,
     warn_of_insiders,
     working,
 )
@@ -27,7 +26,7 @@ from corn.plan import AgentGuarantee, Plan, Verification, fingerprint, load_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology import list_connections
-from corn.topology.graphs import look_up_agents
+from corn.topology.graphs import label_agent, look_up_agents
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40
@@ -59,7 +58,6 @@ def verify(
 ) -> None:
     """Recompute each agent's ε, the noise and its lower bound; exit 1 if a promise is broken."""
     plan = load_plan(path)
-    show_names(plan.network.agent_names)
     number = None if agent is None else plan.network.find_agent(agent, argument="--agent")
     if connections is not None:
         _show_connections(plan, load_roster(connections), number, as_json=json)
@@ -73,7 +71,7 @@ def verify(
         names = plan.network.agent_names
         insiders = look_up_agents(names, coalition, argument="--coalition")
         if number in insiders:
-            raise InvalidArgumentError(f"agent {number} is one of the insiders {coalition}")
+            raise InvalidArgumentError(f"agent {agent} is one of the insiders {coalition}")
         guarantees = guarantees_against(plan, insiders)
         if len(insiders) > plan.threat.max_colluders:
             print_note(
@@ -164,7 +162,9 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
             for row in rows
         ],
     )
-    print_note(f"agent {host} opens the store (--store): the first agent that accepts connections")
+    print_note(
+        f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts connections"
+    )
     if any(row["address"] is None for row in rows):
         print_note("? is an address that the roster does not have: give it there, or to --listen")
 
@@ -182,12 +182,12 @@ def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
         ["agent", "largest ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
         [
             [
-                names[own[0].agent] if len(own) == 1 else list_agents([g.agent for g in own]),
+                list_agents([label_agent(names, g.agent) for g in own]).removeprefix("agent "),
                 round_up(max(g.epsilon for g in own)),
                 write_exactly(epsilons[own[0].agent]),
                 write_exactly(deltas[own[0].agent]),
                 round_up_range([g.precision for g in own]),
-                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition),
+                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition, names),
             ]
             for own in rows.values()
         ],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, final
 
 from corn.errors import make_printable
-from corn.topology.graphs import add_names
+from corn.topology.graphs import label_agent
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -61,7 +61,7 @@ def writing_log(
 ) -> Iterator[None]:
     """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
 
-    ``forward`` is called with every record, too. ``names`` of agents follow their numbers.
+    ``forward`` is called with every record, too. Lines have the name of their agent in ``names``.
     """
     handlers: list[logging.Handler] = []
     if to_stderr:
@@ -77,8 +77,7 @@ def writing_log(
         handlers.append(forwarder)
     level, propagates = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
-        formatter = _JsonFormatter if log_format == "json" else _TextFormatter
-        handler.setFormatter(formatter(names))
+        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(names))
         _LOGGER.addHandler(handler)
     _LOGGER.setLevel(logging.INFO)
     # Handlers of the root logger would print every line a second time.
@@ -116,32 +115,24 @@ def _time_of(record: logging.LogRecord) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class _NamingFormatter(logging.Formatter):
-    """A formatter that names the agents in texts."""
+@final
+class _TextFormatter(logging.Formatter):
+    """``TIME LEVEL agent 3 (Lake): text``, in one line whatever the text contains."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self._names = names
 
-    def name_agents(self, text: str) -> str:
-        """Return one line of text in which names follow the numbers of agents."""
-        return make_printable(add_names(text, self._names))
-
-
-@final
-class _TextFormatter(_NamingFormatter):
-    """``TIME LEVEL agent 3 (Lake): text``, in one line whatever the text contains."""
-
     def format(self, record: logging.LogRecord) -> str:
         agent = getattr(record, "agent", None)
-        who = "launch" if agent is None else f"agent {agent}"
+        who = "launch" if agent is None else f"agent {label_agent(self._names, agent)}"
         mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
-        text = self.name_agents(f"{who}: {mark}{record.getMessage()}")
-        return f"{_time_of(record)} {record.levelname} {text}"
+        text = make_printable(record.getMessage())
+        return f"{_time_of(record)} {record.levelname} {who}: {mark}{text}"
 
 
 @final
-class _JsonFormatter(_NamingFormatter):
+class _JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -150,7 +141,7 @@ class _JsonFormatter(_NamingFormatter):
             "level": record.levelname.lower(),
             "agent": getattr(record, "agent", None),
             "event": getattr(record, "event", record.name),
-            "message": self.name_agents(record.getMessage()),
+            "message": make_printable(record.getMessage()),
             "private": bool(getattr(record, "is_private", False)),
         }
         fields = {name: _plain(value) for name, value in getattr(record, "fields", {}).items()}

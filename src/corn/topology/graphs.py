@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -24,12 +23,6 @@ Graph: TypeAlias = nx.Graph
 """Agents 0 … n−1 and links; an ``nx.DiGraph`` if links are directed (i → j: i sends to j)."""
 
 _LONGEST_NAME = 100
-# Numbers after "agent" or "insiders", but no amounts ("per agent 0.5", "agents 0, 1 and 3 more"),
-# and none that has its name already.
-_AGENTS = re.compile(
-    r"(?<!per )\b(?:agents?|insiders?) \d{1,9}\b"
-    r"(?:(?:, | and )\d{1,9}\b(?! more))*+(?!\.\d|,\d| \()"
-)
 
 
 def check_graph(graph: nx.Graph) -> Graph:
@@ -149,22 +142,15 @@ def _unknown(names: Sequence[str], text: str, argument: str) -> InvalidArgumentE
     )
 
 
-def add_names(text: str, names: Sequence[str]) -> str:
-    """Return text with the name after the number of each agent that has one.
+def label_agent(names: Sequence[str], agent: int) -> str:
+    """Return the number of an agent, as in names of files, and its name if it has one.
 
-    Inside the package agents are numbers, as in the names of their files. This function is for the
-    places where text reaches a person.
-
-    >>> add_names("agents 0, 1 share a seed against insider 2", ["north", "south", "2"])
-    'agents 0 (north), 1 (south) share a seed against insider 2'
+    >>> label_agent(["north", "1"], 0), label_agent(["north", "1"], 1), label_agent([], 2)
+    ('0 (north)', '1', '2')
     """
-
-    def name(number: re.Match[str]) -> str:
-        agent = int(number[0])
-        is_named = agent < len(names) and number[0] == str(agent) != names[agent]
-        return f"{number[0]} ({names[agent]})" if is_named else number[0]
-
-    return _AGENTS.sub(lambda found: re.sub(r"\d+", name, found[0]), text)
+    number = str(agent)
+    name = names[agent] if agent < len(names) else number
+    return number if name == number else f"{number} ({name})"
 
 
 def _normalise(name: str) -> str:
