@@ -197,7 +197,7 @@ class Nobody:
 class Work:
     """An agent's gradients: given, or of a network with two hidden layers."""
 
-    def __init__(self, agent: int, size: int, batch: int) -> None:
+    def __init__(self, agent: int, num_agents: int, size: int, batch: int) -> None:
         generator = torch.Generator().manual_seed(agent)
         inputs = torch.randn(NUM_SAMPLES, FEATURES, generator=generator)
         labels = torch.randint(CLASSES, (NUM_SAMPLES,), generator=generator)
@@ -207,7 +207,7 @@ class Work:
         self._task = make_task(size) if batch else None
         self.start = torch.zeros(size)
         self._given = torch.randn(size, generator=generator)
-        self.keys: NewsKeys | None = None
+        self.keys = make_keys(agent, num_agents)
         if self._task is not None:
             self.start = self._task.initialize(0).float()
 
@@ -232,13 +232,16 @@ def make_task(size: int) -> ModuleTask:
     )
 
 
+def make_keys(agent: int, num_agents: int) -> NewsKeys:
+    """Return the keys that sign an agent's news."""
+    return NewsKeys(make_public_credentials(0, agent, num_agents), bytes(32))
+
+
 def run_agent(agent: int, job: Job, results: Any) -> None:
     """Run all kinds of steps in turns, and report times and traffic."""
     limit_threads()
-    work = Work(agent, job.size, job.batch)
+    work = Work(agent, job.num_agents, job.size, job.batch)
     rendezvous, exchange = meet(agent, job, work.start)
-    own = make_public_credentials(0, agent, job.num_agents)
-    work.keys = NewsKeys(own, bytes(32))
     if GLOO in job.kinds:
         gloo.init_process_group(
             "gloo",
@@ -290,7 +293,8 @@ def meet(agent: int, job: Job, start: Tensor) -> tuple[Rendezvous, Exchange]:
     links = open_links(
         opener, graph.neighbors(agent), timeout=600, check=rendezvous.check_interruption
     )
-    exchange = Exchange(links, Membership(graph, agent), dtype=start.dtype, timeout=600)
+    membership = Membership(graph, agent, make_keys(agent, job.num_agents))
+    exchange = Exchange(links, membership, dtype=start.dtype, timeout=600)
     return rendezvous, exchange
 
 
@@ -318,7 +322,7 @@ def run_steps(
         stepper = AgentStepper(plan.budget.query, lambda step: step, work.batches)
     is_sum = plan.network.mixing == "sum"
     exchange.dtype = integer_type(plan.mask_bits) if is_sum else start.dtype
-    exchange.membership = Membership(plan.network.graph, agent, keys=work.keys)
+    exchange.membership = Membership(plan.network.graph, agent, work.keys)
     nobody: Any = Nobody()
     returns: Any = NoReturns()
     run: Any = SimpleNamespace(
@@ -402,7 +406,7 @@ def measure(
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     context = multiprocessing.get_context("forkserver")
     # Libraries are loaded once, not by every process.
-    context.set_forkserver_preload(["corn.distributed.warm_up", "torch.distributed"])
+    context.set_forkserver_preload(["corn.noise.compiled", "torch.distributed"])
     chosen = tuple(kind for kind in dict.fromkeys(kinds) if not delay or kind != GLOO)
     with tempfile.TemporaryDirectory() as name:
         for kind in chosen:

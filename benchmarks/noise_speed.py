@@ -137,7 +137,7 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
     budget = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
     plan = make_plan(network, budget, cooldown_steps=0)
     noise, bits = plan.decomposition, plan.mask_bits
-    work = Work(0, 10**6, 128)
+    work = Work(0, 1, 10**6, 128)
     size = len(work.start)
     source = make_public_source(noise, 0, seed=0)
     share = NoiseShare(plan, 0, source, nonce=NONCE, num_parameters=size)

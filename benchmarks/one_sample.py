@@ -37,7 +37,7 @@ from corn.learn import (
 )
 from corn.learn.metrics import Samples
 from corn.privacy import PrivacyBudget
-from corn.report.style import MECHANISM_COLOURS, LineEnd, label_ends, save_figure
+from corn.report.figures import MECHANISM_COLOURS, LineEnd, label_ends, save_figure
 from corn.threads import limit_threads
 from corn.topology import load_network
 

@@ -34,7 +34,7 @@ from corn.covariance import default_objective
 from corn.learn.sweep import SweepLoop
 from corn.plan import load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
-from corn.report.style import INK, MECHANISM_COLOURS, darken, save_figure
+from corn.report.figures import INK, MECHANISM_COLOURS, darken, save_figure
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.processes import AgentProcesses
+from corn.distributed.launcher import AgentProcesses
 from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare

@@ -44,7 +44,7 @@ from corn.learn import (
 )
 from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
-from corn.report.style import (
+from corn.report.figures import (
     INK,
     MECHANISM_COLOURS,
     LineEnd,

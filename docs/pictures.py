@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import corn
-from corn.report.style import INK, MECHANISM_COLOURS, PALE
+from corn.report.figures import INK, MECHANISM_COLOURS, PALE
 
 CORN, LDP, SERVER = (MECHANISM_COLOURS[name] for name in ("corn", "ldp", "central"))
 BUDGET = corn.PrivacyBudget(epsilon=10, delta=1e-5, num_steps=1000, clip=0.1)

@@ -52,7 +52,7 @@ from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
-from corn.report.style import save_figure
+from corn.report.figures import save_figure
 from corn.topology import Network, load_network
 
 KNOWLEDGE_STEPS = 30

@@ -30,7 +30,7 @@ from corn import learn
 from corn.checks import require
 from corn.covariance import ONE_STEP, Horizon, ThreatModel, default_objective, design
 from corn.errors import CornWarning, MissingExtraError
-from corn.learn.names import ModelName
+from corn.learn.datasets import ModelName
 from corn.learn.schedule import ScheduleName, make_schedule
 from corn.plan.plan import meet_caps
 from corn.privacy import Unit

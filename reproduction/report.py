@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogFormatterMathtext, NullLocator
 
 from corn.report import save_figure
-from corn.report.style import INK, MECHANISM_COLOURS, OWN_COLOUR, LineEnd, darken, label_ends
+from corn.report.figures import INK, MECHANISM_COLOURS, OWN_COLOUR, LineEnd, darken, label_ends
 from corn.version import __version__
 from reproduction.claims import Claim, find_broken_promises
 from reproduction.figures import FIGURES, Panel, Point

@@ -8,7 +8,7 @@ from typing import Any
 
 from corn.checks import require, require_count, require_positive
 from corn.errors import InvalidArgumentError
-from corn.learn.names import ModelName
+from corn.learn.datasets import ModelName
 from corn.learn.schedule import ScheduleName
 from corn.privacy import Unit
 from corn.topology import load_network

@@ -129,13 +129,11 @@ def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
     return matrix
 
 
-def as_symmetric_matrix(
-    value: ArrayLike, *, name: str, relative_tolerance: float = 1e-9
-) -> FloatArray:
-    """Return ``value`` as an exactly symmetric matrix if it is one to within the tolerance."""
+def as_symmetric_matrix(value: ArrayLike, *, name: str) -> FloatArray:
+    """Return ``value`` as an exactly symmetric matrix if it is one up to rounding."""
     matrix = as_square_matrix(value, name=name)
     asymmetry = float(np.abs(matrix - matrix.T).max())
-    if asymmetry > relative_tolerance * float(np.abs(matrix).max()):
+    if asymmetry > 1e-9 * float(np.abs(matrix).max()):
         raise InvalidArgumentError(
             f"{name} must be symmetric, found mirrored entries that differ by {asymmetry:.3g}"
         )

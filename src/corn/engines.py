@@ -56,7 +56,7 @@ from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_mode
 from corn.learn.training import make_task
 from corn.learn.workloads import make_named_task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
-from corn.noise.ledger import compose_history, find_agents, read_history
+from corn.noise.ledger import find_agents, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
@@ -306,7 +306,7 @@ class AgentRelease:
         history = read_history([self._keys], self.agent)
         if history.problems:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
-        return compose_history(history, delta).total.epsilon
+        return history.compose(delta).epsilon
 
     def _open(self, precision: float, *, continues: bool = False) -> ReleaseLedger:
         ledger = open_ledger(
@@ -896,7 +896,7 @@ class ConsortiumModel:
         task = make_named_task(agreed.training.model, (num_inputs,), len(schema.classes) or None)
         # A server has nobody's rows: one of zeros shows their shape.
         rows = AgentData.from_parts([(torch.zeros(1, num_inputs), torch.zeros(1))])
-        self._problem = TrainingProblem(task, rows, preprocessing=schema.to_json())
+        self._problem = TrainingProblem(task, rows, schema=schema)
         self._out = out
 
     def load(self) -> NDArray[Any]:

@@ -171,7 +171,8 @@ def _is_table(rows: list[Any], options: tuple[Any, ...]) -> bool:
 
     Anything else is left to the general rules, which find what is wrong.
     """
-    row, inner = options[0], get_args(options[0])
+    row = options[0]
+    inner = get_args(options[0])
     if options[1:] != (Ellipsis,) or get_origin(row) is not tuple or inner[0] is not int:
         return False
     # Not by isinstance: True is an int to Python.

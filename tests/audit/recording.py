@@ -33,8 +33,8 @@ from corn.audit.program import DEPLOYED, ReleaseNumber, RunRecord, no_gradients
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
+from corn.distributed.launcher import preloaded_context
 from corn.distributed.messages import Header
-from corn.distributed.processes import preloaded_context
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import describe_stop
 from corn.distributed.summing import DOWN, UP

@@ -25,8 +25,8 @@ from corn.distributed import (
 from corn.distributed.keyring import make_keys
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
+from corn.learn.datasets import USUAL_BATCH_SIZE
 from corn.learn.metrics import Row
-from corn.learn.names import USUAL_BATCH_SIZE
 from corn.plan import Plan, fingerprint, save_plan
 from corn.privacy import PrivacyBudget
 from tests.distributed.harness import small_plan
@@ -67,7 +67,7 @@ def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CORN_OTHER_KEYS", "old.keys:older.keys")
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
-    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
     make_keys(tmp_path / "keys", 3)
     assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
     arguments = ("agent", "request.json", "--keys", "keys", *PLACE, *TASK, *options)
@@ -93,7 +93,7 @@ def test_the_promise_is_of_the_plan_that_was_run(
     result = AgentResult(0, RunStatus.COMPLETE, num_steps=12, measured=row)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("corn.distributed.agent.run_workload", lambda *_: (plan, result))
-    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
     save_plan(plan, tmp_path / "plan.corn")
     done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr
@@ -117,7 +117,7 @@ def test_scores_on_private_samples_are_not_printed(
     monkeypatch.setattr(
         "corn.distributed.agent.run_workload", lambda *_: (small_plan("ring:4", 12), result)
     )
-    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
     save_plan(small_plan("ring:4", 12), tmp_path / "plan.corn")
     done = corn("agent", "plan.corn", "--keys", "keys", *PLACE, *TASK, "--json")
     assert done.exit_code == 0, done.stderr

@@ -15,9 +15,9 @@ import typer
 
 from corn.cli import app
 from corn.covariance.threat import _SEEDS
-from corn.learn.names import ModelName
-from corn.report.style import FIGURE_SUFFIXES
-from corn.topology.gossip import GossipKind
+from corn.learn.datasets import ModelName
+from corn.report.figures import FIGURE_SUFFIXES
+from corn.topology.mixing import GossipKind
 
 
 @pytest.mark.parametrize(

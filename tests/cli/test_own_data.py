@@ -157,7 +157,7 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
 
     monkeypatch.chdir(clinics)
     monkeypatch.setattr("corn.distributed.agent.run_workload", run)
-    monkeypatch.setattr("corn.distributed.processes.listen_for_signals", lambda: None)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
     data = ("--target", "ill", "--classes", "no,yes", "--data")
     assert corn("plan", "--graph", "path:2", "--steps", 3, "--out", "plan.corn").exit_code == 0
     agent = ("agent", "plan.corn", "--keys", "keys", "--agent", 0, "--store", "a:1", *data)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from corn.cli.records import read_configuration, spread_records
+from corn.cli.options import read_configuration, spread_records
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import corn.engines
 from corn.checks import FloatArray
 from corn.distributed import Rendezvous, RunSettings, run_agent
-from corn.distributed.processes import preloaded_context
+from corn.distributed.launcher import preloaded_context
 from corn.distributed.results import AgentResult
 from corn.engines import (
     AgentRelease,

@@ -22,12 +22,18 @@ from corn.covariance import (
     ThreatModel,
     ZeroSum,
     design,
-    is_private,
 )
 from corn.covariance.dual import design_whole
 from corn.covariance.insiders import certify
 from corn.errors import InfeasibleError, InvalidArgumentError
-from tests.covariance.networks import NETWORKS, PROPERTY, metropolis, paper_design, random_network
+from tests.covariance.networks import (
+    NETWORKS,
+    PROPERTY,
+    is_private,
+    metropolis,
+    paper_design,
+    random_network,
+)
 from tests.oracles.sdp import Sdp, solve_split
 
 ALTERNATING = (1.0, 4.0)
@@ -198,14 +204,6 @@ def test_a_family_with_one_scale_serves_caps_far_apart() -> None:
     # LDP at the strictest cap is 1e5 times what the others need, beyond their own noise limit.
     result = paper_design(metropolis(nx.path_graph(3)), np.array([1e-5, 1, 1]), "decor")
     assert is_private(result.covariance, result.precision_caps)
-
-
-def test_privacy_is_judged_by_each_agents_own_cap() -> None:
-    R = np.diag([1.0, 0.1])
-    assert is_private(R, [1.0, 10.0])
-    assert is_private(R, 10.0)
-    assert not is_private(R, [10.0, 1.0])
-    assert not is_private(R, [0.99, 100.0])
 
 
 def test_references_follow_the_strictest_agent() -> None:

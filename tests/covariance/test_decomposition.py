@@ -7,7 +7,7 @@ import pytest
 from corn.covariance import Decomposition, Horizon, ThreatModel, design, expose
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyBudget
-from corn.topology import mixing_matrix
+from corn.topology import load_network
 
 PAIR = np.array([[1.0], [-1.0]])
 
@@ -70,7 +70,7 @@ def test_coalitions_must_be_agents_and_records_cannot_change() -> None:
 
 
 BUDGET = PrivacyBudget(epsilon=3, delta=1e-5, num_steps=100, clip=1.0)
-W = mixing_matrix(nx.wheel_graph(7))
+W = load_network(nx.wheel_graph(7)).mixing_matrix
 
 
 def shares(threat: ThreatModel) -> Decomposition:

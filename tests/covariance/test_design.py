@@ -27,7 +27,6 @@ from corn.covariance import (
     ZeroSum,
     default_objective,
     design,
-    is_private,
 )
 from corn.covariance.baselines import graph_laplacian
 from corn.errors import InfeasibleError, InvalidArgumentError
@@ -39,6 +38,7 @@ from tests.covariance.networks import (
     NETWORKS,
     PROPERTY,
     directed,
+    is_private,
     metropolis,
     paper_design,
     random_network,

@@ -18,7 +18,6 @@ from corn.covariance import (
     SeedGroups,
     ThreatModel,
     design,
-    is_private,
 )
 from corn.covariance.insiders import (
     Inverses,
@@ -29,9 +28,9 @@ from corn.covariance.insiders import (
     list_outside,
 )
 from corn.errors import InvalidArgumentError
-from corn.topology import Graph, load_network, mixing_matrix
+from corn.topology import Graph, load_network
 from tests.covariance.coalition_check import exact_worst_precision, worst_precision
-from tests.covariance.networks import metropolis, paper_design
+from tests.covariance.networks import is_private, metropolis, paper_design
 from tests.oracles.sdp import solve_split
 
 GRAPHS = {"cycle 6": nx.cycle_graph(6), "wheel 7": nx.wheel_graph(7)}
@@ -46,13 +45,13 @@ CASES = [(g, s, q, v) for g, s, values in ORACLES for q, v in enumerate(values)]
 
 
 def horizon(graph: Graph, length: float = 100) -> FloatArray:
-    return Horizon(length).matrix(mixing_matrix(graph))
+    return Horizon(length).matrix(load_network(graph).mixing_matrix)
 
 
 def solve(
     graph: Graph, threat: ThreatModel, mechanism: Corn | None = None, length: float = 100
 ) -> Design:
-    W = mixing_matrix(graph)
+    W = load_network(graph).mixing_matrix
     return paper_design(W, 1.0, mechanism or Corn(), objective=Horizon(length), threat=threat)
 
 

@@ -16,7 +16,6 @@ from corn.covariance import (
     OwnMechanism,
     ThreatModel,
     design,
-    is_private,
     read_mechanism,
     read_mechanisms,
 )
@@ -24,6 +23,7 @@ from corn.errors import CornError, InfeasibleError
 from corn.plan import load_plan, make_plan, save_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from tests.covariance.networks import is_private
 
 NETWORK = load_network("ring:5", mixing="gossip")
 CAPS = np.array([1.0, 4.0, 1.0, 2.0, 1.0])

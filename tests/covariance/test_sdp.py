@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corn.checks import FloatArray
-from corn.covariance import Corn, Horizon, is_private
+from corn.covariance import Corn, Horizon
 from tests.covariance.networks import (
     NETWORKS,
     PROPERTY,
     directed,
+    is_private,
     metropolis,
     paper_design,
     random_network,

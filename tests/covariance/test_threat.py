@@ -18,7 +18,7 @@ from corn.covariance.threat import (
     split_agents,
 )
 from corn.errors import InvalidArgumentError
-from corn.topology import Graph, Mixing, mixing_matrix
+from corn.topology import Graph, Mixing, load_network
 from tests.covariance.networks import PROPERTY
 
 
@@ -148,7 +148,12 @@ def test_partners_are_close_in_one_cycle_for_sums_and_in_several_for_gossip() ->
     sums, gossip = (threat.seed_groups(graph, mixing) for mixing in mixings)
     assert nx.node_connectivity(nx.Graph(sums)) == 4
     values = [
-        design(mixing_matrix(graph), 1.0, objective=Horizon(100), threat=ThreatModel(1, own)).value
+        design(
+            load_network(graph).mixing_matrix,
+            1.0,
+            objective=Horizon(100),
+            threat=ThreatModel(1, own),
+        ).value
         for own in (sums, gossip)
     ]
     assert values[1] < 0.95 * values[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.processes import AgentProcesses, preloaded_context
+from corn.distributed.launcher import AgentProcesses, preloaded_context
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings

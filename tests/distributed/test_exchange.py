@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.distributed.exchange import Exchange, StepStopped
-from corn.distributed.membership import Membership
 from corn.distributed.messages import (
     Header,
     Kind,
@@ -28,7 +27,7 @@ from corn.distributed.messages import (
 from corn.distributed.rendezvous import Rendezvous
 from corn.transport import Dropout, LinkError, open_links
 
-from .threads import run_in_threads
+from .threads import make_membership, run_in_threads
 
 D = 1000
 HEADER = Header(b"p" * 8, 1, 7, 0, 400, {Subject(Kind.CUT, 0, 1, 0): Saying(5)})
@@ -117,7 +116,7 @@ def connect(
     links = open_links(
         opener, neighbours, timeout=rendezvous.timeout, check=rendezvous.check_interruption
     )
-    membership = Membership(nx.complete_graph(n), rendezvous.agent)
+    membership = make_membership(nx.complete_graph(n), rendezvous.agent)
     return Exchange(links, membership, dtype=torch.float32, timeout=timeout)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from corn.distributed.rounds import mix_models
-from corn.topology import Gossip, mixing_matrix
+from corn.topology import Gossip, load_network
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from corn.topology import Gossip, mixing_matrix
 )
 def test_the_rounds_of_all_agents_are_the_matrix_of_a_step(gossip: Gossip) -> None:
     graph = nx.path_graph(8)
-    W = mixing_matrix(graph)
+    W = load_network(graph).mixing_matrix
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(8, 5, dtype=torch.float64, generator=generator)
     models = before = list(start)

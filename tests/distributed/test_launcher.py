@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.launcher import ProgressLog, launch
+from corn.distributed.launcher import AgentProcesses, Note, ProgressLog, is_suspended, launch
 from corn.distributed.logs import writing_log
-from corn.distributed.processes import AgentProcesses, Note, is_suspended
 from corn.distributed.results import (
     AgentResult,
     Failure,

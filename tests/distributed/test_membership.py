@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from corn.distributed.membership import Membership, find_breaks
 from corn.distributed.messages import Header, Kind, News, NewsKeys, ProtocolError, Saying, Subject
 
-from .threads import make_credentials
+from .threads import make_credentials, make_membership
 
 
 def spread(graph: nx.Graph, members: list[Membership], rounds: int) -> None:
@@ -27,7 +27,7 @@ def cut(first: int, second: int, step: int, author: int | None = None) -> News:
 @pytest.mark.parametrize("graph", [nx.path_graph(6), nx.cycle_graph(7), nx.star_graph(5)])
 def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -> None:
     n = len(graph)
-    members = [Membership(graph, agent) for agent in range(n)]
+    members = [make_membership(graph, agent) for agent in range(n)]
     lost = n - 1
     first, *others = sorted(graph[lost])
     members[first].note(Kind.CUT, 10, lost)
@@ -43,7 +43,7 @@ def test_all_survivors_agree_on_losses_after_n_minus_2_rounds(graph: nx.Graph) -
 
 def test_a_cut_link_is_told_from_a_lost_agent() -> None:
     """On a ring of 4, agent 1 has lost one link: agent 0 still reaches it over 3 and 2."""
-    own = Membership(nx.cycle_graph(4), 0)
+    own = make_membership(nx.cycle_graph(4), 0)
     own.note(Kind.CUT, 5, 1)
     assert own.cuts == {(0, 1): 5}
     assert (own.lost, own.cut_links) == ({}, {1: 5})
@@ -52,13 +52,13 @@ def test_a_cut_link_is_told_from_a_lost_agent() -> None:
 
 
 def test_agents_behind_a_lost_one_are_not_known_to_be_lost() -> None:
-    own = Membership(nx.path_graph(4), 0)
+    own = make_membership(nx.path_graph(4), 0)
     own.note(Kind.CUT, 3, 1)
     assert own.lost == {1: 3}
 
 
 def test_an_agent_that_leaves_is_lost_to_those_that_stay() -> None:
-    members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
+    members = [make_membership(nx.cycle_graph(4), agent) for agent in range(4)]
     for agent in (1, 2):
         members[agent].note(Kind.LEAVE, 7)
     spread(nx.cycle_graph(4), members, 2)
@@ -70,7 +70,7 @@ def test_an_agent_that_leaves_is_lost_to_those_that_stay() -> None:
 
 
 def test_an_agent_that_returns_can_be_lost_again() -> None:
-    own, back = Membership(nx.cycle_graph(4), 0), Membership(nx.cycle_graph(4), 1)
+    own, back = make_membership(nx.cycle_graph(4), 0), make_membership(nx.cycle_graph(4), 1)
     own.merge({**cut(0, 1, 5), **cut(1, 2, 6, 2)})
     assert own.lost == {1: 5}
     back.note(Kind.RETURN, 20)
@@ -93,7 +93,7 @@ NEWS = st.dictionaries(
 
 @given(st.lists(NEWS, max_size=5), st.randoms(use_true_random=False))
 def test_the_order_of_news_does_not_matter(news: list[News], random: object) -> None:
-    first, second = (Membership(nx.cycle_graph(4), 0) for _ in range(2))
+    first, second = (make_membership(nx.cycle_graph(4), 0) for _ in range(2))
     for one in news:
         first.merge(one)
     shuffled = [*news, *news]
@@ -120,7 +120,7 @@ def test_a_link_is_broken_if_it_broke_after_both_ends_came_back(news: News) -> N
 
 
 def test_agents_reach_each_other_over_links_and_agents_that_are_left() -> None:
-    own = Membership(nx.path_graph(5), 0)
+    own = make_membership(nx.path_graph(5), 0)
     assert own.reach(4) == (0, 1, 2, 3, 4)
     own.merge({**cut(2, 3, 1), Subject(Kind.LEAVE, 1, 1, 1): Saying(1)})
     assert [own.reach(agent) for agent in range(5)] == [(0,), (0, 1, 2), (2,), (3, 4), (3, 4)]
@@ -135,8 +135,7 @@ def signed(agent: int, kind: Kind, step: int, peer: int | None = None) -> News:
 
 def check(news: News, *known: News, step: int = 10) -> None:
     """Check news that agent 2 sends to agent 0 at a step."""
-    keys = NewsKeys(make_credentials(0, 4), b"run")
-    own = Membership(nx.cycle_graph(4), 0, keys=keys, last_step=50)
+    own = make_membership(nx.cycle_graph(4), 0, last_step=50)
     for one in known:
         own.merge(one)
     own.check(Header(bytes(8), 2, step, 0, 0, news))
@@ -184,7 +183,7 @@ def wait(agent: int, peer: int, number: int) -> News:
 
 def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_alone() -> None:
     """On a ring, 1 and 3 wait for message 7 of agent 2, and 0 for message 8 of both."""
-    members = [Membership(nx.cycle_graph(4), agent) for agent in range(4)]
+    members = [make_membership(nx.cycle_graph(4), agent) for agent in range(4)]
     said = {**members[1].say_waits(2, 7), **members[3].say_waits(2, 7)}
     # It names an agent for which nobody waits, or repeats a wait that is over.
     for lie in ({}, wait(2, 3, 6), {**wait(2, 3, 6), **wait(3, 0, 5), **wait(0, 1, 4)}):
@@ -206,7 +205,7 @@ def test_agents_wait_longer_the_farther_they_are_from_one_that_sends_heartbeats_
     ids=["not signed", "no link", "no wait"],
 )
 def test_false_waits_are_refused(false: News) -> None:
-    own = Membership(nx.cycle_graph(4), 0, keys=NewsKeys(make_credentials(0, 4), b"run"))
+    own = make_membership(nx.cycle_graph(4), 0)
     own.merge_waits(wait(1, 2, 5))
     with pytest.raises(ProtocolError):
         own.merge_waits(false)

@@ -29,7 +29,8 @@ from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn import Constant, Mechanism, SweepSettings, TrainingProblem, Trial, run_sweep
 from corn.learn.batches import AgentData
-from corn.learn.own_loop import PrivateTraining, save_state
+from corn.learn.optimizers import save_state
+from corn.learn.own_loop import PrivateTraining
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan, make_plan, verify_plan
 from corn.privacy import PrivacyBudget

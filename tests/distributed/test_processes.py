@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed import processes
+from corn.distributed import launcher
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.launcher import LaunchResult
-from corn.distributed.processes import AgentProcesses, preloaded_context
+from corn.distributed.launcher import AgentProcesses, LaunchResult, preloaded_context
 from corn.distributed.rendezvous import join_store
 from corn.distributed.results import (
     FailureKind,
@@ -297,14 +296,14 @@ def listen_without_stderr(connection: Connection) -> None:
     os.dup2(writer, 2)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_SECONDS_OF_ONE_REQUEST", 1000.0)
-        asked = processes.listen_for_signals()
+        patch.setattr(launcher, "_SECONDS_OF_ONE_REQUEST", 1000.0)
+        asked = launcher.listen_for_signals()
         connection.send("listens")
         while not asked.requested:
             time.sleep(0.01)
         connection.send("asked")
         connection.recv()
-        patch.setattr(processes, "_SECONDS_OF_ONE_REQUEST", 0.0)
+        patch.setattr(launcher, "_SECONDS_OF_ONE_REQUEST", 0.0)
         connection.send("ready")
         time.sleep(60)
 

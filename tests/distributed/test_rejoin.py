@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corn.distributed.processes import AgentProcesses
+from corn.distributed.launcher import AgentProcesses
 from corn.distributed.results import FailureKind, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant

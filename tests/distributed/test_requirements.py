@@ -33,7 +33,7 @@ from corn.distributed.requirements import compose_total
 from corn.distributed.settings import AgentConfig
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Workload
-from corn.noise import compose_history, read_history
+from corn.noise import read_history
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget, gaussian
 from corn.topology import load_network
@@ -110,7 +110,7 @@ def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
         assert total.before.epsilon == pytest.approx(10, rel=1e-3)
         assert total.added.epsilon == pytest.approx(10, rel=1e-3)
         # It is known in advance, and holds against the weaker of both adversaries.
-        after = compose_history(read_history([folder / "keys"], agent), 1e-5).total
+        after = read_history([folder / "keys"], agent).compose(1e-5)
         assert total.after == after
         assert 15 < after.epsilon < BOTH
         assert after.max_colluders == 0

@@ -16,7 +16,6 @@ from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
 from corn.distributed.launcher import LaunchResult
 from corn.distributed.logs import writing_log
-from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind
 from corn.distributed.results import (
     AgentResult,
@@ -37,6 +36,7 @@ from corn.learn.step import StepStatistics
 from corn.learn.tasks import ModuleTask
 
 from .harness import require_private, small_plan
+from .threads import make_membership
 
 PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
 SETTINGS = RunSettings(Constant(0.5), evaluate_at=(0, 6))
@@ -70,7 +70,7 @@ def make_journal(
         folders=make_folders(out, agent),
         stepper=SimpleNamespace(save=dict),
         exchange=SimpleNamespace(
-            membership=Membership(PLAN.network.graph, agent),
+            membership=make_membership(PLAN.network.graph, agent),
             count_bytes=lambda: 0,
             seconds_waited=0.0,
         ),

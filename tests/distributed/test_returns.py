@@ -28,7 +28,7 @@ from corn.distributed.rejoin import (
 from corn.distributed.rendezvous import Hello, Meeting
 from corn.distributed.settings import RunSettings
 from corn.errors import FileFormatError, InvalidArgumentError
-from corn.learn.own_loop import restore_state, save_state
+from corn.learn.optimizers import restore_state, save_state
 from corn.transport import (
     NO_SESSION,
     Channel,
@@ -48,7 +48,7 @@ WELCOME = Welcome(SESSION.hex(), HELLO.nonce, return_step=0, last_step=LAST_STEP
 def lose(agent: int, peer: int, step: int) -> News:
     """Return an agent's news that its link to another broke."""
     keys = NewsKeys(make_credentials(agent, N), SESSION)
-    own = Membership(nx.cycle_graph(N), agent, keys=keys)
+    own = Membership(nx.cycle_graph(N), agent, keys)
     own.note(Kind.CUT, step, peer)
     return own.news
 
@@ -60,7 +60,7 @@ class Sponsor:
         self.rendezvous = make_rendezvous(0, N, MemoryStore())
         self.rendezvous.adopt(Meeting(SESSION, {}))
         keys = NewsKeys(make_credentials(0, N), SESSION)
-        self.membership = Membership(nx.cycle_graph(N), 0, keys=keys)
+        self.membership = Membership(nx.cycle_graph(N), 0, keys)
         self.membership.note(Kind.CUT, 5, 1)
         self.membership.merge(lose(2, 1, 5))
         run: Any = SimpleNamespace(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed.membership import Membership
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.settings import RunSettings, advise_return
@@ -17,6 +16,7 @@ from corn.learn.sweep import Interruption
 from tests.oracles.deployed_release import take_half_step
 
 from .harness import small_plan
+from .threads import make_membership
 
 D, CLIP, STEP_SIZE = 2000, 0.1, 1e-4
 
@@ -101,7 +101,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         exchange=SimpleNamespace(
             neighbours=(),
             seconds_waited=0.0,
-            membership=Membership(plan.network.graph, 0),
+            membership=make_membership(plan.network.graph, 0),
             start=lambda *_: None,
             finish=lambda _: {},
         ),

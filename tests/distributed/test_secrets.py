@@ -19,7 +19,7 @@ from corn.distributed.keyring import (
     make_keys,
     require_private_keys,
 )
-from corn.distributed.processes import protect_process
+from corn.distributed.launcher import protect_process
 from corn.errors import FileFormatError
 from corn.learn.step import AgentStepper
 from corn.noise import load_identity, load_roster

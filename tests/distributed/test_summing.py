@@ -16,8 +16,8 @@ from corn.covariance import MechanismName, ThreatModel
 from corn.covariance.objective import Horizon
 from corn.distributed import messages, rounds, summing
 from corn.distributed.keyring import make_keys
+from corn.distributed.launcher import AgentProcesses
 from corn.distributed.own_loop import make_private
-from corn.distributed.processes import AgentProcesses
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.results import AgentResult, RunStatus, StopReason
 from corn.distributed.settings import RunSettings

@@ -13,7 +13,6 @@ from corn.plan import fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget, account_precision, gaussian, precision_diagonal
 from corn.privacy.floats import set_aside
 from corn.topology import load_network
-from corn.topology.mixing import mixing_matrix
 
 from .harness import small_plan
 
@@ -84,7 +83,9 @@ def test_survivors_have_metropolis_weights_of_the_links_that_are_left() -> None:
     survivors = (0, 1, 3, 4, 5, 6)
     plan = replan(PLAN, survivors, steps_left=10)
     left = nx.Graph(PLAN.network.graph).subgraph(survivors)
-    expected = mixing_matrix(nx.convert_node_labels_to_integers(left, ordering="sorted"))
+    expected = load_network(
+        nx.convert_node_labels_to_integers(left, ordering="sorted")
+    ).mixing_matrix
     np.testing.assert_allclose(plan.network.mixing_matrix, expected)
     silent: Any = None
     weights = ActivePlan(plan, survivors, silent).weights_of(3)

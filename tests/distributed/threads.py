@@ -5,6 +5,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import networkx as nx
+
+from corn.distributed.membership import Membership
+from corn.distributed.messages import NewsKeys
 from corn.distributed.rendezvous import Rendezvous
 from corn.noise import Identity, Roster, generate_identity
 from corn.transport import Address, Credentials, Listener, MemoryStore, Store, StoreHost
@@ -22,6 +26,12 @@ def make_credentials(agent: int, num_agents: int) -> Credentials:
     identities = make_identities(num_agents)
     roster = Roster(tuple(own.public_key for own in identities))
     return Credentials(agent, identities[agent], roster)
+
+
+def make_membership(graph: nx.Graph, agent: int, **options: Any) -> Membership:
+    """Return what an agent of a graph knows at first, with keys to sign news."""
+    keys = NewsKeys(make_credentials(agent, len(graph)), b"run")
+    return Membership(graph, agent, keys, **options)
 
 
 def make_rendezvous(

@@ -19,7 +19,7 @@ from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.simulation import Simulation
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
-from corn.learn.tasks.quadratic import quadratic_objectives
+from corn.learn.tasks.paper import quadratic_objectives
 from corn.learn.workloads import Workload
 from corn.noise import Owner, SecureSource, draw_share, simulated_keys
 from corn.plan import make_plan

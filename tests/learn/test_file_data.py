@@ -50,7 +50,7 @@ def test_a_file_is_dealt_out_and_every_row_is_used_once(tmp_path: Path) -> None:
 def test_truth_values_are_one_class_however_they_are_written(tmp_path: Path) -> None:
     values = ["true", "False", "TRUE", "false"]
     path = write_csv(tmp_path / "a.csv", [(k, 5, values[k % 4]) for k in range(20)])
-    assert "classes false, true;" in FileWorkload(path, "ill").build(2).schema
+    assert "classes false, true;" in FileWorkload(path, "ill").build(2).description
     with pytest.raises(InvalidArgumentError, match="at least two different names"):
         FileWorkload(path, "ill", classes=("true", "True"))
 
@@ -117,7 +117,7 @@ def test_formats_give_the_same_samples(suffix: str, tmp_path: Path) -> None:
 
 
 def test_images(tmp_path: Path) -> None:
-    nobody = ModelPromise(None, None, None, "", "", "", "", 1, 2, "none")
+    nobody = ModelPromise(None, None, None, "", "", "", None, "", 1, 2, "none")
     for size, shape in (((6, 5), (6, 5)), ((6, 5, 3), (3, 6, 5))):
         folder = write_images(tmp_path / f"images-{len(size)}", size)
         problem = FileWorkload(folder).build(2)
@@ -148,7 +148,7 @@ def test_public_test_data_is_the_only_public_part(tmp_path: Path) -> None:
     assert len(problem.parts["test"][1]) == 5
     assert {"validation", "test"} == set(problem.parts)
     other = FileWorkload(path, "ill", test_data=write_csv(tmp_path / "u.csv", ROWS[:4])).build(2)
-    assert problem.schema != other.schema
+    assert problem.description != other.description
 
 
 def test_regression_and_own_models(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_long_codes_are_different_classes(tmp_path: Path) -> None:
     """As floats they would be one class."""
     codes = ("900000000000207008", "900000000000207009", "1_2", "12")
     path = write_csv(tmp_path / "a.csv", [(k, k, codes[k % 4]) for k in range(20)])
-    assert FileWorkload(path, "ill").build(1).schema.count("900000000000207") == 2
-    assert "classes 12, 1_2, 9000" in FileWorkload(path, "ill").build(1).schema
+    assert FileWorkload(path, "ill").build(1).description.count("900000000000207") == 2
+    assert "classes 12, 1_2, 9000" in FileWorkload(path, "ill").build(1).description
 
 
 def test_wide_pixels_are_refused(tmp_path: Path) -> None:

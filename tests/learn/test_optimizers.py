@@ -16,10 +16,10 @@ from corn.covariance import Horizon
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Cosine, Mechanism, SweepSettings, Trial, run_sweep
 from corn.learn.metrics import Result
+from corn.learn.optimizers import OptimizerFactory, read_learning_rate
 from corn.learn.perturbation import KeyedNoise
 from corn.learn.problem import make_problem
 from corn.learn.schedule import Schedule
-from corn.learn.step import OptimizerFactory, read_learning_rate
 from corn.learn.tasks import ModuleTask
 from corn.topology import Network
 

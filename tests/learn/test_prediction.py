@@ -17,7 +17,7 @@ COLUMNS = (
     Column("admitted", "date", bounds=("2020-01-01", "2020-01-11")),
 )
 PROMISE = ModelPromise(
-    None, None, None, "", "nobody", "", "nobody", num_steps=1, num_agents=1, mechanism="none"
+    None, None, None, "", "nobody", "", None, "nobody", num_steps=1, num_agents=1, mechanism="none"
 )
 
 

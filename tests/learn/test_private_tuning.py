@@ -4,9 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from corn.errors import InvalidArgumentError
 from corn.learn import Constant, Trial, price_tuning, run_sweep
+from corn.learn.tuning import choose_best
 from corn.privacy import PrivacyBudget, account_precision, gaussian
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 
@@ -46,6 +48,25 @@ def test_runs_add_up_in_squares() -> None:
     assert total.num_runs == 4
     exact = gaussian.epsilon_from(math.sqrt(4) * mu, promise.delta)
     assert exact <= total.epsilon <= 1.05 * exact
+
+
+def test_one_validation_sample_decides_which_run_is_the_best() -> None:
+    """No release depends on it, so the price of all releases is not the price of the choice."""
+    problem = make_logistic()
+    mechanism = make_mechanism("ldp")
+    trials = [Trial(mechanism, Constant(size)) for size in (0.01, 1.0)]
+    inputs, targets = problem.parts["validation"]
+    found = {}
+    for label in (0, 1):
+        parts = {"validation": (30 * inputs[:1], torch.full_like(targets[:1], label))}
+        own = replace(problem, parts=parts)
+        result = run_sweep(own, NETWORK, trials, settings=SETTINGS)
+        found[label] = choose_best(own, result).schedules[mechanism.name], result.parameters
+        price = price_tuning(result)
+        assert price is not None
+        assert "not chosen by losses on private data" in price.assumes
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][0] != found[1][0]
 
 
 def test_runs_with_poisson_sampling_compose_as_one_long_run() -> None:

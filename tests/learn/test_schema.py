@@ -1,6 +1,8 @@
 """The public schema: encoding, imputation, and problems that are reported together."""
 
 import json
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,29 @@ def test_a_column_of_numbers_is_read_as_its_cells_would_be(values: list[float]) 
         assert problems == one_by_one[1]
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.float16(), pa.float32(), pa.float64(), pa.int64(), pa.decimal128(30, 25)], ids=str
+)
+def test_a_missing_cell_changes_no_other_of_a_typed_column(kind: pa.DataType) -> None:
+    """Before, it sent the whole column through text: float32 0.1 became 0.1 and got other coins."""
+    numbers = np.random.default_rng(0).random(100).astype(np.float32)
+    values: list[object]
+    if pa.types.is_integer(kind):
+        values = [2**60 + k for k in range(100)]
+    elif pa.types.is_decimal(kind):
+        values = [Decimal(f"0.{k:03}{k * 7919:022}") for k in range(100)]
+    else:
+        values = numbers.astype(kind.to_pandas_dtype()).tolist()
+    full, gap = (pa.array(own, kind) for own in (values, [None, *values[1:]]))
+    pairs = [(full, gap)]
+    if kind == pa.float32():
+        pairs.append((full.dictionary_encode(), gap.dictionary_encode()))
+    for pair in pairs:
+        before, after = (Column("x", missing=0.5).read(pa.chunked_array([own]))[0] for own in pair)
+        np.testing.assert_array_equal(before[1:], after[1:])
+        assert after[0] == 0.5
+
+
 def test_a_missing_value_may_be_a_class_that_is_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "age,pain", "30,none", "40,mild", "50,NA")
     cells = read_file(path).cells
@@ -137,6 +162,12 @@ def test_a_row_does_not_depend_on_other_rows(
 def test_impossible_columns_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError):
         Column("x", **fields)  # type: ignore[arg-type]
+
+
+def test_sites_compare_the_column_of_people() -> None:
+    """A report says that each site's program checked it, so none may have left it out."""
+    others = (replace(SCHEMA, id=None), replace(SCHEMA, id="patient"))
+    assert len({own.describe() for own in (SCHEMA, *others)}) == 3
 
 
 def test_a_schema_is_plain_data() -> None:

@@ -35,6 +35,7 @@ PROMISE = ModelPromise(
     unit="sample",
     protects="one sample of one agent",
     clipping="each sample's gradient is clipped to 1",
+    relation="replace-one",
     adversary="an eavesdropper",
     num_steps=10,
     num_agents=2,

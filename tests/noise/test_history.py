@@ -7,7 +7,6 @@ import pytest
 from corn.errors import FileFormatError
 from corn.noise import (
     ReleaseLedger,
-    compose_history,
     generate_identity,
     list_used_plans,
     load_identity,
@@ -63,13 +62,12 @@ def test_releases_under_all_plans_and_keys_add_up(tmp_path: Path) -> None:
     release(folders[1], PLANS[0], 50, agent=4)
     history = read_history(folders, AGENT)
     assert [expense.num_releases for expense in history.expenses] == [10, 20, 30]
-    loss = compose_history(history, DELTA)
+    total = history.compose(DELTA)
     expected = [Expense(make_terms(), 0.01, count) for count in (10, 20, 30)]
-    assert loss.total == loss.agent_total == compose_expenses(expected, DELTA)
-    assert loss.alone[1] == compose_expenses(expected[1:2], DELTA)
-    assert not loss.is_lower_bound
+    assert total == history.compose(DELTA, unit="agent") == compose_expenses(expected, DELTA)
+    assert not history.problems
     assert [find_agents(folder) for folder in folders] == [[3], [3, 4]]
-    assert "an eavesdropper together with one insider" in describe_total(loss.total)
+    assert "an eavesdropper together with one insider" in describe_total(total)
     without = read_history(folders, AGENT, without=history.records[0].path)
     assert without.records == history.records[1:]
 
@@ -84,12 +82,10 @@ def test_a_lost_or_damaged_ledger_makes_the_total_a_lower_bound(tmp_path: Path) 
             paths[1].unlink()
         else:
             paths[1].write_bytes(damage)
-        loss = compose_history(read_history([tmp_path], AGENT), DELTA)
-        assert loss.is_lower_bound
-        assert (
-            loss.total.epsilon == compose_expenses([Expense(make_terms(), 0.01, 10)], 1e-5).epsilon
-        )
-        (problem,) = loss.history.problems
+        history = read_history([tmp_path], AGENT)
+        expected = compose_expenses([Expense(make_terms(), 0.01, 10)], 1e-5)
+        assert history.compose(DELTA).epsilon == expected.epsilon
+        (problem,) = history.problems
         assert "still count" in problem
         assert "the total is then unknown" in problem
 
@@ -101,7 +97,7 @@ def test_a_ledger_without_a_readable_entry_counts_in_full(tmp_path: Path) -> Non
     history = read_history([tmp_path], AGENT)
     assert not history.problems
     assert not history.records[0].is_known
-    total = compose_history(history, DELTA).total
+    total = history.compose(DELTA)
     assert total.epsilon == pytest.approx(1, rel=1e-3)
 
 
@@ -177,5 +173,4 @@ def test_a_missing_folder_is_a_problem_and_a_repeated_one_counts_once(tmp_path: 
     again = tmp_path / ".." / tmp_path.name
     history = read_history([tmp_path, again, tmp_path / "mistyped"], AGENT)
     assert len(history.records) == 1
-    assert compose_history(history, DELTA).is_lower_bound
     assert history.problems == (f"{tmp_path / 'mistyped'}: is not a folder of keys and ledgers",)

@@ -40,8 +40,8 @@ from corn.covariance import Horizon
 from corn.distributed import Reports, RunSettings, messages, rounds, run_agent, summing
 from corn.distributed.exchange import Exchange
 from corn.distributed.keyring import load_credentials, make_keys
+from corn.distributed.launcher import AgentProcesses
 from corn.distributed.messages import PIECE_BYTES, Header
-from corn.distributed.processes import AgentProcesses
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind, StopReason

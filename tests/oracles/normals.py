@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from corn.checks import FloatArray
 from corn.noise.normals import (
     COSINE,
-    EXCHANGE,
     FEW_BITS,
     LOG,
     LOG_OF_EXPONENT,
@@ -28,6 +27,7 @@ from corn.noise.normals import (
 )
 
 _ONES = np.uint32(0xFFFFFFFF)
+EXCHANGE = 1 << 30  # the bit of an angle's upper word that exchanges cosine and sine
 _SIGN = np.int64(np.iinfo(np.int64).min)
 
 

@@ -1,11 +1,15 @@
 """The privacy report: what it says for each kind of promise, and how it looks on a phone."""
 
+import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from corn.learn import ModelPromise
+from corn.privacy import Unit, gaussian
+from corn.privacy.budget import Relation
 from corn.report.privacy_page import Published, describe_privacy, write_html, write_pdf
 from tests.report.browser import browsing, needs_browser
 
@@ -16,6 +20,7 @@ PROMISE = ModelPromise(
     unit="sample",
     protects="one sample of one agent",
     clipping="each sample's gradient is clipped to 1",
+    relation="replace-one",
     adversary="an eavesdropper",
     num_steps=100,
     num_agents=4,
@@ -51,6 +56,26 @@ def test_a_site_is_protected_as_a_whole() -> None:
     page = make_page(replace(PROMISE, unit="agent"))
     assert "for all data of each site" in page
     assert "two rows" not in page
+
+
+@pytest.mark.parametrize("unit", ["sample", "agent"])
+@pytest.mark.parametrize("relation", ["replace-one", "add-or-remove-one", "zero-out"])
+def test_a_change_of_values_costs_twice_the_epsilon_unless_it_is_what_epsilon_counts(
+    relation: Relation, unit: Unit
+) -> None:
+    """At ε = δ = 0.1, values of a gradient that may also be zero are guessed more often."""
+    delta, replaced = 0.1, relation == "replace-one"
+    mu = gaussian.mu_from(0.1, delta) * (1 if replaced else 2)
+    # The best guess between N(0, 1) and N(μ, 1) is right with probability Φ(μ/2).
+    attained = 100 * statistics.NormalDist().cdf(mu / 2)
+    page = make_page(
+        replace(PROMISE, epsilon=0.1, epsilon_least=0.1, delta=delta, unit=unit, relation=relation)
+    )
+    assert f"({relation} adjacency)" in page
+    (question,) = (line for line in page.splitlines() if "An attacker wants to know" in line)
+    assert ("or other data in its place" in question) == replaced
+    stated = [float(found) for found in re.findall(r"([\d.]+)\xa0%", question)]
+    assert max(stated) >= attained
 
 
 @pytest.mark.parametrize(

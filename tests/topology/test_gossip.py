@@ -14,10 +14,9 @@ from corn.topology import (
     Graph,
     choose_cooldown,
     load_network,
-    mixing_matrix,
 )
-from corn.topology.generators import karate
-from corn.topology.gossip import apply_rounds
+from corn.topology.graphs import karate
+from corn.topology.mixing import apply_rounds
 
 from .test_mixing import connected_graphs
 
@@ -25,7 +24,7 @@ GRAPHS = [nx.path_graph(8), nx.complete_graph(5), karate()]
 
 
 def test_plain_rounds_are_a_matrix_power() -> None:
-    W = mixing_matrix(nx.path_graph(5))
+    W = load_network(nx.path_graph(5)).mixing_matrix
     np.testing.assert_allclose(Gossip(3).matrix(W), W @ W @ W, atol=1e-15)
     np.testing.assert_allclose(apply_rounds(Gossip(3).schedule(W), W), W @ W @ W, atol=1e-15)
 
@@ -33,7 +32,7 @@ def test_plain_rounds_are_a_matrix_power() -> None:
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_chebyshev_rounds_are_the_chebyshev_polynomial(graph: Graph, rounds: int) -> None:
-    W = mixing_matrix(graph)
+    W = load_network(graph).mixing_matrix
     values, vectors = np.linalg.eigh(W)
     low, high = values[0], values[-2]
     if high - low < 1e-12:
@@ -50,7 +49,7 @@ def test_chebyshev_rounds_are_the_chebyshev_polynomial(graph: Graph, rounds: int
 def test_the_recurrence_equals_the_matrix_and_keeps_the_average(
     graph: Graph, rounds: int, seed: int
 ) -> None:
-    W, gossip = mixing_matrix(graph), Gossip(rounds, "chebyshev")
+    W, gossip = load_network(graph).mixing_matrix, Gossip(rounds, "chebyshev")
     models = np.random.default_rng(seed).standard_normal((len(W), 3))
     previous = current = models
     for momentum, gain in gossip.schedule(W):
@@ -65,7 +64,7 @@ def test_the_recurrence_equals_the_matrix_and_keeps_the_average(
 def test_chebyshev_rounds_leave_less_disagreement_than_plain_ones(
     graph: Graph, rounds: int
 ) -> None:
-    W = mixing_matrix(graph)
+    W = load_network(graph).mixing_matrix
     plain, fast = (
         np.linalg.norm(Gossip(rounds, kind).matrix(W) - 1 / len(W), 2)
         for kind in ("plain", "chebyshev")
@@ -81,7 +80,7 @@ def test_chebyshev_rounds_leave_less_disagreement_than_plain_ones(
 @given(connected_graphs(), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_the_schedule_never_amplifies_on_fewer_links(graph: Graph, rounds: int, seed: int) -> None:
     """Agents keep schedule and weights when a loss removes links."""
-    W, rng = mixing_matrix(graph), np.random.default_rng(seed)
+    W, rng = load_network(graph).mixing_matrix, np.random.default_rng(seed)
     survivors = np.unique(np.append(np.flatnonzero(rng.random(len(W)) < 0.7), 0))
     kept = np.triu(rng.random(W.shape) < 0.8, 1)
     left = np.where(kept | kept.T, W, 0)[np.ix_(survivors, survivors)]
@@ -124,7 +123,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="kind"):
         Gossip(2, "fast")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError):
-        Gossip(2, "chebyshev").matrix(mixing_matrix(GENERATORS["directed-ring"](4)))
+        Gossip(2, "chebyshev").matrix(load_network(GENERATORS["directed-ring"](4)).mixing_matrix)
     with pytest.raises(InvalidArgumentError):
         Gossip(2, "chebyshev").matrix(np.eye(2))
     with pytest.raises(InvalidArgumentError):

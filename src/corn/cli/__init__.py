@@ -36,8 +36,8 @@ from corn.cli import (
     train,
     verify,
 )
+from corn.cli.options import spread_records
 from corn.cli.output import print_error, show_warnings_as_notes
-from corn.cli.records import spread_records
 from corn.errors import CornError, StoppedByUserError
 
 PANELS: dict[str, tuple[ModuleType, ...]] = {

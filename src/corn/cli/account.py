@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from corn.checks import FloatArray
-from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption
+from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption, is_given
 from corn.cli.output import (
     Column,
     Fact,
@@ -21,7 +21,6 @@ from corn.cli.output import (
     print_table,
     sampling_facts,
 )
-from corn.cli.records import is_given
 from corn.covariance.threat import ThreatModel
 from corn.errors import CornWarning, InvalidArgumentError, list_some
 from corn.privacy import (

@@ -22,8 +22,8 @@ from corn.cli.output import (
     working,
 )
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.learn.names import WorkloadName
-from corn.plan.advice import USUAL_CLIPS, Proposal, Prospect, TrainingScale, propose
+from corn.learn.datasets import WorkloadName
+from corn.plan.advice import USUAL_CLIPS, USUAL_DISTANCE, Proposal, Prospect, TrainingScale, propose
 from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
@@ -73,7 +73,8 @@ def advise(
     """Propose clip, batches, steps and step sizes, and print commands that use them."""
     # A random regular graph mixes fast with few links; very few agents can all be linked.
     graph = f"regular:n={agents},degree=4,seed=1" if agents > 5 else f"complete:{agents}"
-    network, n = load_network(graph), agents
+    network = load_network(graph)
+    n = agents
     if task is not None and parameters is not None:
         raise typer.BadParameter("give --task or --parameters, not both: a task has its own number")
     # Noted after the result: the number of parameters decides how much noise a step has.
@@ -123,7 +124,8 @@ def _write_commands(
     proposal: Proposal, graph: str, learner: Sequence[str], *, largest: int, is_runnable: bool
 ) -> list[str]:
     """Return commands that run as they are; those that train need a built-in task."""
-    scale, prospect = proposal.scale, proposal.prospect
+    scale = proposal.scale
+    prospect = proposal.prospect
     # For the agent unit the batch size does not affect privacy, and corn plan refuses it.
     size = None
     step_size = prospect.step_size
@@ -182,7 +184,8 @@ def _print(
     *,
     as_json: bool,
 ) -> None:
-    scale, prospect = proposal.scale, proposal.prospect
+    scale = proposal.scale
+    prospect = proposal.prospect
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
     print_result(
         f"advice for {scale.num_agents} agents on {network.source}, with "
@@ -240,12 +243,13 @@ def _print(
     typer.echo("\n".join(["Commands:", *commands]))
     print_note(
         "excess is a bound on the loss above the least one, for a convex problem whose solution is "
-        f"at distance {scale.distance:g}: for choosing between settings, not a forecast"
+        f"at distance {USUAL_DISTANCE:g}: for choosing between settings, not a forecast"
     )
 
 
 def _describe(proposal: Proposal) -> str:
-    own, scale = proposal.prospect, proposal.scale
+    own = proposal.prospect
+    scale = proposal.scale
     if scale.unit == "agent":
         return f"{own.num_steps} steps; the batch size does not affect privacy"
     rate = proposal.budget.query.sampling_rate

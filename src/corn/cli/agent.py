@@ -52,7 +52,7 @@ class MonitoringOptions:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where the status is served; None for nowhere."""
+        """The address at which the status is served; None for none."""
         return None if self.status is None else parse_address(self.status)
 
 

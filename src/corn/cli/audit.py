@@ -21,7 +21,7 @@ from corn.cli.output import (
     progress,
 )
 from corn.errors import InvalidArgumentError
-from corn.learn.names import WorkloadName
+from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 from corn.topology.graphs import label_agent
@@ -122,7 +122,8 @@ def audit(
         track=lambda pairs: progress(pairs, "attacking"),
     )
     # An audit that finds nothing might be too weak. Beyond the threat it should find something.
-    weakest, beyond = find_smallest_break(plan), None
+    weakest = find_smallest_break(plan)
+    beyond = None
     if weakest is not None:
         # By the noise alone, which is the fastest: the plan does not promise anything here.
         (beyond,) = audit_plan(
@@ -205,7 +206,8 @@ def _audit_one_run(
 
 
 def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
-    settings, columns = report.settings, _list_columns(plan.network.agent_names)
+    settings = report.settings
+    columns = _list_columns(plan.network.agent_names)
     findings = sorted(report.findings, key=lambda one: one.victim)
     found = report.messages
     print_result(

@@ -257,7 +257,7 @@ def _network_facts(network: Network) -> list[Fact]:
 def _list_columns(
     rows: Sequence[ComparedDesign], ldp: Design, *, is_gossip: bool
 ) -> list[Column[ComparedDesign]]:
-    from corn.report.style import SHORT_NAMES
+    from corn.report.figures import SHORT_NAMES
 
     def gap(row: ComparedDesign) -> float:
         return _find_gap(row, rows)

@@ -10,25 +10,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption
-from corn.cli.output import (
-    print_error,
-    print_facts,
-    print_json,
-    print_note,
-    print_table,
-    progress,
-)
-from corn.cli.records import is_given
+from corn.cli.options import JsonOption, is_given
+from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
 from corn.covariance import ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
 from corn.learn.consortium import load_consortium
 from corn.noise import (
-    HistoryLoss,
     Roster,
     Site,
-    compose_history,
     generate_identity,
     load_roster,
     read_history,
@@ -36,8 +26,9 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import describe_total, find_agents
+from corn.noise.ledger import ReleaseHistory, describe_total, find_agents
 from corn.plan import load_plan
+from corn.privacy.composition import compose_expenses
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology.graphs import look_up_agents
 
@@ -257,7 +248,7 @@ def _add_up(
         )
     shown = agents if agent is None else [agent]
     found = [
-        _history_facts(compose_history(read_history(keys, number), delta))
+        _history_facts(read_history(keys, number), delta)
         for number in progress(shown, "adding up releases")
     ]
     if json:
@@ -272,11 +263,12 @@ def _add_up(
         raise typer.Exit(1)
 
 
-def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
+def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     plans = []
-    for record, alone in zip(loss.history.records, loss.alone, strict=True):
+    for record in history.records:
         expense = record.expense
-        budget, colluders = expense.terms.budget, expense.terms.max_colluders
+        budget = expense.terms.budget
+        colluders = expense.terms.max_colluders
         plans.append(
             {
                 "plan": record.plan,
@@ -288,23 +280,23 @@ def _history_facts(loss: HistoryLoss) -> dict[str, Any]:
                 "releases": expense.num_releases,
                 "planned_steps": budget.num_steps,
                 "precision": expense.precision,
-                "epsilon": alone.epsilon,
+                "epsilon": compose_expenses([expense], delta, unit=budget.unit).epsilon,
                 "promised_epsilon": budget.epsilon,
                 "promised_delta": budget.delta,
                 "is_running": record.is_running,
                 "is_count_known": record.is_known,
             }
         )
-    totals = {"total": loss.total, "agent_total": loss.agent_total}
+    totals = {"total": history.compose(delta), "agent_total": history.compose(delta, unit="agent")}
     return {
-        "agent": loss.history.agent,
+        "agent": history.agent,
         "plans": plans,
         **{
             name: asdict(total) | {"relation": total.relation, "statement": describe_total(total)}
             for name, total in totals.items()
         },
-        "is_lower_bound": loss.is_lower_bound,
-        "problems": loss.history.problems,
+        "is_lower_bound": bool(history.problems),
+        "problems": history.problems,
     }
 
 

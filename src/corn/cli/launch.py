@@ -20,7 +20,7 @@ from corn.cli.learning import (
     refuse_options_of_plan,
     write_run,
 )
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, read_configuration
 from corn.cli.output import (
     collect_sampling,
     describe_average,
@@ -32,7 +32,6 @@ from corn.cli.output import (
     strictest_facts,
 )
 from corn.cli.plan import describe_mixing
-from corn.cli.records import read_configuration
 from corn.plan import Plan, fingerprint
 from corn.privacy.rounding import round_up_range
 from corn.topology import load_network
@@ -136,7 +135,8 @@ def launch(
     # Scores on an agent's own samples are private.
     is_public = "test" in launched.problem.public_parts
     facts = _facts(read_configuration(context), launched, quality if is_public else None)
-    rows, folders = launched.measured.rows, launched.folders
+    rows = launched.measured.rows
+    folders = launched.folders
     write_run(rows, facts, folders.shared, columns=learn.SHARED_COLUMNS)
     if model is not None:
         model.save(folders.shared / MODEL_FILE)
@@ -184,7 +184,9 @@ def _facts(
     quality: Quality | None,
 ) -> dict[str, object]:
     """Return the content of run.json: nothing computed from private data without noise."""
-    result, plan, simulation = launched.measured, launched.plan, launched.problem.simulation
+    result = launched.measured
+    plan = launched.plan
+    simulation = launched.problem.simulation
     return {
         # Names of folders may describe the owner of the data, and limits its other runs.
         "configuration": {
@@ -256,7 +258,8 @@ def _print(
     *,
     quality: list[tuple[str, str]],
 ) -> None:
-    plan, last = launched.plan, launched.measured.rows[-1]
+    plan = launched.plan
+    last = launched.measured.rows[-1]
     names = plan.network.agent_names
     hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
     scores = {
@@ -301,7 +304,8 @@ def _print(
 
 def _describe_outcome(launched: distributed.LaunchResult, facts: dict[str, Any]) -> str | None:
     """Return the last line: what was reached, and at which privacy."""
-    plan, last = launched.plan, launched.measured.rows[-1]
+    plan = launched.plan
+    last = launched.measured.rows[-1]
     return describe_outcome(
         facts["measured"],
         last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]],

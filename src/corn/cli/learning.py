@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corn import learn
+from corn.cli.options import is_given
 from corn.cli.output import print_note, save_json
-from corn.cli.records import is_given
 from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
+from corn.learn.datasets import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.file_data import SITE_FIELD
-from corn.learn.names import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 

@@ -1,15 +1,18 @@
 """Options that several commands share, with one name, one default and one help text each.
 
 Options that belong together are fields of a record, whose methods turn them into the library's
-records. Commands take such records like single options: see ``corn.cli.records``.
+records. Commands take such records like single options (``spread_records``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
@@ -78,7 +81,7 @@ def _check_figure_name(path: Path | None) -> Path | None:
     """Raise for a bad name before the command runs, not after hours."""
     # Imported here, because Matplotlib takes a second that commands without a figure save.
     if path is not None:
-        from corn.report.style import check_figure_name
+        from corn.report.figures import check_figure_name
 
         check_figure_name(path)
     return path
@@ -217,12 +220,11 @@ class NoiseOptions:
     ] = None
 
     def load_network(self, graph: str) -> Network:
-        """Return the network of a graph spec or file, whose names are shown from now on."""
+        """Return the network of a graph spec or file."""
         mixing = "gossip" if self.mixing is None and self._asks_for_gossip else self.mixing
-        network = load_network(
+        return load_network(
             graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
         )
-        return network
 
     def choose_mixing(self) -> Mixing:
         """Return how releases are combined on a network that is not known yet."""
@@ -486,3 +488,60 @@ class BudgetOptions:
             return self.make(batch_size if self.unit == "sample" else None, network)
         rate, samples = fit_sampling(sizes, batch_size, self.sampling)
         return self.make(batch_size, network, sampling_rate=rate, samples=samples)
+
+
+def spread_records(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with a signature for typer, in which fields replace their records.
+
+    Typer accepts single options only. Without records, each command with a privacy budget would
+    repeat all options of a budget and their defaults.
+    """
+    # Annotations are text where a module postpones them; typer needs the types themselves.
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    records = {
+        p.name: p.annotation
+        for p in parameters
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+    }
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, record in records.items():
+            own = {field.name: given.pop(field.name) for field in fields(record)}
+            given[name] = record(**own)
+        command(**given)
+
+    spread = [
+        option
+        for p in parameters
+        for option in (_options(p.annotation) if p.name in records else [_by_name(p)])
+    ]
+    # Typer reads options from the signature.
+    call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    return call
+
+
+def read_configuration(context: typer.Context) -> dict[str, object]:
+    """Return the value of every option of the running command, in the order of its help."""
+    names = [parameter.name for parameter in context.command.params]
+    return {name: context.params[name] for name in names if name in context.params}
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line or in the environment."""
+    # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def _options(record: type) -> Iterator[Parameter]:
+    types = get_type_hints(record, include_extras=True)
+    for field in fields(record):
+        default = Parameter.empty if field.default is MISSING else field.default
+        yield Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
+        )
+
+
+def _by_name(parameter: Parameter) -> Parameter:
+    return parameter.replace(kind=Parameter.KEYWORD_ONLY)

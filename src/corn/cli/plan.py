@@ -17,6 +17,7 @@ from corn.cli.options import (
     MixingOptions,
     OptionalGraphOption,
     ThreatOptions,
+    is_given,
 )
 from corn.cli.output import (
     KAPPA,
@@ -31,7 +32,6 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import is_given
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
@@ -192,7 +192,9 @@ def _write_request(
 
 def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[Fact]:
     """Return the content of a plan, with the value and the bound of its noise."""
-    streams, noise, samples = made.decomposition.count_streams(), [], made.budget.samples_per_agent
+    streams = made.decomposition.count_streams()
+    noise = []
+    samples = made.budget.samples_per_agent
     average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
     kappa = made.disagreement_ratio
     if made.network.mixing == "sum":

@@ -15,8 +15,8 @@ from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note, progress
 from corn.errors import FileFormatError
 from corn.files import writing_whole
-from corn.noise import HistoryLoss, compose_history, read_history
-from corn.noise.ledger import find_agents
+from corn.noise.ledger import ReleaseHistory, find_agents, read_history
+from corn.privacy.composition import TotalLoss
 
 if TYPE_CHECKING:
     from corn.report.privacy_page import Published
@@ -58,7 +58,7 @@ def report(
         model=model.description,
         model_digest=_digest(file),
         published=_list_published(path / "shared") if path.is_dir() else (),
-        histories=[] if keys is None else _add_up(keys, delta),
+        totals=[] if keys is None else _add_up(keys, delta),
         keys=keys,
         id_column=(model.preprocessing or {}).get("id"),
     )
@@ -73,12 +73,9 @@ def report(
         print_note("the total on the page is this site's own: decide who may read it")
 
 
-def _add_up(keys: Path, delta: float) -> list[HistoryLoss]:
-    agents = find_agents(keys)
-    return [
-        compose_history(read_history([keys], agent), delta)
-        for agent in progress(agents, "adding up releases")
-    ]
+def _add_up(keys: Path, delta: float) -> list[tuple[ReleaseHistory, TotalLoss]]:
+    histories = [read_history([keys], agent) for agent in find_agents(keys)]
+    return [(own, own.compose(delta)) for own in progress(histories, "adding up releases")]
 
 
 def _list_published(folder: Path) -> list[Published]:

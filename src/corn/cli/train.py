@@ -32,7 +32,9 @@ from corn.cli.options import (
     PlotOption,
     PlotStyleOption,
     ThreatOptions,
+    is_given,
     parse_numbers,
+    read_configuration,
 )
 from corn.cli.output import (
     KAPPA,
@@ -49,11 +51,10 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.cli.records import is_given, read_configuration
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
-from corn.learn.names import usual_schedule
-from corn.learn.step import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
+from corn.learn.datasets import usual_schedule
+from corn.learn.optimizers import NAMED_OPTIMIZERS, OptimizerName, require_exact_sums
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -161,8 +162,10 @@ def train(
         # The defaults of these options are not what is run.
         for name in refuse_options_of_plan(context, planned.budget, _DECIDED_BY_PLAN):
             del configuration[name]
-        promise, objective = planned.budget, planned.objective
-        adversary, cooldown_steps = planned.threat, planned.cooldown_steps
+        promise = planned.budget
+        objective = planned.objective
+        adversary = planned.threat
+        cooldown_steps = planned.cooldown_steps
     else:
         promise = budget.make_for_data(learning.batch_size, problem.data.sizes, network)
         objective = mixing.choose_objective(network, budget.steps)
@@ -300,7 +303,8 @@ def _collect_models(
     comparison: learn.Comparison, plan: Plan | None
 ) -> dict[str, learn.TrainedModel]:
     """Return each mechanism's model: the average of its agents in the first run, if it predicts."""
-    result, found = comparison.result, {}
+    result = comparison.result
+    found = {}
     for place, trial in enumerate(result.trials):
         name = trial.mechanism.name
         average = result.average_parameters[place]
@@ -409,7 +413,9 @@ def _note_price(result: learn.Result, price: learn.TuningPrice | None) -> None:
             f"private tuning: {price.num_runs} runs with noise on the agents' data together spend "
             f"ε = {round_up(price.epsilon)} at δ = {write_exactly(price.delta)}, not "
             f"{write_exactly(price.epsilon_of_one)}, for {price.protects}, against "
-            f"{price.against}, if {price.assumes}, which runs of a simulation have in common"
+            f"{price.against}, if {price.assumes}. Runs of a simulation have noise and batches in "
+            "common, and these step sizes were chosen by losses on the agents' data, which no ε "
+            "covers"
         )
     mechanisms = dict.fromkeys(trial.mechanism for trial in result.trials)
     uncovered = [own.name for own in mechanisms if own.budget is None or own.is_central]
@@ -476,7 +482,8 @@ def _print_comparison(
     qualities: dict[str, Quality],
 ) -> None:
     """Print a table with scores, spent ε and adversary of each mechanism, and notes."""
-    result, facts = comparison.result, comparison.summary
+    result = comparison.result
+    facts = comparison.summary
     is_sum = network.mixing == "sum"
     shown = _choose_columns(facts, is_sum=is_sum)
     judged = _choose_judged(comparison)
@@ -625,7 +632,8 @@ def _print_verdicts(comparison: learn.Comparison) -> None:
 
 def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:
     """Print a note if the budget counts on far fewer samples than most agents have."""
-    least, usual = budget.samples_per_agent, statistics.median(sizes)
+    least = budget.samples_per_agent
+    usual = statistics.median(sizes)
     if isinstance(least, int) and usual > _FAR_MORE * least:
         print_note(
             f"the noise, and that of the trusted server, counts on {least:,} samples of every "

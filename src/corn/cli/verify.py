@@ -163,7 +163,8 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
         ],
     )
     print_note(
-        f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts connections"
+        f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts "
+        "connections"
     )
     if any(row["address"] is None for row in rows):
         print_note("? is an address that the roster does not have: give it there, or to --listen")

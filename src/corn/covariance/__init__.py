@@ -16,7 +16,6 @@ from corn.covariance.design import (
     read_mechanism,
     read_mechanisms,
 )
-from corn.covariance.feasibility import invert_covariance, is_private
 from corn.covariance.objective import (
     ONE_STEP,
     FiniteRun,
@@ -60,8 +59,6 @@ __all__ = [
     "default_objective",
     "design",
     "expose",
-    "invert_covariance",
-    "is_private",
     "read_mechanism",
     "read_mechanisms",
 ]

@@ -26,7 +26,9 @@ from corn.topology.graphs import Graph
 _LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
 # Steps of 0.25 in log r at first. Each zoom keeps two steps and divides them by 20, so eight zooms
 # end at 10⁻⁹.
-_GRID, _ZOOM_GRID, _ZOOMS = 145, 21, 8
+_GRID = 145
+_ZOOM_GRID = 21
+_ZOOMS = 8
 _TOLERANCE = 1e-12  # relative, of the noise limit
 
 
@@ -250,7 +252,7 @@ class OwnMechanism:
     Attributes:
         covariance: R, shape (n, n), or a function that returns it for a design problem, which has
             links, mixing matrix, precision caps and objective.
-        label: its name in tables.
+        label: the name of the mechanism in tables.
     """
 
     covariance: ArrayLike | CovarianceRule
@@ -271,7 +273,8 @@ class OwnMechanism:
                     mixing_matrix=np.array(problem.mixing_matrix),
                 )
             )
-        n, of = problem.num_agents, f"covariance of {self.label!r}"
+        n = problem.num_agents
+        of = f"covariance of {self.label!r}"
         R = as_symmetric_matrix(given, name=of)
         require(R.shape == (n, n), of, f"of shape ({n}, {n}), as the network", R.shape)
         is_independent = not np.any(R - np.diag(R.diagonal()))

@@ -144,7 +144,8 @@ class CoalitionUpdates:
 
         Those of the members have no meaning.
         """
-        Y, product = self._Y, self._product
+        Y = self._Y
+        product = self._product
         none = np.empty(0, dtype=int)
         known = np.unique(np.concatenate([none, *(self._streams[agent] for agent in coalition)]))
         # An eigendecomposition is faster only for coalitions that know most streams.
@@ -155,7 +156,8 @@ class CoalitionUpdates:
         # n³.
         T = np.unique(columns.nonzero()[0])
         B = columns[T].toarray()
-        size, terms = float(np.linalg.norm(B)), _rounding(len(T) + len(known) + 4)
+        size = float(np.linalg.norm(B))
+        terms = _rounding(len(T) + len(known) + 4)
         p = B.T @ Y[T]
         Q = p[:, T] @ B
         try:

@@ -90,7 +90,8 @@ def _recover_covariance(
     value where the limit is tight, so it is tried when blending alone loses more than
     `_WORTH_A_RIDGE`.
     """
-    A, limits = problem.scaled_objective, problem.variance_ratio_limits
+    A = problem.scaled_objective
+    limits = problem.variance_ratio_limits
 
     def value(R: FloatArray) -> float:
         return float(np.sum(A * R))
@@ -177,14 +178,21 @@ def solve_dual(
     direction points uphill: a step after which bound and gap are both worse is cut to a quarter.
     """
     trial = np.ones(len(objective_matrix)) if start is None else start
-    base, base_bound, base_gap, step = trial, 0.0, np.inf, np.zeros_like(trial)
+    base = trial
+    base_bound = 0.0
+    base_gap = np.inf
+    step = np.zeros_like(trial)
     best: DualPoint | None = None
-    bound, best_value, iteration, converged = 0.0, np.inf, 0, False
+    bound = 0.0
+    best_value = np.inf
+    iteration = 0
+    converged = False
     while True:
         iteration += 1
         point = evaluate(objective_matrix, trial)
         # Every point is a certificate: the best bound and the best value need not be of one point.
-        bound, gap = max(bound, point.lower_bound), point.value / point.lower_bound - 1
+        bound = max(bound, point.lower_bound)
+        gap = point.value / point.lower_bound - 1
         value = point.value
         # An inverse per iteration is worth it only where its value may end the search.
         if tolerance < gap <= _SECOND_ORDER * np.sqrt(tolerance):
@@ -197,7 +205,9 @@ def solve_dual(
         if point.lower_bound < base_bound and gap > base_gap:
             step = step / 4
         else:
-            base, base_bound, base_gap = point.multipliers, point.lower_bound, gap
+            base = point.multipliers
+            base_bound = point.lower_bound
+            base_gap = gap
             step = _newton_step(point)
         trial = _move(base, step, smallest_share=_NEGLIGIBLE_SHARE * tolerance)
     return DualSolution(best, bound, converged, iteration)
@@ -236,7 +246,8 @@ def _newton_step(point: DualPoint) -> FloatArray:
     step into −1, as in a primal-dual interior-point method. Where S_ii > λ_i by a factor, the
     logarithm is the better measure of the distance.
     """
-    lam, S = point.multipliers, point.diagonal
+    lam = point.multipliers
+    S = point.diagonal
     residual = S - lam
     tight = lam < S
     residual[tight] = S[tight] * np.log(S[tight] / lam[tight])
@@ -281,7 +292,8 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
     positive semidefinite, and only its upper triangle is filled. Single precision halves the time
     and is far more accurate than the quadrature.
     """
-    n, largest = len(roots), float(roots[-1])
+    n = len(roots)
+    largest = float(roots[-1])
     s = roots / largest
     nodes, weights = _quadrature(s)
     Q = np.asfortranarray(vectors, dtype=np.float32)

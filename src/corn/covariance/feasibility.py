@@ -69,16 +69,6 @@ def invert_definite(matrix: FloatArray) -> FloatArray | None:
     return None if F is None else _invert_from_factor(F)
 
 
-def is_private(covariance: FloatArray, precision_caps: ArrayLike) -> bool:
-    """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b_i for every agent; one number is the cap of all."""
-    caps = expand_caps(precision_caps, len(covariance))
-    try:
-        precision, _ = invert_covariance(covariance)
-    except InfeasibleError:
-        return False
-    return bool((precision.diagonal() <= caps).all())
-
-
 def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
     """Return the factor on all noise variances at which the worst [R⁻¹]_ii/b_i is just below 1.
 
@@ -131,7 +121,8 @@ def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[Flo
         return R, False
     theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
     # With eigenvectors at hand, the diagonal of an inverse costs n² per t instead of n³.
-    theta, squares = np.maximum(theta, 0.0), np.square(U)
+    theta = np.maximum(theta, 0.0)
+    squares = np.square(U)
     low, high = np.log(_SMALLEST_BLEND), 0.0
     for _ in range(_BLEND_BISECTIONS):
         middle = (low + high) / 2

@@ -51,7 +51,8 @@ from corn.threads import one_thread
 
 _LEAST_FOR_UPDATES = 24  # agents: below it inverses are faster, and the tolerance is tighter
 _TOLERANCE, _TOLERANCE_WITH_UPDATES = 1e-3, 1e-2
-_SMOOTHEST, _SHARPNESS = 10.0, (30.0, 60.0)  # p: smooth and easy, then sharp enough for weights
+_SMOOTHEST = 10.0  # p: smooth and easy at first
+_SHARPNESS = (30.0, 60.0)  # p: then sharp enough for weights
 _ITERATIONS_PER_ROUND = 50
 _PRIOR_FLOOR = -40.0  # of log π, so that a constraint without weight can gain some again
 _FAR = 1e10  # the value of a point at which R is not definite
@@ -66,8 +67,10 @@ _EVALUATIONS_OF_INVERSES = 20_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
 _FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
 _FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
-_FULL_SEARCH_OF_TWO, _LEAST_FROM_A_START = 200, 20  # agents, evaluations
-_FIRST_SHARED, _SHARED_FACTOR = 100.0, 4.0  # of the search for a start: a ratio, and its steps
+_FULL_SEARCH_OF_TWO = 200  # agents
+_LEAST_FROM_A_START = 20  # evaluations
+_FIRST_SHARED = 100.0  # the first ratio in the search for a start
+_SHARED_FACTOR = 4.0  # between the ratios of that search
 
 _SINGULAR = 1e-12  # smallest eigenvalue of A, relative to the largest
 _SMALLEST_RIDGE = 1e-6
@@ -97,7 +100,8 @@ def solve_split(
             full search. Two insiders and more start from the noise against one less, with a sixth
             of the evaluations.
     """
-    n, q = problem.num_agents, problem.threat.max_colluders
+    n = problem.num_agents
+    q = problem.threat.max_colluders
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(n, q)
     streams = Streams.list_all(seed_groups, n)
@@ -294,10 +298,15 @@ def _search(
 def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
     """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
     if max_colluders <= 1:
-        most, least, full, power = _MOST_EVALUATIONS, _LEAST_EVALUATIONS, _FULL_SEARCH, 3
+        most = _MOST_EVALUATIONS
+        least = _LEAST_EVALUATIONS
+        full = _FULL_SEARCH
+        power = 3
     else:
         most = _MOST_EVALUATIONS // _FEWER_FROM_A_START
-        least, full, power = _LEAST_FROM_A_START, _FULL_SEARCH_OF_TWO, 4
+        least = _LEAST_FROM_A_START
+        full = _FULL_SEARCH_OF_TWO
+        power = 4
     return min(most, max(least, int(most * (full / num_agents) ** power)))
 
 
@@ -307,7 +316,8 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
     One number is found in a few evaluations, after which each evaluation of the search is worth
     several of a search from an arbitrary point.
     """
-    n, num_pairs = len(search.diagonal), len(search.streams.members)
+    n = len(search.diagonal)
+    num_pairs = len(search.streams.members)
 
     def measure(shared: float) -> Candidate:
         # ``shared`` is the variance of an agent's shared noise over that of its private noise.
@@ -331,7 +341,8 @@ def _scale(
     The check of every coalition shares no code with the search. With a tolerance, streams that died
     out are left out if that costs less. Independent noise replaces a split that is worse.
     """
-    q, caps = problem.threat.max_colluders, problem.precision_caps
+    q = problem.threat.max_colluders
+    caps = problem.precision_caps
 
     def scale(factors: FloatArray) -> Decomposition:
         noise = Decomposition(search.best.theta, seed_groups, search.streams.split(factors))
@@ -355,7 +366,8 @@ def _scale(
         lean = scale(weak)
         bound = search.lower_bound / problem.strictest_cap
         if problem.value(lean.covariance) <= max(value, (1 + tolerance) * bound):
-            shares, value = lean, problem.value(lean.covariance)
+            shares = lean
+            value = problem.value(lean.covariance)
     # LDP shares no seed, so it holds against every coalition.
     independent = float((problem.objective_matrix.diagonal() / caps).sum())
     return Decomposition(1 / caps) if value >= independent else shares
@@ -573,7 +585,10 @@ class SplitSearch:
         bound. Two rounds at the largest of ``sharpness`` that improve the value by less than
         ``stall``, relative, end the search too.
         """
-        z, stalled, before, number = self._pack(start), 0, np.inf, 0
+        z = self._pack(start)
+        stalled = 0
+        before = np.inf
+        number = 0
         while True:
             p = sharpness[min(number, len(sharpness) - 1)]
             number += 1
@@ -663,7 +678,8 @@ class SplitSearch:
         A factor's gradient vanishes with the factor, and that of log θ with θ, so noise near zero
         cannot grow again by itself even where more of it would lower the value.
         """
-        size, trace = _REVIVAL_SIZE * float(candidate.theta.mean()), self._trace(candidate)
+        size = _REVIVAL_SIZE * float(candidate.theta.mean())
+        trace = self._trace(candidate)
         helps = pressure.private > self.diagonal / trace
         theta = np.where(helps, np.maximum(candidate.theta, size), candidate.theta)
         # Negative directions of the slack would lower the value.
@@ -806,7 +822,8 @@ class PairUpdates:
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
     ) -> Pressure | None:
         """See ``Evaluation``."""
-        n, pairs = self._num_agents, self.streams.members
+        n = self._num_agents
+        pairs = self.streams.members
         # The pressure on a pair is divided by these numbers.
         factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
         sums = _Sums(self.streams, sharpness)
@@ -861,7 +878,8 @@ class PairUpdates:
 
         Coalitions are numbered in lexicographic order.
         """
-        n, q = self._num_agents, self._max_colluders
+        n = self._num_agents
+        q = self._max_colluders
         if q == 0:
             yield 0, (), range(0)
             return
@@ -919,7 +937,8 @@ class _Insiders:
 
     def update(self, Y: FloatArray, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return P = BᵀY and Z = K⁻¹P of each insider, shape (m, k, n)."""
-        d, J = self.members, self.partners
+        d = self.members
+        J = self.partners
         m, k = J.shape
         own, other = self._weights(factors)
         P = other[:, :, None] * Y[J]
@@ -942,7 +961,8 @@ class _Insiders:
 
         (I + BZ) Λ (I + BZ)ᵀ = Λ + B V + (B V)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
         """
-        d, J = self.members, self.partners
+        d = self.members
+        J = self.partners
         m, k = J.shape
         own, other = self._weights(factors)
         V = Z * Lambda[:, None, :]

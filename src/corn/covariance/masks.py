@@ -47,7 +47,8 @@ def design_masks(
     >>> round(noise.total_variance * 2.0, 6)  # × a trusted server's: n/(n − q)
     1.333333
     """
-    n, cap = len(precision_caps), float(precision_caps.min())
+    n = len(precision_caps)
+    cap = float(precision_caps.min())
     # Rounded up, beyond the allowance of the check for its own rounding.
     theta = (1 + 1e-14 * n) / ((n - max_colluders) * cap)
     noise = Decomposition(np.full(n, theta), seed_groups, is_masked=True)
@@ -159,7 +160,8 @@ def _lanczos(L: scipy.sparse.csr_array, shift: float) -> Iterator[float]:
     q = np.random.default_rng(secrets.randbits(128)).standard_normal(n)
     q -= q.mean()
     q /= np.linalg.norm(q)
-    before, beta = np.zeros(n), 0.0
+    before = np.zeros(n)
+    beta = 0.0
     alphas, betas = [], []
     for _ in range(_LANCZOS_STEPS):
         v = shift * q - L @ q - beta * before
@@ -171,7 +173,8 @@ def _lanczos(L: scipy.sparse.csr_array, shift: float) -> Iterator[float]:
         # An invariant subspace: all eigenvalues that the start can reach are found.
         if beta < _ROUNDING * shift:
             break
-        before, q = q, v / beta
+        before = q
+        q = v / beta
     values = scipy.linalg.eigh_tridiagonal(alphas, betas[: len(alphas) - 1], eigvals_only=True)
     return iter(values.tolist())
 

@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
-from corn.topology.mixing import STOCHASTIC_TOLERANCE, is_symmetric
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, find_mixing_time, is_symmetric
 from corn.topology.network import Mixing, Network
-from corn.topology.spectrum import find_mixing_time
 
 DISAGREEMENT_WEIGHT = 0.1
 """The default weight of disagreement, for runs that end with a cool-down."""
@@ -75,7 +74,8 @@ class Horizon:
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
         """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        A, gamma = _accumulate(W, self._discount, self.momentum), self.disagreement_weight
+        A = _accumulate(W, self._discount, self.momentum)
+        gamma = self.disagreement_weight
         if gamma == 1:
             return A
         # Of all of A, only the energy of averages keeps its full weight.

@@ -84,7 +84,8 @@ class DesignProblem:
             "zero for every agent",
             advice="check mixing_matrix and objective",
         )
-        limit, ldp_std = self.max_noise_std, 1 / math.sqrt(self.strictest_cap)
+        limit = self.max_noise_std
+        ldp_std = 1 / math.sqrt(self.strictest_cap)
         # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every positive definite R: a smaller limit has no solution.
         if limit is not None and not limit >= ldp_std * (1 - 1e-12):
             raise InfeasibleError(

@@ -26,7 +26,8 @@ MOST_FOR_PAIRS = 40
 For exact sums, the most for which partners are neighbours in one random cycle.
 """
 
-SPARSE_PARTNERS, PARTNERS_BESIDE_HUBS = 8, 16
+SPARSE_PARTNERS = 8
+PARTNERS_BESIDE_HUBS = 16
 """Partners beyond links for which ``auto`` gives seeds in larger networks, without and with hubs.
 
 Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
@@ -203,7 +204,8 @@ def choose_random_pairs(
     any ``num_partners`` − 1 agents the others stay connected if the number is even (Harary 1962).
     The orders come from SHA-256 of public numbers, as in ``choose_partners``.
     """
-    n, pairs = num_agents, set[tuple[int, int]]()
+    n = num_agents
+    pairs = set[tuple[int, int]]()
     if num_partners >= n - 1:
         return set(combinations(range(n), 2))
     # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.

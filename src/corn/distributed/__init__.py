@@ -5,12 +5,12 @@
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload in a process of its own.
 
-In the order in which things happen: ``settings``, ``launcher`` and ``processes`` lead to ``agent``,
-which reads from top to bottom. Before the first step come ``rendezvous``, ``planning``,
-``keyring`` and ``requirements``. A step is in ``rounds``: a release of
-:mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership`` and
-``recovery`` react to lost agents, and ``rejoin`` brings them back. ``journal``, ``storage`` and
-``results`` write what is kept of a run; ``logs`` and ``status`` show it to operators.
+In the order in which things happen: ``settings`` and ``launcher`` lead to ``agent``, which reads
+from top to bottom. Before the first step come ``rendezvous``, ``planning``, ``keyring`` and
+``requirements``. A step is in ``rounds``: a release of :mod:`corn.learn.step`, then ``exchange`` of
+``messages`` or ``summing``. ``membership`` and ``recovery`` react to lost agents, and ``rejoin``
+brings them back. ``journal``, ``storage`` and ``results`` write what is kept of a run; ``logs`` and
+``status`` show it to operators.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from corn.distributed.keyring import make_keys as make_keys
     from corn.distributed.launcher import LaunchResult as LaunchResult
     from corn.distributed.launcher import launch as launch
+    from corn.distributed.launcher import listen_for_signals as listen_for_signals
+    from corn.distributed.launcher import monitor_agent as monitor_agent
     from corn.distributed.own_loop import make_private as make_private
     from corn.distributed.planning import PlanningRequest as PlanningRequest
     from corn.distributed.planning import read_request as read_request
-    from corn.distributed.processes import listen_for_signals as listen_for_signals
-    from corn.distributed.processes import monitor_agent as monitor_agent
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.rendezvous import join as join
     from corn.distributed.requirements import ReleaseTotal as ReleaseTotal
@@ -60,11 +60,11 @@ _MODULES = {
     "StopReason": "results",
     "join": "rendezvous",
     "launch": "launcher",
-    "listen_for_signals": "processes",
+    "listen_for_signals": "launcher",
     "load_credentials": "keyring",
     "make_keys": "keyring",
     "make_private": "own_loop",
-    "monitor_agent": "processes",
+    "monitor_agent": "launcher",
     "read_request": "planning",
     "require_done": "results",
     "run_agent": "agent",

@@ -72,6 +72,7 @@ from corn.learn.batches import (
 from corn.learn.metrics import Row, Samples
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
+from corn.learn.schema import Schema
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
@@ -84,6 +85,7 @@ from corn.topology import list_connections
 from corn.transport import Link, LinkOpener, open_links
 
 _SECONDS_TO_SEND = 1.0
+_MOST_COLUMNS = 1000
 
 
 def run_agent(
@@ -104,11 +106,11 @@ def run_agent(
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
     Args:
-        plan: the same for all agents.
+        plan: the plan, the same for all agents.
         rendezvous: the other agents, as :func:`corn.distributed.join` returns them.
         model: any module without batch normalisation and dropout, or a ``Task``; all agents must
             start from the same parameters.
-        loss: for a module: (outputs, targets) → mean training loss.
+        loss: a function (outputs, targets) → mean training loss, for a module.
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
         validation: samples to measure on. They are taken to be this agent's own: measurements on
@@ -117,10 +119,10 @@ def run_agent(
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
             models and ε and may be published. ``private/agent-I`` gets measurements, private notes
             and checkpoints, and only its owner can open it.
-        settings: the same for all agents.
+        settings: the settings of the run, the same for all agents.
         reports: callbacks for news of the run.
-        requirements: the owner's, of this plan and of all releases of this data.
-        rejoins: join a run under way, which lost this agent.
+        requirements: the owner's requirements of this plan and of all releases of this data.
+        rejoins: whether to join a run under way, which lost this agent.
 
     Raises:
         CornError: in one line that begins with the agent's number.
@@ -309,7 +311,7 @@ def run_steps(
                 plan=fingerprint(plan).hex(),
                 terms={
                     # Before the model, whose shape follows from the columns.
-                    **{f"column {name!r}": "yes" for name in problem.columns},
+                    **describe_columns(problem.schema),
                     "the data": data,
                     **describe_model(problem.task, start),
                     "the roster of public keys": roster.fingerprint.hex(),
@@ -358,7 +360,8 @@ def prepare_work(
     """Return an agent's stepper, the samples to measure on, and notes for its owner."""
     # The plan's proof for floats holds up to a number of parameters and of samples.
     plan.check_parameters(problem.task.num_parameters)
-    query, size = plan.budget.of_agent(agent).query, settings.batch_of(plan)
+    query = plan.budget.of_agent(agent).query
+    size = settings.batch_of(plan)
     (num_samples,) = problem.data.sizes
     require_fitting_samples(plan.budget.of_agent(agent), [num_samples], first=agent)
     data, parts = problem.place(SweepSettings(settings.steps_of(plan), size, dtype=plan.dtype))
@@ -374,6 +377,13 @@ def prepare_work(
     )
     notes = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
+
+
+def describe_columns(schema: Schema | None) -> dict[str, str]:
+    """Return a term for each input in files, by which agents name a difference; nothing secret."""
+    names = () if schema is None else schema.features
+    # Of more columns agents compare a hash, which the description of the data has.
+    return {f"column {name!r}": "yes" for name in names} if len(names) <= _MOST_COLUMNS else {}
 
 
 def describe_model(task: Task, start: Tensor) -> dict[str, str]:
@@ -393,8 +403,8 @@ class AgentRun:
     before ``train``: all checks that can refuse come before, so a refusal costs no budget.
 
     Attributes:
-        total: that of all releases of the agent's data.
-        group_seeds: those of groups of three and more.
+        total: the ε of all releases of the agent's data.
+        group_seeds: the seeds of groups of three and more agents.
         admission: the model and the state of a sponsor, for an agent that returns.
     """
 
@@ -464,7 +474,8 @@ class AgentRun:
 
     def return_to_others(self) -> None:
         """Return to a run under way, with the help of a neighbour."""
-        rendezvous, ledger = self.rendezvous, self.ledger
+        rendezvous = self.rendezvous
+        ledger = self.ledger
         if self.plan.network.mixing == "gossip":
             raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
         require_pair_seeds(self.plan, "--rejoin")
@@ -478,7 +489,8 @@ class AgentRun:
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
         self._opened.callback(admission.opener.close)
-        welcome, step = admission.welcome, admission.welcome.return_step
+        welcome = admission.welcome
+        step = admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
@@ -524,7 +536,7 @@ class AgentRun:
     def _make_membership(self) -> Membership:
         keys = NewsKeys(self.rendezvous.credentials, self.rendezvous.meeting.session)
         graph = self.plan.network.graph
-        return Membership(graph, self.agent, keys=keys, last_step=self.last_step)
+        return Membership(graph, self.agent, keys, last_step=self.last_step)
 
     def _exchange_over(
         self, links: Mapping[int, Link], membership: Membership, opener: LinkOpener
@@ -557,7 +569,8 @@ class AgentRun:
         reports: Reports,
     ) -> Generator[AgentStepper, None, AgentResult]:
         """Run all steps that are left, and record them."""
-        exchange, num_steps = self.exchange, self.settings.steps_of(self.plan)
+        exchange = self.exchange
+        num_steps = self.settings.steps_of(self.plan)
         if reports.on_message is not None:
             exchange.on_send = partial(reports.on_message, self.agreement.nonce)
         journal = Journal(self, problem, parts, reports.on_state)
@@ -602,7 +615,8 @@ class AgentRun:
 
     def _restore(self, journal: Journal) -> tuple[Tensor, list[Row]]:
         """Return the model to start from and the measurements before it; remove later files."""
-        step, folders = self.first_step, self.folders
+        step = self.first_step
+        folders = self.folders
         if self.admission is not None:
             # An agent that returns begins with its sponsor's model, and keeps its own measurements.
             journal.note(f"took part again from step {step} on, with the model of a neighbour")
@@ -624,7 +638,8 @@ class AgentRun:
 
     def _note_ledger(self, journal: Journal) -> None:
         """Note how a ledger shortens the run."""
-        total, agreed = self.settings.steps_of(self.plan), self.agreement
+        total = self.settings.steps_of(self.plan)
+        agreed = self.agreement
         if self.last_step < total:
             # An agent that returns learns when the run ends, but not for whose sake.
             why = (

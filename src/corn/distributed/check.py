@@ -40,13 +40,14 @@ _FAR_OFF = 1.5
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        name: what was checked.
+        name: the subject of the check.
         status: ``problem`` for what would stop the run.
-        text: for all sites; nothing in it depends on data beyond whether the run can start.
-        private: for the owner alone.
+        text: the result for all sites; nothing in it depends on data beyond whether the run can
+            start.
+        private: the result for the owner alone.
     """
 
     name: str
@@ -60,13 +61,13 @@ class SiteReport:
     """The findings at one site, and the fingerprints that all sites must have in common.
 
     Attributes:
-        site: its name.
+        site: the name of the site.
         consortium: a hash of the consortium file.
         plan: the fingerprint of the plan; empty without one.
         roster: the fingerprint of the roster; empty without one.
-        version: of CorN and Python.
-        time: of the site's clock, UTC.
-        findings: of all checks.
+        version: the versions of CorN and Python.
+        time: the time of the site's clock, UTC.
+        findings: the results of all checks.
     """
 
     site: str
@@ -237,7 +238,8 @@ def _check_connections(
     consortium: Consortium, plan: Plan, agent: int, wait: float
 ) -> Iterator[Finding]:
     """Yield a finding for each port that the site opens or must reach."""
-    sites, store = consortium.sites, consortium.store
+    sites = consortium.sites
+    store = consortium.store
     pairs = list_connections(plan.network.graph, consortium.accepts)
     coming = [opener for opener, accepting in pairs if accepting == agent]
     who = ", ".join(sites[peer].name for peer in coming)

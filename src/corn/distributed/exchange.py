@@ -76,15 +76,15 @@ class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
     Args:
-        links: one for each neighbour.
+        links: the link to each neighbour.
         membership: this agent's knowledge of others, by which news that arrives is checked.
-        dtype: of the numbers in messages.
+        dtype: the type of the numbers in messages.
         timeout: seconds without a message after which a neighbour is lost.
 
     Attributes:
         on_send: called with every message once all its numbers are known, for audits.
         check_call: called with every call for a recovery; raises ``ProtocolError`` for a false one.
-        dtype: of the numbers in messages.
+        dtype: the type of the numbers in messages.
         seconds_waited: how long this agent has waited for others in steps.
     """
 
@@ -111,10 +111,12 @@ class Exchange:
         self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
-        self._lock, self._last_sent = threading.RLock(), time.monotonic()
+        self._lock = threading.RLock()
+        self._last_sent = time.monotonic()
         self._last_check = self._began = self._last_sent
         # At the start no pause has happened: the count begins where was_suspended is False.
-        self._ended, self._exchanges_since_pause = threading.Event(), _PROOF_OF_LIFE
+        self._ended = threading.Event()
+        self._exchanges_since_pause = _PROOF_OF_LIFE
         self._heart = threading.Thread(
             target=self._send_heartbeats, name="corn heartbeat", daemon=True
         )

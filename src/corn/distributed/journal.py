@@ -130,7 +130,9 @@ class Journal:
         parts: Mapping[str, Samples],
         on_state: Callable[[AgentState], None] | None = None,
     ) -> None:
-        plan, settings, ledger = run.plan, run.settings, run.ledger
+        plan = run.plan
+        settings = run.settings
+        ledger = run.ledger
         membership = run.exchange.membership
         budget = plan.budget.of_agent(run.agent)
         self._agent = agent = run.agent
@@ -326,7 +328,8 @@ class Journal:
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
         # Scores on private samples are not even for the owner's display, training data excepted.
         loss = float(self._select_shared(row)["test_loss"])
-        own, now = self._exchange.membership, time.monotonic()
+        own = self._exchange.membership
+        now = time.monotonic()
         lost, cut_links = own.lost, own.cut_links
         state = replace(
             self._first,

@@ -95,7 +95,8 @@ def load_credentials(
             command = f"corn keys make {shlex.quote(str(folder))} --agent {agent}"
             raise FileFormatError(f"{error}: make the agent's key with: {command}") from error
         raise
-    identity, roster = load_identity(key), load_roster(folder / "roster.json")
+    identity = load_identity(key)
+    roster = load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
         raise FileFormatError(
             f"{folder / 'roster.json'}: of {roster.num_agents} agents, the plan has {num_agents}"
@@ -124,7 +125,8 @@ def open_ledger(
     Raises:
         FileFormatError: it is damaged, or missing although the key was used with this plan.
     """
-    key, plan_fingerprint = folder / f"agent-{agent}.key", fingerprint(plan)
+    key = folder / f"agent-{agent}.key"
+    plan_fingerprint = fingerprint(plan)
     path = ledger_path(folder, agent, plan_fingerprint.hex())
     # A new ledger in its place would count from zero, and the plan could be released again.
     if not path.exists() and plan_fingerprint.hex() in list_used_plans(key):

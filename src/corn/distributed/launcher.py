@@ -1,29 +1,46 @@
-"""Launch of a run on this machine: keys, store, agents, result.
+"""Launch of a run on this machine, and the process of an agent: protection, log, status, signals.
 
 While agents run, their progress is logged.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import final
+from types import ModuleType
+from typing import Any, NamedTuple, final
 
-from corn.distributed.journal import measure_pace
+import torch
+
+from corn.distributed.agent import run_workload
+from corn.distributed.journal import Reports, measure_pace
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.logs import LogFormat, log_event, writing_log
+from corn.distributed.logs import LAST_EVENT, LogFormat, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
-from corn.distributed.processes import AgentProcesses
-from corn.distributed.rendezvous import host_store
+from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, host_store, is_public
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import (
     AgentResult,
+    Failure,
+    FailureKind,
     RunStatus,
+    describe_exit,
     describe_lost,
     find_missed,
     group_notes,
@@ -31,16 +48,440 @@ from corn.distributed.results import (
     merge_results,
     raise_common_failure,
 )
+from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
-from corn.distributed.status import AgentState
-from corn.distributed.storage import Folders
-from corn.errors import InvalidArgumentError, StoppedByUserError
+from corn.distributed.status import (
+    FAILED,
+    STATE_NAME,
+    AgentState,
+    Status,
+    serving_status,
+    write_state,
+)
+from corn.distributed.storage import Folders, append_private_note, make_folders
+from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.learn.metrics import Result
 from corn.learn.problem import TrainingProblem
-from corn.learn.sweep import catch_interruption
+from corn.learn.sweep import Interruption, catch_interruption
 from corn.learn.workloads import ProblemSource
+from corn.parsing import format_address
 from corn.plan import Plan, load_plan
+from corn.threads import limit_threads
 from corn.topology import Network
+from corn.transport import StoreLostError
+from corn.version import __version__
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
+# The kernel keeps 15 bytes and a zero.
+_MOST_NAME_BYTES = 15
+_SECONDS_TO_END = 3.0
+# Agents are forked from a server that has imported these, so that they start at once.
+_PRELOADED = [
+    "corn.distributed.launcher",
+    "corn.noise.compiled",
+    "corn.learn.workloads",
+    "sklearn.datasets",
+]
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A shell and a supervisor may both forward a Ctrl-C: signals within a second are one request.
+_SECONDS_OF_ONE_REQUEST = 1.0
+_SECONDS_TO_WRITE = 0.2
+
+
+class Note(NamedTuple):
+    """A note of an agent, sent to the launcher when it is made."""
+
+    agent: int
+    text: str
+    is_private: bool = False
+
+
+def protect_process(name: str) -> None:
+    """Name this process for ``ps`` and ``top``, and keep its memory from others.
+
+    Root can still read the memory. On systems other than Linux only core dumps are disabled.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
+        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
+        # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
+        # still be read by all, which is how the launcher finds suspended agents.
+        call(_PR_SET_DUMPABLE, 0)
+
+
+@contextmanager
+def monitor_agent(
+    config: AgentConfig,
+    reports: Reports,
+    *,
+    to_stderr: bool,
+    forward: Callable[[logging.LogRecord], None] | None = None,
+) -> Iterator[Reports]:
+    """Log, protect and, if asked to, serve the status of an agent while the block lasts.
+
+    ``forward`` is called with every record of the log.
+
+    Yields:
+        ``reports`` that also feed the status server.
+
+    Raises:
+        CornError: the status server's address cannot be used.
+    """
+    agent = config.agent
+    protect_process(f"corn agent {agent}")
+    # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
+    # agents later, where the run needs it.
+    with suppress(CornError):
+        make_folders(config.out, agent)
+    folder = Folders.of_run(config.out).of_agent(agent).private
+    status = Status(agent, names=config.names)
+
+    def show(state: AgentState) -> None:
+        status.newest = state
+        if reports.on_state is not None:
+            reports.on_state(state)
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            writing_log(
+                config.log_format,
+                folder=folder,
+                to_stderr=to_stderr,
+                forward=forward,
+                names=config.names,
+            )
+        )
+        log_event(agent, "process", f"corn {__version__} starts")
+        if config.status is not None:
+            address = stack.enter_context(serving_status(config.status, status))
+            log_event(agent, "status", f"serves its status at http://{format_address(address)}/")
+        try:
+            yield replace(reports, on_state=show)
+        except BaseException as error:
+            if status.newest is not None:
+                status.newest = replace(status.newest, phase=FAILED, updated=time.time())
+                with suppress(OSError):
+                    write_state(folder / STATE_NAME, status.newest)
+            text = str(error) if isinstance(error, CornError) else type(error).__name__
+            log_event(
+                agent,
+                LAST_EVENT,
+                text.removeprefix(f"agent {agent}: "),
+                level=logging.ERROR,
+                is_private=not (isinstance(error, CornError) and is_public(error)),
+            )
+            raise
+
+
+def run_child(connection: Connection, config: AgentConfig) -> None:
+    """Run an agent as a child of the launcher, and report its result or failure."""
+    # Two processes with two BLAS threads each on two cores run far slower than with one: see
+    # ``corn.threads``.
+    limit_threads()
+    _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
+    interruption = Interruption()
+    signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
+    threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
+
+    def forward(record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") == "note":
+            note = Note(config.agent, record.getMessage(), bool(getattr(record, "is_private", 0)))
+            _report(connection, note)
+
+    # Private numbers stay in this process.
+    reports = Reports(interruption, on_state=partial(_report, connection))
+    try:
+        with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
+            _, result = run_workload(config, monitored)
+    except CornError as error:
+        # The owner keeps the reason; others may read it only if it is public.
+        folders = Folders.of_run(config.out).of_agent(config.agent)
+        with suppress(OSError):  # no folder yet, or no space, which may be the very reason
+            append_private_note(folders.private, str(error))
+        failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
+        _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
+        sys.exit(1)
+    # Models and measurements are in files; a pipe is slow, and rows are partly private.
+    _report(connection, replace(result, parameters=torch.empty(0), rows=()))
+
+
+def _kind_of(error: CornError) -> FailureKind:
+    if isinstance(error, StoppedBeforeStartError):
+        return FailureKind.INTERRUPTED
+    if isinstance(error, RefusalError | StoreLostError):
+        return FailureKind.FOLLOWED
+    return FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
+
+
+def _listen(connection: Connection, interruption: Interruption) -> None:
+    """Request a stop at any message of the launcher; end when its end of the pipe closes."""
+    try:
+        while connection.recv():
+            interruption.requested = True
+    # The launcher is gone. Training may be inside a long computation, so this thread ends the
+    # process.
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _report(connection: Connection, report: object) -> None:
+    try:
+        connection.send(report)
+    except OSError:
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel, where it can, end this process with its parent, even while suspended."""
+    # The parent is the fork server. It ends with the launcher, unless a child keeps a descriptor
+    # open that it inherits for children of its own, which agents do not have.
+    server: Any = getattr(forkserver, "_forkserver", None)
+    inherited = getattr(server, "_forkserver_alive_fd", None)
+    if inherited is not None:
+        os.close(inherited)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def listen_for_signals() -> Interruption:
+    """Handle signals to an agent that runs by itself; call it once, from the main thread.
+
+    The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
+    process at once. That loses nothing: an agent may be killed at any time.
+    """
+    interruption = Interruption()
+    # A wait inside torch lasts until the time-out, and Python's own handlers run after it. The
+    # number of a signal is written to a pipe at once, which a thread reads.
+    for number in _HANDLED_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    reader, writer = os.pipe()
+    # Python writes to this pipe in the signal handler, which must never block.
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_read_signals, args=(reader, interruption), daemon=True).start()
+    return interruption
+
+
+def _read_signals(reader: int, interruption: Interruption) -> None:
+    began = 0.0
+    while True:
+        number = os.read(reader, 1)[0]
+        if number not in _HANDLED_SIGNALS:
+            continue
+        if not interruption.requested:
+            interruption.requested = True
+            began = time.monotonic()
+            _write_line("corn: leaves the run after a second; a second signal ends it")
+        elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
+            _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
+            # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
+            # was sent.
+            os._exit(128 + number)
+
+
+def _write_line(text: str) -> None:
+    """Write to stderr without waiting: without a reader the listener must not stop."""
+
+    def write() -> None:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_SECONDS_TO_WRITE)
+
+
+@final
+class AgentProcesses:
+    """The processes of agents on this machine, and their reports.
+
+    ``states`` has the newest state of each agent that has begun to train, ``results`` those that
+    have ended, and ``news`` the notes of all in the order in which they came.
+    """
+
+    def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
+        self._configs = dict(configs)
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._connections: dict[int, Connection] = {}
+        self._suspended: dict[int, float] = {}
+        self._began = time.monotonic()
+        self._has_asked = False
+        self.states: dict[int, AgentState] = {}
+        self.results: dict[int, AgentResult] = {}
+        self.seconds_to_start = 0.0
+        self.news: list[Note] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any agent has not ended yet."""
+        return len(self.results) < len(self._configs)
+
+    def start(self) -> None:
+        """Start all processes."""
+        limit_threads()
+        # Set before the fork server starts, from which all agents inherit it.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
+        with preloaded_context() as context:
+            for agent, config in self._configs.items():
+                self._start_one(context, agent, config)
+
+    def restart(self, agent: int) -> None:
+        """Start an agent again that has ended, to return to the run."""
+        self.results.pop(agent)
+        self._configs[agent] = replace(self._configs[agent], rejoins=True)
+        with preloaded_context() as context:
+            self._start_one(context, agent, self._configs[agent])
+
+    def poll(self, seconds: float) -> None:
+        """Wait at most so long for reports, and take them in."""
+        agents = {connection: agent for agent, connection in self._connections.items()}
+        # One report per agent and poll: an agent that reports fast cannot hide the others.
+        for ready in wait(list(agents), timeout=seconds):
+            self._take(agents[ready])  # type: ignore[index]
+        self._end_suspended()
+
+    def request_stop(self) -> None:
+        """Request that all agents stop together."""
+        if not self._has_asked:
+            self._has_asked = True
+            for connection in self._connections.values():
+                with suppress(OSError):
+                    connection.send("stop")
+
+    def send_signal(self, agent: int, number: int) -> None:
+        """Send a signal to an agent's process, as a fault would."""
+        pid = self._processes[agent].pid
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        """End every process that is left: those that notice the closed pipe end by themselves."""
+        for connection in self._connections.values():
+            connection.close()
+        deadline = time.monotonic() + _SECONDS_TO_END
+        for process in self._processes.values():
+            # One deadline for all: with one each, n hanging agents would take n times as long.
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _start_one(self, context: ForkServerContext, agent: int, config: AgentConfig) -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_child, args=(theirs, config), daemon=True)
+        process.start()
+        theirs.close()
+        # Only the child holds its end now, so that this end reports when the child is gone.
+        self._processes[agent] = process
+        self._connections[agent] = ours
+
+    def _take(self, agent: int) -> None:
+        try:
+            report = self._connections[agent].recv()
+        except (EOFError, OSError):
+            del self._connections[agent]
+            if agent not in self.results:
+                # The pipe closes a moment before the exit code is known.
+                self._processes[agent].join(_SECONDS_TO_END)
+                code = self._processes[agent].exitcode
+                self._fail(agent, FailureKind.ENDED, describe_exit(code))
+            return
+        if isinstance(report, Note):
+            self.news.append(report)
+        elif isinstance(report, AgentState):
+            self.states[agent] = report
+            if not self.seconds_to_start and len(self.states) == len(self._configs):
+                self.seconds_to_start = time.monotonic() - self._began
+        else:
+            self._keep(report)
+
+    def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
+        failure = Failure(kind, f"agent {agent}: {message}")
+        self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
+
+    def _keep(self, result: AgentResult) -> None:
+        """Keep a result, with the notes that an agent that failed had made."""
+        if result.failure is not None:
+            notes = [note for note in self.news if note.agent == result.agent]
+            result = replace(
+                result,
+                notes=tuple(note.text for note in notes if not note.is_private),
+                private_notes=tuple(note.text for note in notes if note.is_private),
+            )
+        self.results[result.agent] = result
+
+    def _end_suspended(self) -> None:
+        """End suspended processes, which cannot end by themselves.
+
+        Only when no other agent runs any more, and after so long that they have been lost.
+        """
+        # While others run, the time-out of their neighbours decides; all that are left may also be
+        # suspended together, as a laptop's processes are, and wake up again.
+        left = [agent for agent in self._configs if agent not in self.results]
+        suspended = [agent for agent in left if is_suspended(self._processes[agent].pid)]
+        now = time.monotonic()
+        self._suspended = {agent: self._suspended.get(agent, now) for agent in suspended}
+        for agent in suspended if suspended == left else []:
+            pause = now - self._suspended[agent]
+            if pause > self._configs[agent].settings.timeout:
+                self._processes[agent].kill()
+                message = f"was suspended for {pause:.0f} s and then ended"
+                self._fail(agent, FailureKind.SUSPENDED, message)
+
+
+def is_suspended(pid: int | None) -> bool:
+    """Return whether a process was suspended by a signal, as far as the system reports."""
+    try:
+        # The state is the first field after the command's name, which may itself contain brackets.
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+@contextmanager
+def preloaded_context() -> Iterator[ForkServerContext]:
+    """Yield a context whose processes are forked from one that has imported all that agents need.
+
+    Imports take seconds, and are paid once instead of by every agent.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with _without_main():
+        _start_forkserver()
+        yield context
+
+
+def _start_forkserver() -> None:
+    """Start the process that forks agents, with SIGINT and SIGTERM blocked.
+
+    A signal to all processes of a run, such as Ctrl-C, must not end the server, not even while it
+    imports modules: with it the agents would end, which stop together. It ends with the launcher.
+    """
+    resource_tracker.ensure_running()  # its own start would unblock signals again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep children from running this program's main script again, which takes seconds."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
 
 _LOCALHOST = "127.0.0.1"
 # The longest time that Ctrl-C waits.
@@ -73,7 +514,8 @@ class ProgressLog:
                 self._logged_notes.add(note.text)
                 log_event(note.agent, "note", note.text, level=logging.WARNING)
         self._num_logged = len(processes.news)
-        states, results = processes.states, processes.results
+        states = processes.states
+        results = processes.results
         # Where no agent has begun, the failure that all have in common is the command's last line.
         for agent, own in list(results.items())[self._num_ended :] if states else ():
             if own.failure is not None:
@@ -92,7 +534,8 @@ class ProgressLog:
 
     def _log_progress(self, running: list[AgentState]) -> None:
         """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
-        slowest, now = min(running, key=lambda own: own.step), time.monotonic()
+        slowest = min(running, key=lambda own: own.step)
+        now = time.monotonic()
         pace = measure_pace(self._pace, slowest.step, now)
         # A launch that resumes begins at a later step.
         reached = slowest.step - slowest.step % self._checkpoint_every
@@ -179,15 +622,15 @@ def launch(
     Args:
         source: a plan's file; or a request for a plan that the agents make together, each of them
             knowing only its neighbours in ``network``.
-        workload: what to train.
+        workload: the data and the model to train.
         out: a folder; ``shared`` in it may be published, ``private`` is for the owners of data.
-        settings: how to run.
+        settings: the settings of the run.
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
         network: the links between agents, where they plan together.
-        requirements: the owner's, of the plan and of all releases of each agent's data.
+        requirements: the owner's requirements of the plan and of all releases of each agent's data.
         show_private: return measurements on private data, too. No noise protects them: only for a
             machine whose user owns the data of all agents.
-        log_format: of the lines of all logs.
+        log_format: the format of the lines of all logs.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:

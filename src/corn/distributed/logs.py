@@ -75,7 +75,8 @@ def writing_log(
         forwarder = logging.Handler()
         forwarder.emit = forward  # type: ignore[assignment,method-assign]
         handlers.append(forwarder)
-    level, propagates = _LOGGER.level, _LOGGER.propagate
+    level = _LOGGER.level
+    propagates = _LOGGER.propagate
     for handler in handlers:
         handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(names))
         _LOGGER.addHandler(handler)

@@ -44,12 +44,12 @@ class Membership:
     Args:
         graph: The graph of the plan.
         agent: The agent whose knowledge it is.
-        keys: They sign own news and check that of others; None in tests of one agent.
+        keys: The keys that sign this agent's news and check that of others.
         last_step: The end of the run, after which nobody returns.
     """
 
     def __init__(
-        self, graph: Graph, agent: int, *, keys: NewsKeys | None = None, last_step: int = 1 << 32
+        self, graph: Graph, agent: int, keys: NewsKeys, *, last_step: int = 1 << 32
     ) -> None:
         # Undirected: a broken connection ends both directions of a link.
         self._graph = nx.Graph(graph)
@@ -77,8 +77,7 @@ class Membership:
     def _sign(self, kind: Kind, step: int, peer: int | None) -> News:
         first, second = sorted((self.agent, self.agent if peer is None else peer))
         subject = Subject(kind, first, second, self.agent)
-        signature = bytes(64) if self._keys is None else self._keys.sign(subject, step)
-        return {subject: Saying(step, signature)}
+        return {subject: Saying(step, self._keys.sign(subject, step))}
 
     def forget_before(self, step: int) -> None:
         """Remove what a recovery has settled that ends at a step: steps begun, and calls for it."""
@@ -92,8 +91,9 @@ class Membership:
 
     def note_call(self, agent: int, step: int, signature: bytes) -> bool:
         """Note that all wait for an agent before a step, if the agent signed it; return whether."""
-        subject, said = Subject(Kind.CALL, agent, agent, agent), Saying(step, signature)
-        if self._keys is not None and not self._keys.verify(subject, said):
+        subject = Subject(Kind.CALL, agent, agent, agent)
+        said = Saying(step, signature)
+        if not self._keys.verify(subject, said):
             return False
         self.merge({subject: said})
         return True
@@ -107,7 +107,7 @@ class Membership:
         new = {s: said for s, said in waits.items() if self._waits.get(s) != said}
         for subject, said in new.items():
             is_link = self._graph.has_edge(subject.first, subject.second)
-            is_signed = self._keys is None or self._keys.verify(subject, said)
+            is_signed = self._keys.verify(subject, said)
             if subject.kind is not Kind.WAIT or not is_link or not is_signed:
                 raise ProtocolError(f"sent a false wait of agent {subject.author}")
         self._waits = _join(self._waits, new)
@@ -155,7 +155,7 @@ class Membership:
             if not self._may_say(subject, said.step, header, is_first=is_first):
                 kind = subject.kind.name.lower()
                 raise ProtocolError(f"{who} sent false news ({kind}) of agent {subject.author}")
-            if self._keys is not None and not self._keys.verify(subject, said):
+            if not self._keys.verify(subject, said):
                 raise ProtocolError(f"{who} sent news that agent {subject.author} did not sign")
 
     def _may_say(self, subject: Subject, step: int, header: Header, *, is_first: bool) -> bool:
@@ -179,8 +179,6 @@ class Membership:
 
     def sign_model(self, header: Header) -> Header:
         """Return a header with this agent's signature of the digest of its model."""
-        if self._keys is None:
-            return header
         return replace(header, signature=self._keys.sign_model(header.step, header.model))
 
     def check_model(self, header: Header, root: int) -> None:
@@ -188,9 +186,7 @@ class Membership:
 
         The digest must be that of this agent's model, so all agents agree with the root.
         """
-        if self._keys is not None and not self._keys.verify_model(
-            root, header.signature, header.step, header.model
-        ):
+        if not self._keys.verify_model(root, header.signature, header.step, header.model):
             raise ProtocolError(
                 f"agent {header.sender} passed on a digest of the model that agent {root}, the "
                 "root, did not sign"
@@ -207,7 +203,8 @@ class Membership:
         cuts: dict[Edge, int] = {}
         for subject in self.breaks:
             if subject.kind is Kind.CUT:
-                edge, when = (subject.first, subject.second), self.news[subject].step
+                edge = (subject.first, subject.second)
+                when = self.news[subject].step
                 cuts[edge] = min(when, cuts.get(edge, when))
         return cuts
 

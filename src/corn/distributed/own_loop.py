@@ -26,13 +26,12 @@ from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
+from corn.learn.optimizers import ScheduleFactory, tabulate_schedule
 from corn.learn.own_loop import (
     LoopData,
     PrivateTraining,
-    ScheduleFactory,
     number_rows,
     open_loop,
-    tabulate_schedule,
 )
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import AgentStepper, UpdateRule
@@ -66,22 +65,23 @@ def make_private(
     at which step the loop ends, also by an exception, and how long a step takes.
 
     Args:
-        plan: the same for all agents.
-        module: all agents start from the same parameters.
-        optimizer: the same for all agents. Under gossip, with noise that is correlated between
-            agents, it must be ``torch.optim.SGD``, with or without momentum.
-        data_loader: of this agent. Batches have the budget's size, or else the loader's.
+        plan: the plan, the same for all agents.
+        module: the model; all agents start from the same parameters.
+        optimizer: the optimizer, the same for all agents. Under gossip, with noise that is
+            correlated between agents, it must be ``torch.optim.SGD``, with or without momentum.
+        data_loader: the loader of this agent's data. Batches have the budget's size, or else the
+            loader's.
         rendezvous: the other agents, and the folder of this agent's keys, as
             :func:`corn.distributed.join` returns it.
         out: the folder of the run.
-        settings: the same for all agents; step sizes are the optimizer's. With ``resume`` and
-            ``out`` the agents go on from the newest checkpoint that all have.
-        requirements: the owner's, of the plan and of all releases of the agent's data.
-        accumulation: see :func:`corn.make_private`.
-        schedule: the same.
-        device: the same.
-        rejoins: join a run of exact sums under way, which lost this agent, with the model and the
-            optimizer's state of a neighbour.
+        settings: the settings of the run, the same for all agents; step sizes are the optimizer's.
+            With ``resume`` and ``out`` the agents go on from the newest checkpoint that all have.
+        requirements: the owner's requirements of the plan and of all releases of the agent's data.
+        accumulation: the number of batches that show the samples of one step.
+        schedule: a function that returns a scheduler of torch for an optimizer.
+        device: the device to which the module and the batches go.
+        rejoins: whether to join a run of exact sums under way, which lost this agent, with the
+            model and the optimizer's state of a neighbour.
     """
     _check_optimizer(optimizer, plan)
     if rejoins and plan.network.mixing == "gossip":

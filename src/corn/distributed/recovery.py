@@ -83,7 +83,8 @@ class ActivePlan:
 
     def describe_noise(self) -> str:
         """Return how much noise the plan has."""
-        n, q = self.plan.num_agents, self.plan.threat.max_colluders
+        n = self.plan.num_agents
+        q = self.plan.threat.max_colluders
         if self.plan.network.mixing == "sum":
             return (
                 f"noise variance of the average {self.plan.central_ratio:.4g} × a trusted "
@@ -284,7 +285,8 @@ class Recovery:
 
     def check_call(self, header: Header) -> None:
         """Raise ``ProtocolError`` unless a call for a recovery is the next one, with a reason."""
-        who, own = f"agent {header.sender}", self._membership
+        who = f"agent {header.sender}"
+        own = self._membership
         # A neighbour sends a message in every attempt, so none can skip one.
         if header.attempt != self.attempt + 1:
             raise ProtocolError(f"{who} called for recovery {header.attempt} of {self.attempt}")
@@ -315,7 +317,8 @@ class Recovery:
                 # Once is enough.
                 steps = {peer: theirs for peer, theirs in steps.items() if peer not in lacking}
             for peer, found in self._receive_all(number, step).items():
-                breaks, begun = own.breaks, count_begun(own.news)
+                breaks = own.breaks
+                begun = count_begun(own.news)
                 own.merge(found.header.news)
                 if number == 0:
                     steps[peer] = found.header.step

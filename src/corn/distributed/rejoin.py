@@ -49,6 +49,7 @@ from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
+    Callers,
     Channel,
     ChannelClosedError,
     Link,
@@ -150,21 +151,12 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
     credentials = rendezvous.credentials
     accepts = credentials.roster.accepts
     sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
-    callers = LinkOpener(
-        rendezvous.listener,
-        credentials,
-        Purpose.REJOIN,
-        session=NO_SESSION,
-        addresses=addresses,
-        max_bytes=_MAX_REQUEST_BYTES,
-    )
+    callers = Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)
     reasons: dict[int, CornError] = {}
 
     def open_channel(sponsor: int, patience: float) -> Channel:
         if not accepts[sponsor]:
-            return callers.wait_for_channel(
-                sponsor, timeout=patience, check=rendezvous.check_interruption
-            )
+            return callers.wait(sponsor, timeout=patience, check=rendezvous.check_interruption)
         return dial(
             addresses[sponsor],
             credentials,
@@ -200,7 +192,9 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
 
 def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
-    rendezvous, hello, start = run.rendezvous, run.hello, run.start
+    rendezvous = run.rendezvous
+    hello = run.hello
+    start = run.start
     agent = rendezvous.agent
     channel.send(json.dumps(asdict(hello)).encode())
     # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
@@ -219,7 +213,6 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
     opener = LinkOpener(
         rendezvous.listener,
         rendezvous.credentials,
-        Purpose.LINK,
         session=session,
         addresses=addresses,
         max_bytes=run.max_bytes,
@@ -386,7 +379,8 @@ class Returns:
     def _take_waiting(self) -> dict[int, _Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
         with self._lock:
-            asked, self._waiting = self._waiting, {}
+            asked = self._waiting
+            self._waiting = {}
         # Nobody is announced who will not come: all its neighbours would wait for it.
         gone = [agent for agent, applicant in asked.items() if applicant.channel.is_over]
         for agent in gone:
@@ -538,7 +532,8 @@ def encode_state(state: Mapping[str, Tensor]) -> bytes:
 def decode_state(data: memoryview) -> dict[str, Tensor]:
     """Return the state that a neighbour sent; raise ``ProtocolError`` for anything else."""
     size = int.from_bytes(data[:4], "big")
-    rest, state = data[4 + size :], dict[str, Tensor]()
+    rest = data[4 + size :]
+    state = dict[str, Tensor]()
     try:
         kinds = tuple[tuple[str, str, tuple[int, ...]], ...]
         index = build(kinds, parse_json(bytes(data[4 : 4 + size])), "the state")

@@ -69,7 +69,9 @@ from corn.transport import (
 )
 
 # Values of other agents are quoted in full, to compare them, but nobody may fill a log.
-_MAX_VALUE, _MAX_REASON, _MAX_NAMED = 2000, 300, 5
+_MAX_VALUE = 2000
+_MAX_REASON = 300
+_MAX_NAMED = 5
 _SECONDS_TO_LEAVE = 5.0
 _SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
@@ -84,7 +86,8 @@ class AbsentError(PublicError):
     """Some agents published nothing in time: ``agents``, under ``topic``."""
 
     def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
-        self.topic, self.agents = topic, tuple(agents)
+        self.topic = topic
+        self.agents = tuple(agents)
         super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
 
 
@@ -92,7 +95,8 @@ class RefusalError(PublicError):
     """Another agent cannot start, so none does: ``refused_by``."""
 
     def __init__(self, refused_by: int, reason: str) -> None:
-        self.refused_by, self.reason = refused_by, make_printable(reason, limit=_MAX_REASON)
+        self.refused_by = refused_by
+        self.reason = make_printable(reason, limit=_MAX_REASON)
         super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
 
 
@@ -127,7 +131,8 @@ class ForgedEntryError(PublicError):
     """An entry that its agent did not sign for this run: ``agent``, under ``topic``."""
 
     def __init__(self, topic: str, agent: int) -> None:
-        self.topic, self.agent = topic, agent
+        self.topic = topic
+        self.agent = agent
         super().__init__(
             f"the store has a message ({topic}) under the number of agent {agent} which that agent "
             "did not sign for this run: a second run uses the store, or its host cannot be "
@@ -179,7 +184,7 @@ class Meeting:
 
     Attributes:
         session: stands for this run alone; all entries and links are bound to it.
-        addresses: of each agent's listener.
+        addresses: the address of each agent's listener.
     """
 
     session: bytes
@@ -292,7 +297,8 @@ class Rendezvous:
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
-        key, session = f"{topic}/{sender}/{self.agent}", self.meeting.session
+        key = f"{topic}/{sender}/{self.agent}"
+        session = self.meeting.session
         (entry,) = self._wait([key], topic, [sender], self.timeout)
         return self._read(entry, key, sender, session)
 
@@ -352,7 +358,6 @@ class Rendezvous:
         return LinkOpener(
             self.listener,
             self.credentials,
-            Purpose.LINK,
             session=self.meeting.session,
             addresses=self.meeting.addresses,
             max_bytes=max_bytes,
@@ -535,7 +540,7 @@ def join(
         advertise: the address under which they reach it, where that is another, as behind NAT.
         opens_store: whether this process hosts the store; by default the roster's ``store_host``
             does.
-        rejoins: for a run under way, which needs no store.
+        rejoins: whether the agent joins a run under way, which needs no store.
         interruption: ends every wait when a person requests it.
     """
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
@@ -663,9 +668,9 @@ class Agreement:
     """The outcome of the handshake.
 
     Attributes:
-        nonce: of the run; a hash of all contributions, so equal nonces mean that all agents read
-            the same ones.
-        first_step: where the run starts.
+        nonce: the nonce of the run; a hash of all contributions, so equal nonces mean that all
+            agents read the same ones.
+        first_step: the step at which the run starts.
         max_steps: the number of steps that all ledgers allow.
         scarce: the agent whose ledger allows the fewest steps; None if that is not known.
         reserved: releases that this ledger counts for a run that crashed.
@@ -690,7 +695,7 @@ def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
 
 @contextmanager
 def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
-    """If this agent cannot start, publish a refusal, so that the others do not wait for it."""
+    """Publish a refusal if this agent cannot start, so that the others do not wait for it."""
     try:
         yield
     except CornError as error:

@@ -53,7 +53,7 @@ class RequirementError(CornError):
     """A run that the owner's requirements do not allow; the message is for the owner alone.
 
     Attributes:
-        public_reason: what other agents may know.
+        public_reason: the reason as other agents may know it.
     """
 
     public_reason = "its owner's requirements do not allow this run"
@@ -69,7 +69,7 @@ class Requirements:
     Attributes:
         unit: the data that a plan must protect: ``agent``, or ``sample``, which plans for agents
             protect as well.
-        adjacency: that a plan must have.
+        adjacency: the adjacency that a plan must have.
         epsilon: the most ε, for ``unit``, that a plan may promise this agent.
         delta: δ of both ε.
         insiders: the fewest insiders against whom a plan, and the total, must hold.
@@ -123,7 +123,8 @@ class Requirements:
                     f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
                     f'{quote(text)}: try "steps=100"'
                 )
-            field, kind = name.replace("-", "_"), _VALUES[name]
+            field = name.replace("-", "_")
+            kind = _VALUES[name]
             require(field not in fields, name, "given once", "several")
             try:
                 fields[field] = kind(value)
@@ -195,7 +196,7 @@ class ReleaseTotal:
     """The totals of an agent around a run, for its owner alone.
 
     Attributes:
-        before: what was released before.
+        before: the ε of earlier releases.
         added: what this run adds at most, by itself.
         after: the total after this run, at most.
         problems: ledgers that are lost or damaged; with any, the totals are lower bounds.
@@ -232,7 +233,8 @@ class ReleaseTotal:
 
     def require_within(self, requirements: Requirements) -> None:
         """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
-        most, insiders = requirements.total_epsilon, requirements.insiders
+        most = requirements.total_epsilon
+        insiders = requirements.insiders
         if most is None:
             return
         limit = f"the limit of ε = {write_exactly(most)} on all releases of this data"

@@ -210,7 +210,7 @@ def require_done(
 
 
 def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
-    """If no agent has a result, raise the failure of the first that has a reason of its own.
+    """Raise, if no agent has a result, the failure of the first that has a reason of its own.
 
     Agents that could not start because of another name that agent, or lost the store with it.
     """
@@ -239,7 +239,8 @@ def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
 
 def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
     """Return why each agent without a result has none, and since when; anyone may read it."""
-    missed, lost = find_missed(results), {}
+    missed = find_missed(results)
+    lost = {}
     for agent, own in sorted(results.items()):
         if own.failure is not None:
             lost[agent] = own.failure.describe_publicly(agent)
@@ -298,7 +299,8 @@ def merge_results(
     # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
-    trial, seed = Trial(Mechanism.from_plan(plan), settings.schedule), settings.seed
+    trial = Trial(Mechanism.from_plan(plan), settings.schedule)
+    seed = settings.seed
     size = problem.task.num_parameters
     # Agents that are not there any more have no final model.
     final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)

@@ -28,8 +28,8 @@ from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
 from corn.plan import fingerprint
-from corn.topology.gossip import GossipRound
 from corn.topology.graphs import label_agent
+from corn.topology.mixing import GossipRound
 from corn.transport import Dropout, LinkError
 
 if TYPE_CHECKING:
@@ -51,12 +51,14 @@ class TrainingRounds:
     """All steps of one agent, from the first of a run to the last.
 
     Attributes:
-        step: how many steps are done.
+        step: the number of steps that are done.
         parameters: the model, of shape (d,).
     """
 
     def __init__(self, run: AgentRun, journal: Journal, parameters: Tensor) -> None:
-        plan, exchange, admission = run.plan, run.exchange, run.admission
+        plan = run.plan
+        exchange = run.exchange
+        admission = run.admission
         self._run = run
         self._plan = plan
         self._settings = run.settings
@@ -159,7 +161,8 @@ class TrainingRounds:
 
         Return None if an agent was lost: the survivors have recovered, and the step is left out.
         """
-        schedule, before = self._active.plan.network.schedule, values
+        schedule = self._active.plan.network.schedule
+        before = values
         for k, gossip_round in enumerate(schedule):
             # Numbers go on through the cool-down, so that no two messages have the same ones.
             number = (cooldown_step or 0) * len(schedule) + k
@@ -214,7 +217,8 @@ class TrainingRounds:
 
         The sum is there then if any survivor has it.
         """
-        model, began = digest_model(self.parameters), time.perf_counter()
+        model = digest_model(self.parameters)
+        began = time.perf_counter()
 
         def make_header(message: int) -> Header:
             return self._make_header(message, own.nbytes, model)
@@ -324,7 +328,8 @@ class TrainingRounds:
 
     def _go_on(self, next_step: int) -> None:
         """Go on after a recovery, or stop, with the same knowledge as all other survivors."""
-        own, before = self._membership, self._active.members
+        own = self._membership
+        before = self._active.members
         self._skip_to(next_step)
         self._note_losses()
         if self._stop is not NO_STOP:
@@ -403,7 +408,9 @@ class TrainingRounds:
         """Note what a recovery has shown of broken links."""
         own = self._membership
         names = self._plan.network.agent_names
-        cut_links, leavers, present = own.cut_links, own.leavers, own.present
+        cut_links = own.cut_links
+        leavers = own.leavers
+        present = own.present
         for peer in cut_links.keys() - self._noted_cuts:
             self._journal.note(
                 f"agent {label_agent(names, peer)} is alive, as others reach it: only its link to "

@@ -34,7 +34,7 @@ class RunSettings:
         schedule: step sizes.
         num_steps: T; at most the plan's, and by default the plan's.
         batch_size: samples per mini-batch; by default the budget's, or an agent's whole data.
-        seed: of the initial models; public.
+        seed: the seed of the initial models; it is public.
         on_dropout: what the others do when an agent is lost: ``replan`` their noise for the
             surviving graph, or ``stop``; by default ``replan`` where the seeds allow it, and
             ``stop`` otherwise.
@@ -174,9 +174,9 @@ class AgentConfig:
         listen: address and port for connections of neighbours; by default see
             :func:`corn.distributed.join`.
         advertise: the address under which they reach it, where that is another.
-        rejoins: join a run under way, which lost this agent.
-        names: of all agents in the plan's graph; empty where they are only numbered.
-        log_format: of the lines of its log.
+        rejoins: whether to join a run under way, which lost this agent.
+        names: the names of all agents in the plan's graph; empty where they are only numbered.
+        log_format: the format of the lines of its log.
         status: address and port of the status server; None serves nothing.
     """
 

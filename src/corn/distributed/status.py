@@ -47,7 +47,8 @@ from corn.version import __version__
 # The library would add a metric with the time at which it made each counter, at every request.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-STATE_NAME, LOCK_NAME = "state.json", "running"
+STATE_NAME = "state.json"
+LOCK_NAME = "running"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
 # One time-out is the normal price of a lost neighbour.
 _TIMEOUTS_UNTIL_STALE = 2
@@ -77,14 +78,14 @@ class AgentState:
         protects: the unit and the clipping, in words.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
         releases_left: the releases that the ledger still allows.
-        neighbours: those that the agent is still linked to.
+        neighbours: the neighbours that the agent is still linked to.
         lost: agents that were lost, and the step at which each loss was noticed.
         unreached: agents behind lost ones or broken links, which may go on by themselves.
         steps_per_minute: over the last minute; 0 before there are two steps.
-        test_loss: of the agent's model on public data; None without any.
+        test_loss: the loss of the agent's model on public data; None without any.
         plan: the plan's fingerprint in hexadecimal.
         timeout: seconds without a message after which a neighbour is lost.
-        updated: when the state was written, in seconds since 1970.
+        updated: the time at which the state was written, in seconds since 1970.
     """
 
     agent: int
@@ -237,7 +238,8 @@ class Status:
 
 def render_metrics(status: Status) -> str:
     """Return all metrics of an agent in Prometheus' text format."""
-    registry, agent = CollectorRegistry(), str(status.agent)
+    registry = CollectorRegistry()
+    agent = str(status.agent)
 
     def show(name: str, text: str, value: float, **labels: str) -> None:
         labels = {"agent": agent} | labels
@@ -389,7 +391,8 @@ class _StatusHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request for a page."""
-        path, status = self.path.partition("?")[0], self.server.status
+        path = self.path.partition("?")[0]
+        status = self.server.status
         if path == "/healthz":
             step = None if status.newest is None else status.newest.step
             facts = {"agent": status.agent, "phase": status.phase, "step": step}

@@ -25,7 +25,8 @@ from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
 _HEAD = b"corn checkpoint 3\n"
-_DIGEST_BYTES, _NUMBER_BYTES = 32, 8
+_DIGEST_BYTES = 32
+_NUMBER_BYTES = 8
 # The model's name among the tensors of a checkpoint.
 _MODEL = "model"
 _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
@@ -140,7 +141,7 @@ class UnfinishedRunError(CornError):
     """A new run in the folder of an earlier one; the message, with the folder, is for the owner.
 
     Attributes:
-        public_reason: what other agents may know.
+        public_reason: the reason as other agents may know it.
     """
 
     public_reason = "its folder has an earlier run, and it was started without --resume"
@@ -231,7 +232,8 @@ class CheckpointFolder:
                 )
             return set()
         for step in steps:
-            found, path = self.load(step), self.path_of(step)
+            found = self.load(step)
+            path = self.path_of(step)
             if len(found.parameters) != num_parameters:
                 raise FileFormatError(
                     f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"

@@ -165,9 +165,11 @@ def _count_waits(tree: SpanningTree, agent: int) -> dict[tuple[int, int], int]:
         heights[node] = max((1 + heights[child] for child in tree.children[node]), default=0)
     waits = {(child, UP): 1 + heights[child] for child in tree.children[agent]}
     if agent != tree.root:
-        depth, node = 0, agent
+        depth = 0
+        node = agent
         while node != tree.root:
-            depth, node = depth + 1, tree.parents[node]
+            depth += 1
+            node = tree.parents[node]
         waits[tree.parents[agent], DOWN] = 1 + heights[tree.root] + depth
     return waits
 

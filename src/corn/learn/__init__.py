@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from corn.learn.training import train as train
     from corn.learn.tuning import Comparison as Comparison
     from corn.learn.tuning import TuningPrice as TuningPrice
-    from corn.learn.tuning import choose_best as choose_best
     from corn.learn.tuning import price_tuning as price_tuning
     from corn.learn.tuning import search_step_sizes as search_step_sizes
     from corn.learn.tuning import tune as tune
@@ -72,7 +71,7 @@ _NAMES = {
     "sweep": "run_sweep",
     "training": "compare load_parameters train",
     "trained": "ModelPromise TrainedModel load_model",
-    "tuning": "Comparison TuningPrice choose_best price_tuning search_step_sizes tune",
+    "tuning": "Comparison TuningPrice price_tuning search_step_sizes tune",
     "update": (
         "Clipping GradientTracking LocalRule LocalSteps MixingRule clip_layers follow_graphs "
         "normalise pair_at_random"

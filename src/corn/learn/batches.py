@@ -383,7 +383,8 @@ class BatchSampler:
             taken = [np.flatnonzero(own < self._limits) for own in coins]
             cuts = self._data.offsets[1:-1]
             return [rows for own in taken for rows in np.split(own, np.searchsorted(own, cuts))]
-        runs, agents = range(len(self._choices)), range(self._data.num_agents)
+        runs = range(len(self._choices))
+        agents = range(self._data.num_agents)
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
         return [self._read_slots(run, agent, number) for run in runs for agent in agents]
 
@@ -422,7 +423,9 @@ class BatchSampler:
         return self._choices[run].draw_positions(agent, number, size=width)[:count]
 
     def _read_slots(self, run: int, agent: int, number: int) -> IntArray:
-        size, steps, offset = self._sizes[agent], self._steps_per_pass[agent], self._data.offsets
+        size = self._sizes[agent]
+        steps = self._steps_per_pass[agent]
+        offset = self._data.offsets
         num_slots = steps * self._batch_size
         if not self._width and steps == 1 and size <= num_slots:
             return np.arange(size) + offset[agent]

@@ -40,7 +40,8 @@ class Site:
     """A site: its name, the number of rows that it declares publicly, and its address.
 
     Attributes:
-        name: by which ``corn agent --agent`` calls it; sites are agents 0, 1, … in order.
+        name: the name by which ``corn agent --agent`` calls the site; sites are agents 0, 1, … in
+            order.
         samples: the declared number of rows of its file. ε does not cover it.
         address: HOST:PORT at which others reach it.
         accepts: whether others can connect to it.
@@ -167,7 +168,8 @@ class Consortium:
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
-        promise, training = self.promise, self.training
+        promise = self.promise
+        training = self.training
         common: dict[str, Any] = {
             "epsilon": promise.epsilon,
             "delta": promise.delta,

@@ -1,4 +1,7 @@
-"""The catalogue of public data sets: their files, their pinned content, and their cache."""
+"""The workloads by name, and the catalogue of public data sets: files, pinned content, cache.
+
+This module imports no torch, so that commands can name workloads at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,26 @@ from rich.progress import Progress
 
 from corn.checks import IntArray, require_choice
 from corn.errors import CornError, FileFormatError
+from corn.learn.schedule import ScheduleName
+
+WorkloadName: TypeAlias = Literal[
+    "quadratic", "a9a", "mnist", "digits", "breast-cancer", "synthetic"
+]
+ModelName: TypeAlias = Literal["linear", "network", "cnn"]
+
+WORKLOADS: tuple[str, ...] = get_args(WorkloadName)
+
+PAPER_PARTITION = "dirichlet:10"
+"""The partition of samples over agents in the paper's experiments."""
+
+USUAL_BATCH_SIZE = 128
+"""Samples per mini-batch in the paper's experiments."""
+
+
+def usual_schedule(workload: str) -> ScheduleName:
+    """Return the paper's step-size schedule: 1/√t for the quadratic, constant for data sets."""
+    return "inverse-sqrt" if workload == "quadratic" else "constant"
+
 
 CACHE_VARIABLE = "CORN_DATA"
 """The environment variable that names another cache directory."""

@@ -60,10 +60,10 @@ _IMAGE_SUFFIXES = frozenset(
 _SEPARATORS = ",;\t|"
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
 _WIDE_MODES = ("I", "F")
-_MOST_UNPACKED_BYTES, _MOST_SHRINKING = 1 << 28, 100
+_MOST_UNPACKED_BYTES = 1 << 28
+_MOST_SHRINKING = 100
 # More different values than this suggest numbers to predict, not classes.
 _MOST_CLASSES = 1000
-_MOST_COLUMNS = 1000  # that agents publish by name; of more, they compare a hash
 _FOLDER = "folder"
 
 AGENT_FIELD = "{agent}"
@@ -275,9 +275,9 @@ class FileWorkload:
             each row is held out with this probability.
         partition: the partition of one file over the agents, by default ``iid``. Others look at
             all labels, which makes every run a simulation.
-        seed: of split and partition.
+        seed: the seed of split and partition.
         l2: the penalty λ of linear classifiers.
-        device: where gradients are computed.
+        device: the device on which gradients are computed.
     """
 
     data: Path
@@ -356,16 +356,15 @@ class FileWorkload:
             # Samples held out of agents' own files stay private, and so do scores on them.
             public_parts=("test",) if public else (),
             private_notes=tuple(f"{own.path}: {note}" for own in tables for note in own.notes),
-            schema=self._describe(schema, tables[0], public),
-            preprocessing=schema.to_json(),
-            columns=schema.features if len(schema.features) <= _MOST_COLUMNS else (),
+            schema=schema,
+            description=self._describe(schema, tables[0], public),
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,
         )
 
     def describe(self, problem: TrainingProblem) -> str:
         """Describe columns, classes, bounds and partition, for agents to compare."""
-        return problem.schema
+        return problem.description
 
     def _path_of(self, agent: int) -> Path:
         text = str(self.data).replace(AGENT_FIELD, str(agent))

@@ -102,7 +102,8 @@ class Mechanism:
         if self.counts_floats:
             require_sound(self.budget)
         # The check reads the noise that will be drawn, not the report of the design.
-        precision, caps = self.precision, self.precision_caps
+        precision = self.precision
+        caps = self.precision_caps
         tolerance = 0.0 if self.counts_floats else _TOLERANCE
         # Not ``any(precision > …)``: a precision that is NaN must fail the check too.
         if not (precision <= caps * (1 + tolerance)).all():
@@ -313,7 +314,8 @@ class Mechanism:
         precision = self.precision.copy()
         for promise, agents in group_agents(self.budget, self.noise.num_agents).items():
             if promise.query.is_subsampled:
-                worst, cap = float(precision[agents].max()), float(self.precision_caps[agents[0]])
+                worst = float(precision[agents].max())
+                cap = float(self.precision_caps[agents[0]])
                 # All designs for one budget are then counted alike, and once.
                 precision[agents] = cap if cap * (1 - _AT_CAP) <= worst <= cap else worst
         found = _count_spent(
@@ -411,7 +413,8 @@ def _design_at_scale(
     threat: ThreatModel | None,
 ) -> Mechanism | None:
     """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""
-    n, name = network.num_agents, mechanism.name
+    n = network.num_agents
+    name = mechanism.name
     if n <= _MOST_DENSE_DESIGN:
         return None
     caps = budget.precision_caps(n)

@@ -191,7 +191,8 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
     from sklearn.metrics import roc_auc_score
 
     num_samples, num_classes = probabilities.shape
-    confidence, chosen = probabilities.max(axis=1), probabilities.argmax(axis=1)
+    confidence = probabilities.max(axis=1)
+    chosen = probabilities.argmax(axis=1)
     hits = chosen == targets
     is_class = targets[:, None] == np.arange(num_classes)
     areas = [
@@ -339,7 +340,8 @@ def load_results(path: Path | str) -> Any:
     >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
     0.3742
     """
-    place, pandas = Path(path), _load_pandas()
+    place = Path(path)
+    pandas = _load_pandas()
     # Only ``shared`` of a launched run: private measurements must be asked for by name.
     names = ("", "metrics.csv", "shared/metrics.csv", "runs.csv")
     table = next((place / name for name in names if (place / name).is_file()), None)

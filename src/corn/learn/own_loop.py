@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, NamedTuple, Protocol, final
 
 import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
@@ -44,9 +44,20 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism
+from corn.learn.optimizers import (
+    HyperParameters,
+    ScheduleFactory,
+    copy_groups,
+    copy_state,
+    list_held,
+    require_one_gradient,
+    restore_state,
+    save_state,
+    tabulate_schedule,
+)
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import require_plain_loader
-from corn.learn.step import AgentStepper, UpdateRule, require_one_gradient, sum_clipped_samples
+from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel, has_same_values, seeded_randomness
 from corn.noise import ReleaseLedger
@@ -55,13 +66,8 @@ from corn.plan import Plan, fingerprint, make_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
+from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
-
-HyperParameters: TypeAlias = list[dict[str, Any]]
-"""The values of each group of an optimizer's ``param_groups``, without its parameters."""
-
-ScheduleFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
-"""(optimizer) → a scheduler of torch that follows the number of the step alone."""
 
 # Gradients of single samples are clipped in float64, this many values at once.
 _VALUES_AT_ONCE = 1 << 22
@@ -98,13 +104,13 @@ def make_private(
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
             must not change, which is checked after every step. Batch normalisation is refused. Each
             sample runs through the module alone.
-        optimizer: of the module's parameters; any that needs one gradient for a step.
+        optimizer: an optimizer of the module's parameters; any that needs one gradient for a step.
         data_loader: one whose samples are distributed over the agents at random, or one for each
             agent. Data sets and the collate function are used. Batches are drawn by CorN (Poisson
             sampling): of all agents together they have on average the loader's size, or the sum of
             the sizes. The numbers of samples and of batches are public.
         target_epsilon: ε of one sample after all epochs.
-        target_delta: δ of the same.
+        target_delta: δ of that promise.
         epochs: the number of passes over the data, on average.
         max_grad_norm: the norm to which the gradient of each sample is clipped.
         network: such as ``"ring:4"``; its size is the number of agents.
@@ -112,14 +118,14 @@ def make_private(
             ``"add-remove"``: one of them has a sample more, as Opacus counts.
         accumulation: the number of batches with which the loader shows the samples of one step; a
             backward pass follows each of them, and ``optimizer.step()`` the last.
-        schedule: returns, for the optimizer that it is given, a scheduler of torch that depends on
-            the number of the step alone. Its values are computed before the first step;
-            ``optimizer.scheduler`` is an object for libraries that want one.
-        seed: of noise and batches; public, so that the models protect nobody. None draws both from
-            new secret keys.
+        schedule: a function that returns, for the optimizer that it is given, a scheduler of torch
+            that depends on the number of the step alone. Its values are computed before the first
+            step; ``optimizer.scheduler`` is an object for libraries that want one.
+        seed: the seed of noise and batches; it is public, so that the models protect nobody. None
+            draws both from new secret keys.
         ledger: the file that counts the steps of all runs. It is needed to go on with a checkpoint
             (``optimizer.state_dict()``) of another process, which may have made further steps.
-        device: to which the module and the batches go; None leaves them where they are.
+        device: the device to which the module and the batches go; None leaves them where they are.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(0, 2, (80,)))
     >>> model = nn.Linear(3, 2)
@@ -186,7 +192,7 @@ def describe_adjacency(plan: Plan) -> str:
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
     ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
-    epsilon = f"ε = {budget.promises[0].epsilon:g} for one sample"
+    epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
     mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
     if budget.adjacency == "replace":
         return (
@@ -565,7 +571,10 @@ class ClippedSums:
 
 @dataclass(eq=False)
 class _Progress:
-    """Where a loop is. Libraries copy the attributes of an optimizer, and so share this object."""
+    """The position of a loop.
+
+    Libraries copy the attributes of an optimizer, and so share this object.
+    """
 
     groups: HyperParameters
     held: list[list[int]]
@@ -611,8 +620,8 @@ class PrivateOptimizer(Optimizer):
         self.num_pieces = num_pieces
         # Moments from before could depend on data.
         inner.state = type(inner.state)(dict)
-        groups, held = _copy_groups(inner), _list_held(inner)
-        self._now = _Progress(groups, held, _copy_state(inner))
+        groups, held = copy_groups(inner), list_held(inner)
+        self._now = _Progress(groups, held, copy_state(inner))
         self._steps = open_steps(model, self)
         # A script that fails closes its links here. Later the interpreter has stopped the threads
         # that do it.
@@ -688,9 +697,9 @@ class PrivateOptimizer(Optimizer):
 
     def _remember(self) -> None:
         """Take the optimizer's settings and state for those that CorN has left."""
-        self._now.groups = _copy_groups(self._inner)
-        self._now.held = _list_held(self._inner)
-        self._now.state = _copy_state(self._inner)
+        self._now.groups = copy_groups(self._inner)
+        self._now.held = list_held(self._inner)
+        self._now.state = copy_state(self._inner)
 
     @contextmanager
     def public_change(self) -> Iterator[None]:
@@ -709,9 +718,9 @@ class PrivateOptimizer(Optimizer):
             )
         self._require_same_groups()
         yield
-        if self._now.held != _list_held(self._inner):
+        if self._now.held != list_held(self._inner):
             raise CornError("parameters must be given before make_private, found other ones")
-        self._now.groups = _copy_groups(self._inner)
+        self._now.groups = copy_groups(self._inner)
 
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
@@ -750,7 +759,7 @@ class PrivateOptimizer(Optimizer):
             self._require_same_groups()
             for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
                 group.update(values)
-            self._now.groups = _copy_groups(self._inner)
+            self._now.groups = copy_groups(self._inner)
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -778,7 +787,8 @@ class PrivateOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it."""
-        now, loss = self._now, None
+        now = self._now
+        loss = None
         if now.error is not None:
             raise now.error
         if now.sums is None:
@@ -816,7 +826,8 @@ class PrivateOptimizer(Optimizer):
             self._model.end()
             self._model.forget_gradient()
             self._model.write(shown)
-            now.steppers, now.sums = (), None
+            now.steppers = ()
+            now.sums = None
         return loss
 
     def __reduce__(self) -> Any:
@@ -831,7 +842,7 @@ class PrivateOptimizer(Optimizer):
         self._model.forget_gradient()
         self._model.set_gradient(released)
         self._inner.step()
-        self._now.state = _copy_state(self._inner)
+        self._now.state = copy_state(self._inner)
         # Before the model leaves the agent.
         self._model.require_frozen()
         return self._model.read()
@@ -847,8 +858,8 @@ class PrivateOptimizer(Optimizer):
 
     def _require_same_groups(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        is_same = has_same_values(self._now.groups, _copy_groups(self._inner))
-        if not is_same or self._now.held != _list_held(self._inner):
+        is_same = has_same_values(self._now.groups, copy_groups(self._inner))
+        if not is_same or self._now.held != list_held(self._inner):
             raise CornError(
                 "param_groups must not change between steps, found that they did: a learning rate "
                 "that depends on data is public with the models; give a schedule of the step "
@@ -857,7 +868,7 @@ class PrivateOptimizer(Optimizer):
             )
 
     def _require_same_state(self) -> None:
-        if not has_same_values(self._now.state, _copy_state(self._inner)):
+        if not has_same_values(self._now.state, copy_state(self._inner)):
             raise CornError(
                 "the optimizer's state must not change between steps, found that it did: the "
                 "change could depend on data, and would be sent without noise"
@@ -911,133 +922,13 @@ class _GivenSchedule(LRScheduler):
         """Do nothing."""
 
 
-def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
-
-    >>> parameter = nn.Parameter(torch.ones(2))
-    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
-    >>> parameter.grad = torch.ones(2)
-    >>> first.step()
-    >>> second.state = restore_state(second, save_state(first))
-    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
-    ([1.0, 1.0], 0.1)
-    """
-    saved: dict[str, Tensor] = {}
-    for place, parameter in enumerate(_list_parameters(optimizer)):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                saved[f"tensor {place} {name}"] = value.detach().clone()
-            elif value is not None:
-                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
-    for place, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if isinstance(value, int | float):
-                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
-    return saved
-
-
-def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
-    """Return the state to give to an optimizer, and set the numbers of its groups.
-
-    Raises:
-        InvalidArgumentError: the state is of other parameters.
-    """
-    state = type(optimizer.state)(dict)
-    parameters = _list_parameters(optimizer)
-    for key, value in saved.items():
-        kind, number, name = (*key.split(" ", 2), "", "")[:3]
-        # int() raises for thousands of digits.
-        place = int(number) if number.isdecimal() and len(number) < 10 else -1
-        known = optimizer.param_groups if kind == "group" else parameters
-        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
-        if kind == "tensor" and fits:
-            fits = value.dim() == 0 or value.shape == parameters[place].shape
-        else:
-            fits = fits and value.dim() == 0
-        if not fits or name == "params":
-            raise InvalidArgumentError("the optimizer's state is that of other parameters")
-        if kind == "group":
-            optimizer.param_groups[place][name] = value.item()
-        else:
-            state[parameters[place]][name] = value if kind == "tensor" else value.item()
-    return state
-
-
-def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [own for group in optimizer.param_groups for own in group["params"]]
-
-
-def _type_of(value: bool | int | float) -> torch.dtype:
-    if isinstance(value, bool):
-        return torch.bool
-    return torch.int64 if isinstance(value, int) else torch.float64
-
-
-def tabulate_schedule(
-    optimizer: Optimizer, factory: ScheduleFactory, num_steps: int
-) -> list[HyperParameters]:
-    """Return the hyperparameters of each step by a scheduler.
-
-    They are computed before the first batch, so that no measurement of the run can change them.
-    """
-    # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
-    # unless its steps follow those of the optimizer.
-    stand_in = _StandIn(
-        [{**own, "params": [torch.zeros(1)]} for own in _copy_groups(optimizer)], optimizer.defaults
-    )
-    scheduler = factory(stand_in)
-    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
-    if is_plateau or getattr(scheduler, "optimizer", None) is not stand_in:
-        raise InvalidArgumentError(
-            "schedule must be a function that returns a scheduler of torch for the optimizer that "
-            "it is given, by step numbers alone, found "
-            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}: try "
-            "lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps); "
-            "for a loss on public data see optimizer.public_change()"
-        )
-    table = []
-    for _ in range(num_steps):
-        table.append(_copy_groups(stand_in))
-        stand_in.step()
-        scheduler.step()
-    return table
-
-
-class _StandIn(Optimizer):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing."""
-
-
-def _copy_groups(optimizer: Optimizer) -> HyperParameters:
-    return [
-        {name: _copy_value(value) for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def _list_held(optimizer: Optimizer) -> list[list[int]]:
-    """Return the identities of the parameters of each group."""
-    return [list(map(id, group["params"])) for group in optimizer.param_groups]
-
-
-def _copy_state(optimizer: Optimizer) -> Any:
-    """Return a copy of the state of each parameter, in their order."""
-    # Not by parameter: dictionaries of tensors cannot be compared.
-    every, state = _list_parameters(optimizer), optimizer.state
-    return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
-
-
-def _copy_value(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
-
-
 @dataclass(frozen=True, eq=False)
 class LoopData:
     """The samples of the agents of a loop.
 
     Attributes:
-        dataset: of all agents.
-        collate: makes a batch of several samples.
+        dataset: the samples of all agents.
+        collate: a function that makes a batch of several samples.
         rows: the numbers of each agent's samples in the data set.
         batch_size: the number of samples in a batch of all agents, on average.
     """
@@ -1125,7 +1016,8 @@ class LoopData:
                 )
 
 
-_COLLATE_TRIALS, _COLLATE_SAMPLES = 10, 5
+_COLLATE_TRIALS = 10
+_COLLATE_SAMPLES = 5
 
 
 def _keeps_others(before: Any, after: Any, count: int) -> bool:

@@ -25,7 +25,8 @@ from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
-from corn.learn.step import OptimizerFactory
+from corn.learn.optimizers import OptimizerFactory
+from corn.learn.schema import Schema
 from corn.learn.tasks import Task
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
@@ -137,12 +138,12 @@ class TrainingProblem:
         data: the training samples of every agent, not yet prepared for the task.
         parts: more samples to measure on, by ``validation`` and ``test``.
         notes: facts that a reader of results must know.
-        public_parts: those of ``parts`` that are public: known to all agents, and no agent's own.
-            Measurements on private samples are private.
+        public_parts: the names in ``parts`` that are public: known to all agents, and no agent's
+            own. Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
-        schema: columns, classes and bounds of the data, which are public and which agents compare.
-        preprocessing: the public schema of files as plain data; None for data of other sources.
-        columns: names of the inputs in files, public too, so that agents can name a difference.
+        schema: the public schema of files; None for data of other sources.
+        description: columns, classes, bounds and split of the data, which are public and which
+            agents compare.
         simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
             empty if it is none. The samples of one agent must not depend on those of others.
         is_dealt_out: whether the rows of one common file were divided between agents.
@@ -154,9 +155,8 @@ class TrainingProblem:
     notes: tuple[str, ...] = ()
     public_parts: tuple[str, ...] = ()
     private_notes: tuple[str, ...] = ()
-    schema: str = ""
-    preprocessing: Mapping[str, Any] | None = None
-    columns: tuple[str, ...] = ()
+    schema: Schema | None = None
+    description: str = ""
     simulation: str = ""
     is_dealt_out: bool = False
 

@@ -54,7 +54,7 @@ class Column:
     """A column of inputs, as all sites declare it.
 
     Attributes:
-        name: its name in the files.
+        name: the name of the column in the files.
         kind: ``number``; ``date``, which counts days; ``boolean``, which is 1 or −1; or
             ``category``, which becomes one indicator of 0 or 1 for each of its categories.
         bounds: the least and the largest value of a number or a date, which scale to [−1, 1].
@@ -133,9 +133,11 @@ class Column:
 
         Inputs are not scaled yet.
         """
-        numbers = as_plain_numbers(cells) if self.kind == "number" else None
-        if numbers is not None:
-            return numbers[:, None], [], []
+        if self.kind == "number":
+            numbers = as_plain_numbers(cells)
+            if numbers is not None:
+                return numbers[:, None], [], []
+            cells = widen_numbers(cells)
         # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
@@ -167,7 +169,7 @@ class Column:
                     "agree on a public constant (missing = …, in a consortium file), or remove "
                     "these rows"
                 )
-                problems.append(f"{_locate(self.name, 'no value', is_gone[rows])}: {advice}")
+                problems.append(f"{_locate_missing(self.name, is_gone[rows])}: {advice}")
             if any(is_wrong):
                 wrong = np.flatnonzero(is_wrong[rows])
                 first = texts[rows[wrong[0]]][:40]
@@ -223,7 +225,7 @@ class Rows:
             first, in [0, 1].
         targets: for each row the number of its class, or the number to predict; None if the table
             has none.
-        notes: what the owner should know about the file.
+        notes: the notes on the file for its owner.
     """
 
     path: Path
@@ -234,13 +236,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Schema:
-    """What all sites declare publicly about their files.
+    """The public declaration of all sites about their files.
 
     Attributes:
         target: the column to predict.
         columns: the columns of the inputs, in the order of the model's parameters; none for images.
         classes: the names of the classes; empty where the target is a number.
-        target_bounds: of a target that is a number; None leaves it as it is.
+        target_bounds: the bounds of a target that is a number; None leaves it as it is.
         id: a column that names the person of a row. Each may occur once, which is checked; it is
             no input.
     """
@@ -281,7 +283,11 @@ class Schema:
         columns = _list_names("columns", [column.describe() for column in self.columns])
         goal = _list_names("classes", self.classes) if self.classes else "numbers"
         bounds = "" if self.classes else self._target_column.describe().removeprefix(self.target)
-        return f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}"
+        # Reports say that every site checked it.
+        people = "" if self.id is None else f"; one row for each {self.id}"
+        return (
+            f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}{people}"
+        )
 
     def read(
         self,
@@ -296,7 +302,7 @@ class Schema:
 
         Args:
             path: the file.
-            cells: its columns.
+            cells: the columns of the table.
             images: the inputs, of a folder of images.
             checks_people: whether the column ``id`` must have another value in every row.
             needs_targets: whether the column of the targets must be there.
@@ -370,7 +376,7 @@ class Schema:
         found = np.array([places.get(name_value(text), -1) for text in texts], np.int64)
         problems = []
         if (found[is_gone] < 0).any():
-            where = _locate(self.target, "no value", (is_gone & (found < 0))[rows])
+            where = _locate_missing(self.target, (is_gone & (found < 0))[rows])
             problems.append(f"{where}: remove these rows")
         unknown = np.flatnonzero(((found < 0) & ~is_gone)[rows])
         if len(unknown):
@@ -539,6 +545,25 @@ def as_plain_numbers(cells: pa.ChunkedArray | Sequence[str | None]) -> FloatArra
     return numbers if (np.abs(numbers) <= _LARGEST).all() else None
 
 
+def widen_numbers(
+    cells: pa.ChunkedArray | Sequence[str | None],
+) -> pa.ChunkedArray | Sequence[str | None]:
+    """Return a column of typed numbers in float64, and any other as it is.
+
+    The text of a narrower number is a short decimal, which float64 reads as another number. So one
+    missing cell, after which cells are read as text, would change the values of all rows, and with
+    them their coins.
+    """
+    import pyarrow as pa
+
+    if not isinstance(cells, pa.ChunkedArray):
+        return cells
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    is_narrow = pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type)
+    return cells.cast(pa.float64(), safe=False) if is_narrow else cells
+
+
 def is_missing(text: str) -> bool:
     """Return whether a cell has no value."""
     return text.lower() in _MISSING
@@ -569,9 +594,9 @@ def name_value(text: str) -> str:
     return str(int(text if text.lstrip("+-").isdecimal() else number))
 
 
-def _locate(name: str, what: str, is_here: Any) -> str:
-    rows = np.flatnonzero(is_here)
-    return f"column {name!r} has {what} in row {rows[0] + 1} (number of such rows: {len(rows)})"
+def _locate_missing(name: str, is_missing: Any) -> str:
+    rows = np.flatnonzero(is_missing)
+    return f"column {name!r} has no value in row {rows[0] + 1} (number of such rows: {len(rows)})"
 
 
 def _find_repeated_people(name: str, cells: pa.ChunkedArray) -> list[str]:

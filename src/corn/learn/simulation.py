@@ -30,19 +30,18 @@ from corn.learn.batches import (
     require_fitting_samples,
 )
 from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.optimizers import RunOptimizers, require_exact_sums
 from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
     Mixer,
-    RunOptimizers,
     StepStatistics,
     average_integers,
     compute_gradients,
     join_gradients,
     release,
     release_integers,
-    require_exact_sums,
     smooth,
 )
 from corn.learn.tasks import Task
@@ -200,7 +199,8 @@ class Simulation:
         if self._mixer is None:
             return values
         # W acts on agents alone, so trials and parameters are one axis to it.
-        flat, rule = values.view(*values.shape[:2], -1), self._settings.mixing
+        flat = values.view(*values.shape[:2], -1)
+        rule = self._settings.mixing
         mixed = self._mixer.mix(flat) if rule is None else rule(flat, self.step)
         if mixed.shape != flat.shape:
             raise InvalidArgumentError(
@@ -226,7 +226,9 @@ class Simulation:
             offset = self._source.draw_offset(self.step)
         if self._is_sum:
             self._total.zero_()
-        models, statistics, start = self.parameters.flatten(0, 1), [], 0
+        models = self.parameters.flatten(0, 1)
+        statistics = []
+        start = 0
         for batches in self._draw_batches():
             cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
             # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
@@ -262,7 +264,8 @@ class Simulation:
         """Return the releases of some cells, shape (cells, trials, d), once in a step."""
         # Clipping factors are applied together with the noise: product, sum and rounding are one
         # operation, for an agent and for a simulation alike.
-        gradients, factors = found.values, found.factors.unsqueeze(-1)
+        gradients = found.values
+        factors = found.factors.unsqueeze(-1)
         # The noise of an average is drawn as one, and added at the end.
         if self._noise is None or isinstance(self._source, AverageNoise):
             return gradients * factors
@@ -306,7 +309,8 @@ class Simulation:
         shape = self.parameters.shape
         # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
         # leaves them as they are, up to rounding.
-        flat, rule = self.parameters.view(shape[0], shape[1], -1), self._settings.mixing
+        flat = self.parameters.view(shape[0], shape[1], -1)
+        rule = self._settings.mixing
         for number in range(self._settings.cooldown_steps):
             flat = self._mixer.mix(flat) if rule is None else rule(flat, self.step + number)
         self.parameters = flat.view(shape)

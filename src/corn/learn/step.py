@@ -13,18 +13,16 @@ assumes. Simulations may clip in float32, because their noise protects nobody.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from corn.checks import FloatArray, require
+from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
@@ -143,7 +141,7 @@ def sum_clipped_samples(
         slopes: one gradient for each sample, shape (…, samples, parameters), in the type to clip
             in: float64 for releases. Those that are not finite are set to zero in place.
         clip: C, which broadcasts against (…, samples).
-        weights: of the samples, which broadcast against (…, samples); 0 for padding.
+        weights: the weights of the samples, which broadcast against (…, samples); 0 for padding.
         most_samples: a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
@@ -446,7 +444,8 @@ class AgentStepper:
 
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
-        found, drawn = self._found, self._drawn
+        found = self._found
+        drawn = self._drawn
         # A second gradient of the step must not get the noise of the first: the difference of both
         # messages would be free of noise.
         if found is None or drawn is None or self._is_released:
@@ -465,7 +464,9 @@ class AgentStepper:
         With momentum, the average of all releases so far takes the place of this one.
         """
         gradient, factor, drawn = self._take(observe=observe)
-        model, grid, terms = self.parameters, self._plan.grid, (gradient, factor, drawn.values)
+        model = self.parameters
+        grid = self._plan.grid
+        terms = (gradient, factor, drawn.values)
         if self._update is None and self.memory is None:
             # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
             # one function does both.
@@ -531,20 +532,15 @@ _SPARSE_COST = 12
 class Mixer:
     """The rounds of a step of gossip, for models of all agents.
 
-    ``is_sparse`` is whether products run over links; by default, whether they then take less time.
+    Products run over links if they then take less time.
     """
 
     def __init__(
-        self,
-        network: Network,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        is_sparse: bool | None = None,
+        self, network: Network, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        W, rounds = network.sparse_matrix, network.schedule
-        if is_sparse is None:
-            is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
+        W = network.sparse_matrix
+        rounds = network.schedule
+        is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
         # The dense matrix has all rounds of a step in it, so that none is left to repeat.
         self._rounds = rounds if is_sparse else rounds[:0]
         matrix = (
@@ -560,12 +556,14 @@ class Mixer:
         return torch.stack([self._mix_one(own) for own in models])
 
     def _mix_one(self, models: Tensor) -> Tensor:
-        current, change = models, None
+        current = models
+        change = None
         for momentum, gain in self._rounds:
             mixed: Tensor = self._matrix @ current
             # A plain round x ← W x. It also forgets the change of earlier Chebyshev rounds.
             if gain == 1 and not momentum:
-                current, change = mixed, None
+                current = mixed
+                change = None
                 continue
             # x ← x + m_k (x − the x before) + g_k (W x − x): docs/theory.md, “Chebyshev rounds”.
             moved = mixed.sub_(current).mul_(gain)
@@ -573,92 +571,3 @@ class Mixer:
             change = moved if change is None else moved.add_(change, alpha=momentum)
             current = current + change
         return current
-
-
-OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
-"""(parameters) → an optimizer of torch, such as ``torch.optim.Adam``."""
-
-OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
-
-NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
-    "sgd": None,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-"""Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
-
-
-@final
-class RunOptimizers:
-    """One optimizer for each run of a sweep, each on the parameters of its model as one vector.
-
-    Models have shape (seeds, 1, trials, d). Step sizes of the sweep replace the learning rates.
-    """
-
-    def __init__(self, factory: OptimizerFactory, parameters: Tensor) -> None:
-        seeds, _, trials, _ = parameters.shape
-        self._runs = [
-            (seed, trial, *_make_one(factory, parameters[seed, 0, trial]))
-            for seed, trial in itertools.product(range(seeds), range(trials))
-        ]
-
-    def step(
-        self, parameters: Tensor, released: Tensor, step_sizes: Sequence[float], alive: Tensor
-    ) -> Tensor:
-        """Return all models after a step along the averaged releases, of the runs ``alive``."""
-        updated = parameters.clone()
-        for seed, trial, parameter, optimizer in self._runs:
-            if not alive[seed, trial]:
-                continue
-            own = updated[seed, 0, trial]
-            parameter.data.copy_(own)
-            parameter.grad = released[seed, 0, trial]
-            for group in optimizer.param_groups:
-                group["lr"] = step_sizes[trial]
-            optimizer.step()
-            own.copy_(parameter.data)
-        return updated
-
-
-def require_exact_sums(network: Network) -> None:
-    """Raise for gossip, in which each agent would keep moments of its own releases."""
-    if network.mixing != "sum":
-        raise InvalidArgumentError(
-            f"optimizer needs exact sums, found mixing {network.mixing!r}: each agent would divide "
-            "by the second moment of its own noisy releases, and noise that agents share would "
-            "cancel no more; choose mixing='sum', or leave out optimizer"
-        )
-
-
-def require_one_gradient(optimizer: Optimizer) -> None:
-    """Raise for an optimizer that asks for several gradients in a step."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidArgumentError(
-            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
-            "each would be a release; use SGD"
-        )
-
-
-def read_learning_rate(factory: OptimizerFactory) -> float:
-    """Return the learning rate of the optimizers that a factory makes.
-
-    >>> read_learning_rate(torch.optim.Adam)
-    0.001
-    """
-    return float(_make_one(factory, torch.zeros(1))[1].param_groups[0]["lr"])
-
-
-def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
-    parameter = nn.Parameter(start.clone())
-    optimizer = factory([parameter])
-    rule = "a function of a list of parameters that returns an optimizer of torch for them"
-    require(isinstance(optimizer, Optimizer), "optimizer", rule, type(optimizer).__name__)
-    held = [own for group in optimizer.param_groups for own in group["params"]]
-    require(
-        len(held) == 1 and held[0] is parameter and "lr" in optimizer.param_groups[0],
-        "optimizer",
-        rule,
-        f"{type(optimizer).__name__} with other parameters, or without a learning rate",
-    )
-    require_one_gradient(optimizer)
-    return parameter, optimizer

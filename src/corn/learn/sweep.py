@@ -245,7 +245,7 @@ class SweepLoop:
 
     @property
     def _simulated(self) -> str:
-        """Why ε is simulated; empty if it is a promise."""
+        """The reason why ε is simulated; empty if it is a promise."""
         seeds = "" if self._settings.noise_keys == "secret" else PUBLIC_SEEDS
         return "; ".join(filter(None, (seeds, self._problem.simulation)))
 
@@ -313,7 +313,8 @@ class SweepLoop:
         self._simulation.stop_runs(runs)
 
     def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
-        seed, trial = self._settings.seeds[run[0]], self._trials[run[1]]
+        seed = self._settings.seeds[run[0]]
+        trial = self._trials[run[1]]
         return trial.mechanism.name, trial.schedule.describe(), seed
 
 

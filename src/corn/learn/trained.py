@@ -34,7 +34,7 @@ from corn.learn.tasks import Task
 from corn.parsing import build_fields, parse_json
 from corn.plan import Plan, fingerprint
 from corn.privacy import PrivacyBudget
-from corn.privacy.budget import describe_queries
+from corn.privacy.budget import Relation, describe_queries
 from corn.privacy.rounding import round_up_range, write_exactly
 from corn.version import __version__
 
@@ -67,7 +67,7 @@ _MAX_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class ModelPromise:
-    """What is promised about the data that a model was trained on.
+    """The promise about the data that a model was trained on.
 
     Attributes:
         epsilon: the largest ε that any agent was promised; None without noise.
@@ -76,6 +76,7 @@ class ModelPromise:
         unit: ``agent`` or ``sample``.
         protects: the data that is protected, in words.
         clipping: what is clipped, how samples are drawn, and which data sets are neighbours.
+        relation: the last of these by itself, see ``ClippedQuery``; None without noise.
         adversary: against whom.
         num_steps: T of the budget.
         num_agents: the number of agents.
@@ -90,6 +91,7 @@ class ModelPromise:
     unit: str
     protects: str
     clipping: str
+    relation: Relation | None
     adversary: str
     num_steps: int
     num_agents: int
@@ -117,7 +119,7 @@ class ModelPromise:
         one = mechanism or result.trials[0].mechanism
         num_agents = result.parameters.shape[1]
         if one.budget is None:
-            empty = None, None, None, "", "nobody", "", "nobody"
+            empty = None, None, None, "", "nobody", "", None, "nobody"
             return cls(*empty, result.num_steps, num_agents, one.name)
         return cls._of_budget(
             one.budget,
@@ -138,6 +140,7 @@ class ModelPromise:
             unit=budget.unit,
             protects=budget.queries[0].protects,
             clipping=describe_queries(budget.queries),
+            relation=budget.queries[0].relation,
             num_steps=budget.num_steps,
             **rest,
         )
@@ -194,16 +197,15 @@ class TrainedModel:
         if not hasattr(problem.task, "to_module"):
             return None
         module: nn.Module = problem.task.to_module(parameters.detach().cpu())
-        given = problem.preprocessing
-        classes = (given or {}).get("classes")
+        schema = problem.schema
         sample = tuple(problem.data.inputs.shape[1:])
         return cls.from_module(
             module,
             promise,
             input_shape=getattr(problem.task, "input_shape", None) or _flatten(module, sample),
             output=_find_output(problem.task, module),
-            classes=classes,
-            preprocessing=given,
+            classes=None if schema is None else schema.classes or None,
+            preprocessing=None if schema is None else schema.to_json(),
             description=problem.task.describe(),
         )
 
@@ -225,10 +227,10 @@ class TrainedModel:
             module: the trained module, such as :func:`corn.learn.load_parameters` returns it.
             promise: such as ``ModelPromise.of_result(result)`` of :func:`corn.train`.
             input_shape: the shape of one sample.
-            output: see ``OutputKind``; ``logits`` for cross-entropy.
+            output: the kind of output, see ``OutputKind``; ``logits`` for cross-entropy.
             classes: their names; by default numbers, where outputs are logits.
             preprocessing: the public schema of files, if there is one.
-            description: by default the module's class.
+            description: a description of the model; by default the module's class.
         """
         state = {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
         if classes is None and output in ("logit", "logits"):
@@ -548,9 +550,11 @@ def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
 def _write_onnx(onnx: Any, model: TrainedModel) -> bytes:
     """Return one node for each layer, and the function that makes probabilities."""
     helper = onnx.helper
-    nodes, current = [], "inputs"
+    nodes = []
+    current = "inputs"
     for place, layer in enumerate(model.layers or ()):
-        following, prefix = f"layer_{place}", layer["name"] and f"{layer['name']}."
+        following = f"layer_{place}"
+        prefix = layer["name"] and f"{layer['name']}."
         weights = [f"{prefix}weight", f"{prefix}bias"]
         kind, names, settings = _onnx_node(layer, weights)
         nodes.append(helper.make_node(kind, [current, *names], [following], **settings))

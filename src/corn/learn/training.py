@@ -25,9 +25,9 @@ from corn.covariance.design import read_objective
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.learn.mechanism import Mechanism, TrainedWith, Trial, make_mechanisms
 from corn.learn.metrics import Result
+from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import MeanLoss, ModuleTask, Task
 from corn.learn.tasks.module import trained_parameters
@@ -60,10 +60,10 @@ def train(
         budget: the promise; its unit decides what is clipped. ``PrivacyBudget.for_sizes`` makes one
             for samples from the agents' numbers of samples. None trains without privacy, or with
             the plan's budget.
-        mechanism: as for `corn.design`, ``central`` and ``none`` included; or a design, a
-            decomposition or a ``corn.learn.Mechanism`` for this budget.
+        mechanism: a mechanism as for `corn.design`, ``central`` and ``none`` included; or a design,
+            a decomposition or a ``corn.learn.Mechanism`` for this budget.
         model: any ``torch.nn.Module`` without batch normalisation and dropout, or a ``Task``.
-        loss: for a module: (outputs, targets) → mean loss.
+        loss: a function (outputs, targets) → mean loss, for a module.
         datasets: one per agent, in their order or by the labels of the graph; a data loader stands
             for its data set.
         validation: samples to measure on.

@@ -24,9 +24,9 @@ from corn.learn.metrics import (
     join_results,
     make_frame,
 )
+from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
-from corn.learn.step import read_learning_rate
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.plan.advice import bound_gradient_variance, expect_step_size
@@ -48,7 +48,7 @@ class Comparison:
     matters.
 
     Attributes:
-        problem: what was trained.
+        problem: the task and the data that was trained on.
         schedules: the best step size of each mechanism; one whose every run broke down has none.
         result: all runs: measurements and models.
     """
@@ -127,7 +127,8 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
         with `reference`.
         """
-        scores, widths = self._collect(self.score), self._collect(self.interval)
+        scores = self._collect(self.score)
+        widths = self._collect(self.interval)
         # By column; of the reference itself there are none.
         compared: dict[str, dict[str, tuple[float, float]]] = {}
         for column in _SCORE_COLUMNS:
@@ -137,7 +138,8 @@ class Comparison:
         prefix = "simulated_" if self.result.is_simulated else ""
         facts: dict[str, dict[str, object]] = {}
         for mechanism in self.mechanisms:
-            name, schedule = mechanism.name, self.schedules.get(mechanism.name)
+            name = mechanism.name
+            schedule = self.schedules.get(mechanism.name)
             # For the steps that were run, which are fewer than planned after an interruption.
             spent = mechanism.epsilon_spent(self.result.num_steps)
             facts[name] = {
@@ -254,7 +256,8 @@ def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
 _MANTISSAS = (1, 2, 5)
 # Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
 # factor of about 2000.
-_STRIDE, _FURTHEST = 2, 10
+_STRIDE = 2
+_FURTHEST = 10
 # An end whose loss is less than this better than the last one is not worth another run.
 _LEAST_GAIN = 0.01
 # The paper's largest step size. Without clipping there is nothing to tell the scale of gradients.
@@ -324,9 +327,11 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
     if best == tried[0]:
-        outward, inner = best - _STRIDE, tried[1]
+        outward = best - _STRIDE
+        inner = tried[1]
     else:
-        outward, inner = best + _STRIDE, tried[tried.index(best) - 1]
+        outward = best + _STRIDE
+        inner = tried[tried.index(best) - 1]
     gain = losses[inner] - losses[best]
     # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
     is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
@@ -344,7 +349,8 @@ def expect_place(
     """Return the place of the step size that a mechanism's clip and noise suggest."""
     if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
-    noise, query = mechanism.noise, mechanism.query
+    noise = mechanism.noise
+    query = mechanism.query
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
     n = problem.data.num_agents
     variance = 0.0 if noise is None else noise.total_variance / n**2
@@ -404,12 +410,17 @@ class TuningPrice:
     epsilon_of_one: float
     protects: str
     against: str
-    assumes: str = "each run has secret noise and secret batches of its own"
+    assumes: str = (
+        "each run has secret noise and secret batches of its own, and step sizes are not chosen by "
+        "losses on private data"
+    )
 
 
 def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
+    It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
+    may depend on one sample of the validation data, and has no price.
     A server's runs have another adversary, which does not add up. A run that broke down counts:
     its models were released until it stopped. An interrupted search is refused: it has left out the
     runs of its last round.

@@ -230,7 +230,8 @@ def pair_at_random(network: Network, *, seed: int = 0) -> MixingRule:
         for first, second in order:
             if first not in taken and second not in taken:
                 taken |= {first, second}
-                partner[first], partner[second] = second, first
+                partner[first] = second
+                partner[second] = first
         return (models + models[:, partner.to(models.device)]) / 2
 
     return mix

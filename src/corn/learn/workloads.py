@@ -17,9 +17,8 @@ from corn.checks import IntArray, require_choice
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
 from corn.learn.batches import AgentData
-from corn.learn.datasets import Dataset, load_dataset
+from corn.learn.datasets import PAPER_PARTITION, WORKLOADS, Dataset, ModelName, load_dataset
 from corn.learn.metrics import Samples
-from corn.learn.names import PAPER_PARTITION, WORKLOADS, ModelName
 from corn.learn.partition import partition_samples, split_samples
 from corn.learn.problem import TrainingProblem
 from corn.learn.tasks import (
@@ -147,7 +146,8 @@ class Workload:
         seed: the seed of split and partition.
         l2: the penalty λ of linear models.
         directory: the directory of cached data sets.
-        device: where torch computes gradients and scores, which each process may choose.
+        device: the device on which torch computes gradients and scores, which each process may
+            choose.
 
     >>> Workload("quadratic").build(20).task.describe()
     'quadratic objectives of 20 agents in 2 dims'

@@ -11,28 +11,24 @@ from corn.noise.keys import (
 )
 from corn.noise.ledger import (
     BudgetSpentError,
-    HistoryLoss,
     ReleaseLedger,
     agree_on_nonce,
-    compose_history,
     read_history,
     read_ledger,
 )
 from corn.noise.normals import load_compiled
 from corn.noise.roster import (
+    RefusedPackageError,
     Roster,
     Site,
+    agent_keys,
+    check_identity,
     load_roster,
+    open_seed,
+    pair_key,
     pin_roster,
     rotate_key,
     save_roster,
-)
-from corn.noise.seeds import (
-    RefusedPackageError,
-    agent_keys,
-    check_identity,
-    open_seed,
-    pair_key,
     seal_seed,
 )
 from corn.noise.shares import (
@@ -48,7 +44,6 @@ from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, T
 
 __all__ = [
     "BudgetSpentError",
-    "HistoryLoss",
     "Identity",
     "NoiseSource",
     "Owner",
@@ -65,7 +60,6 @@ __all__ = [
     "agree_on_nonce",
     "check_identity",
     "choose_factors",
-    "compose_history",
     "draw_all_shares",
     "draw_share",
     "factor_covariance",

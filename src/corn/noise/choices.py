@@ -23,7 +23,9 @@ COIN_BITS = 53
 """Coins are multiples of 2⁻⁵³, which float64 represents exactly."""
 
 _FORMAT = b"corn/choices/1"
-_WORD_BITS, _WORD_BYTES, _CIPHER_BLOCK_BYTES = 64, 8, 16
+_WORD_BITS = 64
+_WORD_BYTES = 8
+_CIPHER_BLOCK_BYTES = 16
 
 
 @final
@@ -52,7 +54,7 @@ class SecretChoices:
         """Return one coin for each sample of all agents, uniform multiples of 2⁻⁵³ in [0, 1).
 
         Args:
-            number: of the batch; each number has coins of its own.
+            number: the number of the batch; each number has coins of its own.
             sizes: the number of samples of each agent.
         """
         # A stream for each agent: the number of its samples must not change another's coins.

@@ -5,8 +5,9 @@ The loop here does all of them while the values are in registers. LLVM neither r
 floating-point operations unless it is allowed to (``fastmath``), which it is not.
 
 Importing this module compiles it, which takes a few seconds the first time; hence it is imported by
-:func:`corn.noise.normals.load_compiled` only. Numba keeps the machine code beside Python's byte
-code until this file, or a constant that the loop uses, changes.
+:func:`corn.noise.normals.load_compiled`, and by the process from which a launch forks its
+agents. Numba keeps the machine code beside Python's byte code until this file, or a constant that
+the loop uses, changes.
 """
 
 from __future__ import annotations

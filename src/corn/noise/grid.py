@@ -27,7 +27,8 @@ _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_PROVED_EPSILON = 50.0
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.
-_DEVIATIONS, _FAR = 24.0, 1e-115
+_DEVIATIONS = 24.0
+_FAR = 1e-115
 # The least standard deviation of an agent's private noise under masks, in units of γ.
 _LEAST_STD = 6.5
 # The distance of a sum of grid values from a sampled continuous sum, for up to 10⁹ agents whose
@@ -77,7 +78,8 @@ def bound_loss(
         precision_caps: b, shape (n,).
         budget: the promises; their clipped gradients bound how large a release can be.
     """
-    n, roots = decomposition.num_agents, np.sqrt(precision_caps)
+    n = decomposition.num_agents
+    roots = np.sqrt(precision_caps)
     largest_norm = max(promise.query.largest_norm for promise in budget.promises)
     errors = _bound_errors(decomposition, largest_norm)
     # Stretching a cell by e on both sides multiplies its volume by (1 + 2e/γ) and moves its points

@@ -25,8 +25,8 @@ telling. Hence
 Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.
 
 **The history** of an agent's releases is all ledgers beside its keys: from the terms of their
-promises, `compose_history` adds up what all plans of the agent cost together. A key's file lists
-the plans that it was used with. So a ledger that was deleted, or left behind when the key was
+promises, `ReleaseHistory` adds up what all plans of the agent cost together. A key's file lists the
+plans that it was used with. So a ledger that was deleted, or left behind when the key was
 copied, is noticed: its releases still count, and the total is then unknown. What cannot be noticed
 is stated in ``docs/privacy.md``.
 """
@@ -56,6 +56,7 @@ from corn.files import require_private
 from corn.noise.choices import SecretChoices
 from corn.noise.keys import SECRET_BYTES, Secret, list_used_plans
 from corn.noise.stream import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.privacy import Unit
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
 from corn.privacy.rounding import round_up, write_exactly
 
@@ -93,7 +94,7 @@ class LedgerEntry:
         precision: the largest [R⁻¹]_ii under which any of the releases was made.
         furthest: the step after the last one that any run has reserved.
         data: a keyed digest of the data that the present pass began with, in hexadecimal.
-        secret: from which the orders of passes and the key of ``data`` follow.
+        secret: the secret from which the orders of passes and the key of ``data`` follow.
     """
 
     number: int
@@ -123,7 +124,7 @@ class LedgerRecord:
     Attributes:
         path: the ledger's file.
         plan: the plan's fingerprint, in hexadecimal.
-        expense: its releases, of which there may have been fewer.
+        expense: the releases, of which there may have been fewer.
         is_known: False if no entry can be read; then all releases that the plan allows count.
         is_running: whether a process has it open now, and may add releases.
     """
@@ -306,7 +307,7 @@ class BudgetSpentError(CornError):
     """Every release that the plan allows was made, or may have been: stop, and keep the model.
 
     Attributes:
-        public_reason: what other agents may know; the message names the ledger's file.
+        public_reason: the reason as other agents may know it; the message names the ledger's file.
     """
 
     public_reason = "all releases that its plan allows were made"
@@ -377,10 +378,10 @@ class ReleaseLedger:
         """Open a ledger, or create it, and begin a run under a nonce never used before.
 
         Args:
-            path: of the file.
-            plan_fingerprint: of the plan.
-            agent: its number under the plan.
-            terms: of the plan for this agent.
+            path: the path of the file.
+            plan_fingerprint: the fingerprint of the plan.
+            agent: the number of the agent under the plan.
+            terms: the terms of the plan for this agent.
             precision: the largest [R⁻¹]_ii under which this run may release; of all runs, the
                 largest is kept.
             continues: go on with the latest run, under its nonce, after all steps that it has
@@ -665,7 +666,7 @@ class ReleaseHistory:
     """All releases of one agent's data that are known.
 
     Attributes:
-        agent: its number.
+        agent: the number of the agent.
         records: one for each ledger.
         problems: folders and ledgers that are missing or cannot be read, each in a line. With any,
             the total of ``records`` is only a lower bound.
@@ -680,39 +681,13 @@ class ReleaseHistory:
         """The releases under each plan."""
         return tuple(record.expense for record in self.records)
 
+    def compose(self, delta: float, *, unit: Unit | None = None) -> TotalLoss:
+        """Return the privacy of all releases together at δ.
 
-@dataclass(frozen=True)
-class HistoryLoss:
-    """The privacy of everything that one agent has released.
-
-    Attributes:
-        history: the releases.
-        alone: the loss under each plan by itself, for the unit that it protects.
-        total: all together, for the largest unit that every plan protects.
-        agent_total: all together for the agent's whole data; its ε is infinite if any plan
-            protects only samples.
-    """
-
-    history: ReleaseHistory
-    alone: tuple[TotalLoss, ...]
-    total: TotalLoss
-    agent_total: TotalLoss
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether more was released than the ledgers that are left show."""
-        return bool(self.history.problems)
-
-
-def compose_history(history: ReleaseHistory, delta: float) -> HistoryLoss:
-    """Return the loss of an agent's releases at one δ, plan by plan and together."""
-    expenses = history.expenses
-    return HistoryLoss(
-        history,
-        alone=tuple(compose_expenses([own], delta, unit=own.query.unit) for own in expenses),
-        total=compose_expenses(expenses, delta),
-        agent_total=compose_expenses(expenses, delta, unit="agent"),
-    )
+        It is for ``unit``, or else for the largest unit that every plan protects. Its ε is infinite
+        for an agent's whole data if any plan protects only samples.
+        """
+        return compose_expenses(self.expenses, delta, unit=unit)
 
 
 def ledger_path(folder: Path, agent: int, plan: str) -> Path:
@@ -744,7 +719,7 @@ def read_history(
     Args:
         folders: whose agents of this number have the same data. One that is given twice counts
             once, and one that does not exist is a problem.
-        agent: its number.
+        agent: the number of the agent.
         without: a ledger to leave out, because the caller has it open.
     """
     records: list[LedgerRecord] = []

@@ -169,7 +169,8 @@ def make_message(
         bits: B.
     """
     num_blocks = -(-len(gradient) // VALUES_PER_BLOCK)
-    mask_bytes, offset_bytes = VALUES_PER_BLOCK * bits // 8, VALUES_PER_BLOCK * 4
+    mask_bytes = VALUES_PER_BLOCK * bits // 8
+    offset_bytes = VALUES_PER_BLOCK * 4
     terms = list_terms(noise, agent, nonce=nonce, step=step)
     weights = np.array([weight for weight, _ in terms], np.float64)
     shares = [source.start(address, num_blocks * BLOCK_BYTES) for _, address in terms]
@@ -194,7 +195,8 @@ def make_message(
         mask.view(SIGNED[bits]),
         len(added),
     )
-    message, compiled = np.empty(len(gradient), SIGNED[bits]), load_compiled()
+    message = np.empty(len(gradient), SIGNED[bits])
+    compiled = load_compiled()
     for start in range(0, len(gradient), at_once * VALUES_PER_BLOCK):
         reader.read()
         part = slice(start, start + at_once * VALUES_PER_BLOCK)
@@ -255,7 +257,8 @@ def read_total(
     It is :func:`read_average` with the offset of a nonce and a step, drawn again in parts; None is
     an offset of zero.
     """
-    signed, average = total.view(SIGNED[8 * total.itemsize]), np.empty(len(total), dtype)
+    signed = total.view(SIGNED[8 * total.itemsize])
+    average = np.empty(len(total), dtype)
     offsets = [] if offset is None else [start_offset(*offset, len(total))]
     at_once = count_at_once(4, len(total))
     reader = Keystreams((offsets, 4 * at_once))

@@ -38,7 +38,8 @@ Words: TypeAlias = NDArray[np.uint32]
 # A block's first 512 values are r·cos φ, the other 512 are r·sin φ.
 PAIRS_PER_BLOCK = 512
 VALUES_PER_BLOCK = 2 * PAIRS_PER_BLOCK
-SPARES_PER_BLOCK, WORDS_PER_SPARE = 16, 4
+SPARES_PER_BLOCK = 16
+WORDS_PER_SPARE = 4
 WORDS_PER_BLOCK = 4 * PAIRS_PER_BLOCK + SPARES_PER_BLOCK * WORDS_PER_SPARE
 
 ERROR = 2.0**-45
@@ -59,7 +60,6 @@ is below 2⁻¹⁴⁹, as each needs one with probability 2⁻¹⁵.
 
 NEAR_ONE = 3 << 30  # upper words from here on belong to a u above ¾
 FEW_BITS = 1 << 16  # upper words below, of u or of 1 − u, need a spare
-EXCHANGE = 1 << 30  # the bit of an angle's upper word that exchanges cosine and sine
 
 LN_2 = 0.6931471805599453
 
@@ -144,11 +144,14 @@ def digest_known(compiled: Any) -> str:
     upper = words[0, :, :PAIRS_PER_BLOCK]
     upper >>= np.array([[16], [14]], np.uint32)
     upper[:, ::2] ^= np.uint32(0xFFFFFFFF)
-    normals, weights = np.empty((2, 2, PAIRS_PER_BLOCK)), np.array([0.3, -0.7])
+    normals = np.empty((2, 2, PAIRS_PER_BLOCK))
+    weights = np.array([0.3, -0.7])
     compiled.sum_blocks(words, weights, normals)
-    noise, found = normals.ravel(), hashlib.sha256(normals.tobytes())
+    noise = normals.ravel()
+    found = hashlib.sha256(normals.tobytes())
     # One value fewer than whole blocks have.
-    offset, bits = words[1, :, : len(noise) // 2].reshape(1, -1), noise.view(np.int64)
+    offset = words[1, :, : len(noise) // 2].reshape(1, -1)
+    bits = noise.view(np.int64)
     squares = np.empty(2)
     compiled.sum_squares(squares, noise.astype(np.float32).reshape(2, -1))
     found.update(squares.tobytes())

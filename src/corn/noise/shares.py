@@ -79,7 +79,8 @@ def choose_factors(decomposition: Decomposition) -> Decomposition:
 def _eliminate(R: FloatArray) -> FloatArray:
     """Return a Cholesky factor; each turn eliminates the agent with the fewest remaining links."""
     # Relative to the variances, so that agents with little noise are factored as accurately.
-    rest, variance = R.copy(), np.maximum(np.diag(R), np.finfo(float).tiny)
+    rest = R.copy()
+    variance = np.maximum(np.diag(R), np.finfo(float).tiny)
     negligible = _TOLERANCE * np.outer(np.sqrt(variance), np.sqrt(variance))
     columns: list[FloatArray] = []
     while True:

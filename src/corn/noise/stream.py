@@ -171,7 +171,8 @@ def decode_fields(data: bytes) -> list[bytes] | None:
     >>> decode_fields(b"other") is None
     True
     """
-    fields, end = [], 0
+    fields = []
+    end = 0
     while end < len(data):
         start = end + _LENGTH_BYTES
         end = start + int.from_bytes(data[end:start], "big")
@@ -200,9 +201,11 @@ def _check_length(name: str, value: bytes, length: int) -> bytes:
 
 BLOCK_BYTES = 4 * WORDS_PER_BLOCK
 """The bytes of a stream that give a block of normals."""
-_CIPHER_BLOCK_BYTES, _GCM_NONCE_BYTES = 16, 12
+_CIPHER_BLOCK_BYTES = 16
+_GCM_NONCE_BYTES = 12
 # Galois/Counter Mode takes counters of 32 bits and uses the first two for its tag.
-_FIRST_COUNTER, _MOST_GCM_BYTES = 2, (1 << 36) - 32
+_FIRST_COUNTER = 2
+_MOST_GCM_BYTES = (1 << 36) - 32
 # Part of every key derivation. Any change of the values that a key and an address give must change
 # it, so that agents of different versions cannot add noise that does not cancel.
 STREAM_FORMAT = "corn/stream/6"
@@ -257,7 +260,8 @@ class SecureSource(NoiseSource):
         for block in range(first, last, at_once):
             reader.read()
             num_blocks = min(at_once, last - block)
-            place, size = block * VALUES_PER_BLOCK - start, num_blocks * VALUES_PER_BLOCK
+            place = block * VALUES_PER_BLOCK - start
+            size = num_blocks * VALUES_PER_BLOCK
             is_inside = place >= 0 and place + size <= len(out) and out.flags.c_contiguous
             sums = out[place : place + size] if is_inside else np.empty(size)
             blocks = sums.reshape(num_blocks, 2, PAIRS_PER_BLOCK)
@@ -278,7 +282,8 @@ class SecureSource(NoiseSource):
         if key is None:
             raise InvalidArgumentError(f"this source holds no key for {address.owner}")
         # A key per stream and kind, so that all counters start at zero and no two streams overlap.
-        data, person = address.encode(kind), STREAM_FORMAT.encode()
+        data = address.encode(kind)
+        person = STREAM_FORMAT.encode()
         own = hashlib.blake2b(data, key=key.reveal(), digest_size=16, person=person).digest()
         return start_keystream(own, num_bytes, first=first)
 

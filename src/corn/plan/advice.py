@@ -65,9 +65,8 @@ class TrainingScale:
         num_parameters: d.
         epsilon: ε of the run.
         delta: δ of the run.
-        unit: what the promise protects.
+        unit: the data that the promise protects.
         clip: C.
-        distance: D, a guess.
     """
 
     num_agents: int
@@ -77,12 +76,10 @@ class TrainingScale:
     delta: float
     unit: Unit = "sample"
     clip: float = 1.0
-    distance: float = USUAL_DISTANCE
 
     def __post_init__(self) -> None:
         for name in ("num_agents", "samples", "num_parameters"):
             require_count(name, getattr(self, name))
-        require_in_range("distance", self.distance, 1e-9, 1e9)
         # Making a budget checks ε, δ, clip and unit.
         self.make_budget(1, 1, sampling="every-step")
 
@@ -145,10 +142,9 @@ def expect(
         num_parameters=scale.num_parameters,
         noise_variance=noise_variance,
         gradient_variance=gradient_variance,
-        distance=scale.distance,
     )
     randomness = gradient_variance + scale.num_parameters * noise_variance
-    excess = scale.distance**2 / (2 * step_size * num_steps) + step_size * randomness / 2
+    excess = USUAL_DISTANCE**2 / (2 * step_size * num_steps) + step_size * randomness / 2
     return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
 
 
@@ -157,7 +153,7 @@ class Proposal:
     """Settings for a run, chosen without data, and those that they were chosen from.
 
     Attributes:
-        scale: what was known.
+        scale: the facts that were known.
         budget: the promise, with batches, steps and sampling.
         prospect: the expectation with exact calibration.
         central_ratio: ρ against ``threat``.
@@ -249,7 +245,6 @@ def expect_step_size(
     num_parameters: int,
     noise_variance: float,
     gradient_variance: float,
-    distance: float = USUAL_DISTANCE,
 ) -> float:
     """Return the step size that minimises the usual bound on the loss of SGD.
 
@@ -268,9 +263,9 @@ def expect_step_size(
     require_count("num_parameters", num_parameters)
     require_in_range("noise_variance", noise_variance, 0)
     randomness = num_steps * (gradient_variance + num_parameters * noise_variance)
-    longest = distance / clip
+    longest = USUAL_DISTANCE / clip
     # Without randomness, only the distance limits a step.
-    return min(distance / math.sqrt(randomness), longest) if randomness > 0 else longest
+    return min(USUAL_DISTANCE / math.sqrt(randomness), longest) if randomness > 0 else longest
 
 
 def bound_gradient_variance(clip: float, num_agents: int, batch_size: int | None) -> float:

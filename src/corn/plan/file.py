@@ -38,7 +38,8 @@ _MAX_REASON = 300
 # Somebody else may have made a plan. These bound what reading it costs; plans for that many agents
 # are far beyond what designs can be made for.
 _MAX_BYTES = 1 << 26
-_MOST_AGENTS, _FEW_GROUPS = 5000, 1000
+_MOST_AGENTS = 5000
+_FEW_GROUPS = 1000
 # Exact sums need no matrices of n × n numbers.
 _MOST_IN_SUMS = 200_000
 
@@ -208,14 +209,16 @@ def _decode_network(data: object) -> Network:
     graph = nx.DiGraph() if fields["directed"] else nx.Graph()
     for agent, name in enumerate(fields["agents"]):
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
-    n, links = len(graph), fields["links"]
+    n = len(graph)
+    links = fields["links"]
     stray = next((link for link in links if min(link) < 0 or max(link) >= n), None)
     if stray:
         raise InvalidArgumentError(
             f"a link joins {stray[0]} and {stray[1]}, which are not both agents"
         )
     graph.add_edges_from(links)
-    rule, matrix = fields["weights"], _decode_weights(fields["mixing_weights"], n)
+    rule = fields["weights"]
+    matrix = _decode_weights(fields["mixing_weights"], n)
     if fields["mixing"] == "sum":
         rule = default_rule(graph)
         matrix = sparse_mixing_matrix(graph, rule)

@@ -165,7 +165,8 @@ class Plan:
         # claimed lower bound.
         precisions = worst_precisions(self.decomposition, self.threat.max_colluders)
         for promise, agents in group_agents(ideal, self.num_agents).items():
-            worst, cap = float(precisions[agents].max()), caps[agents[0]]
+            worst = float(precisions[agents].max())
+            cap = caps[agents[0]]
             if promise.query.is_subsampled and abs(worst - cap) <= _CAP_SPREAD * cap:
                 loss = account_precision([worst], promise.query, num_steps=ideal.num_steps)
                 if loss.worst_epsilon(promise.delta) <= promise.epsilon:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,16 +90,7 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
     precision = np.zeros(plan.num_agents)
     # Insiders keep zero: they have no privacy at stake against themselves.
     precision[list(honest)] = own
-    epsilons = _epsilons(plan, precision)
-    return tuple(
-        AgentGuarantee(
-            agent=agent,
-            epsilon=epsilons[agent],
-            precision=float(precision[agent]),
-            worst_coalition=members,
-        )
-        for agent in honest
-    )
+    return _list_guarantees(plan, precision, dict.fromkeys(honest, members))
 
 
 def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
@@ -124,7 +114,8 @@ def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
 
 
 def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
-    budget, steps = plan.budget.of_agent(agent), plan.budget.num_steps
+    budget = plan.budget.of_agent(agent)
+    steps = plan.budget.num_steps
     precision = float(precisions[agent])
     # Within the cap, the plan's own reserve covers floating point.
     if precision <= plan.precision_caps[agent]:
@@ -147,29 +138,32 @@ def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
 
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
     worst = np.full(plan.num_agents, -np.inf)
-    worst_coalition: list[tuple[int, ...]] = [()] * plan.num_agents
+    coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
     for coalition, honest, precision in coalition_precisions(
         plan.decomposition, plan.threat.max_colluders
     ):
         for agent, value in zip(honest, precision, strict=True):
             # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
-                worst[agent], worst_coalition[agent] = value, coalition
-    epsilons = _epsilons(plan, worst)
+                worst[agent] = value
+                coalitions[agent] = coalition
+    return _list_guarantees(plan, worst, coalitions)
+
+
+def _list_guarantees(
+    plan: Plan, precisions: FloatArray, coalitions: Mapping[int, tuple[int, ...]]
+) -> tuple[AgentGuarantee, ...]:
+    epsilons = _epsilons(plan, precisions)
     return tuple(
-        AgentGuarantee(
-            agent=agent,
-            epsilon=epsilons[agent],
-            precision=float(worst[agent]),
-            worst_coalition=worst_coalition[agent],
-        )
-        for agent in range(plan.num_agents)
+        AgentGuarantee(agent, epsilons[agent], float(precisions[agent]), coalition)
+        for agent, coalition in coalitions.items()
     )
 
 
 def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> list[str]:
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
-    caps, promised = plan.precision_caps, plan.budget.epsilons(plan.num_agents)
+    caps = plan.precision_caps
+    promised = plan.budget.epsilons(plan.num_agents)
     names = plan.network.agent_names
     problems = [
         f"agent {label_agent(names, g.agent)} gets ε = {round_up(g.epsilon)} instead of "
@@ -189,7 +183,8 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
             f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
             "the plan states"
         )
-    noise, colluders = plan.decomposition, plan.threat.max_colluders
+    noise = plan.decomposition
+    colluders = plan.threat.max_colluders
     # The design bounds connectivity by eigenvalues. Where flows are fast, they prove it once more.
     is_listed = not noise.is_masked or lists_coalitions(noise, colluders)
     uses_flows = not is_listed and noise.num_agents <= _MOST_BY_FLOWS

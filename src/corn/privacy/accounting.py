@@ -28,12 +28,12 @@ from corn.privacy.gaussian import (
 )
 
 _EPS = float(np.finfo(np.float64).eps)
+# The size of a negative eigenvalue, relative to the largest, up to which R counts as singular.
+_NEGATIVE_TOLERANCE = 1e-9
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 
-def precision_diagonal(
-    covariance: ArrayLike, *, relative_tolerance: float = 1e-9, num_terms: int = 0
-) -> FloatArray:
+def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArray:
     """Return an upper bound on [R⁻¹]_jj for each agent j, shape (n,), tight to rounding.
 
     Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
@@ -46,8 +46,6 @@ def precision_diagonal(
     Args:
         covariance: R, shape (n, n), of the noise **really added**: mixing weights, clipping or
             rounding applied to the noise belong in it.
-        relative_tolerance: the asymmetry of R, and the size of a negative eigenvalue, relative to
-            the largest, up to which R is taken as singular rather than refused.
         num_terms: the number of products that were summed for each entry of R, whose rounding
             errors must not count as noise; 0 if R is exact.
 
@@ -56,7 +54,7 @@ def precision_diagonal(
     >>> precision_diagonal([[1.0, -1.0], [-1.0, 1.0]])
     array([inf, inf])
     """
-    R = as_symmetric_matrix(covariance, name="covariance", relative_tolerance=relative_tolerance)
+    R = as_symmetric_matrix(covariance, name="covariance")
     variance = np.diag(R)
     if (variance < 0).any():
         agent = int(variance.argmin())
@@ -67,12 +65,13 @@ def precision_diagonal(
     # Scaling to unit variances makes the error independent of the ratios between agents' variances.
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
-    _require_semidefinite(eigenvalues, relative_tolerance)
+    _require_semidefinite(eigenvalues)
     return _upper_diagonal(eigenvalues, vectors, num_terms) / scale / scale
 
 
-def _require_semidefinite(eigenvalues: FloatArray, relative_tolerance: float) -> None:
-    if eigenvalues[0] < -relative_tolerance * max(eigenvalues[-1], 1.0):
+def _require_semidefinite(eigenvalues: FloatArray) -> None:
+    # Slightly negative ones are the rounding of a singular R.
+    if eigenvalues[0] < -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0):
         raise InvalidArgumentError(
             "covariance must be positive semidefinite, found a correlation matrix with eigenvalue "
             f"{eigenvalues[0]:.3g}: no noise has this covariance"

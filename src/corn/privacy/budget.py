@@ -28,6 +28,7 @@ from corn.topology.graphs import look_up_agents
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
+Relation: TypeAlias = Literal["replace-one", "add-or-remove-one", "zero-out"]
 Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
 
@@ -148,6 +149,13 @@ class ClippedQuery:
         return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
 
     @property
+    def relation(self) -> Relation:
+        """The adjacency in words."""
+        if self.adjacency == "replace":
+            return "replace-one"
+        return "add-or-remove-one" if self.sampling == "poisson" else "zero-out"
+
+    @property
     def recipe(self) -> str:
         """The clipping, the sampling and the adjacency, in words."""
         return describe_queries([self])
@@ -219,12 +227,8 @@ def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
 
 def describe_queries(queries: Sequence[ClippedQuery]) -> str:
     """Return clipping, sampling and adjacency in words; the queries differ in sampling at most."""
-    query = queries[0]
     # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
-    relation = "replace-one"
-    if query.adjacency == "add-remove":
-        relation = "add-or-remove-one" if query.sampling == "poisson" else "zero-out"
-    return f"{_describe_clipping(queries)}; {relation} adjacency"
+    return f"{_describe_clipping(queries)}; {queries[0].relation} adjacency"
 
 
 def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
@@ -558,7 +562,8 @@ class PrivacyBudget:
         return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
 
     def _find_cap(self, promise: AgentPromise) -> float:
-        query, steps = promise.query, self.num_steps
+        query = promise.query
+        steps = self.num_steps
         if query.is_subsampled:
             return subsampling.calibrate_precision(
                 promise.epsilon, promise.delta, num_steps=steps, query=query
@@ -583,7 +588,8 @@ class PrivacyBudget:
         return [value if isinstance(value, tuple) else (value,) * count for value in values]
 
     def _make_query(self, rate: float | None, samples: float | None) -> ClippedQuery:
-        size, steps_per_pass = self.batch_size, None
+        size = self.batch_size
+        steps_per_pass = None
         if size is not None and samples is not None:
             if self.sampling == "poisson":
                 rate = min(1.0, size / samples)
@@ -607,7 +613,8 @@ class PrivacyBudget:
             if isinstance(value, tuple):
                 require(len(value) > 0, name, "a number or one for each agent", value)
                 require_length(name, len(value), self.num_agents or 0, per="agent")
-        rate, samples = self.sampling_rate, self.samples_per_agent
+        rate = self.sampling_rate
+        samples = self.samples_per_agent
         for count in samples if isinstance(samples, tuple) else (samples,):
             if count is not None:
                 require_count("samples_per_agent", count, most=_MOST_SAMPLES)

@@ -103,9 +103,9 @@ class Expense:
     """The releases of one agent under one plan.
 
     Attributes:
-        terms: of the plan.
+        terms: the terms of the plan.
         precision: the largest [R⁻¹]_ii of the noise, against the plan's adversary.
-        num_releases: how many there were, or may have been.
+        num_releases: the number of releases that there were, or may have been.
     """
 
     terms: PlanTerms
@@ -127,11 +127,11 @@ class TotalLoss:
     """The privacy of everything that was released of one agent's data, as an upper bound.
 
     Attributes:
-        epsilon: at ``delta``, effects of floating point included. It is infinite where nothing is
+        epsilon: ε at ``delta``, effects of floating point included. It is infinite where nothing is
             promised: for unit ``agent`` if any release protects only samples.
         delta: δ of the total.
         unit: the data that it protects.
-        adjacency: of the total; None without releases.
+        adjacency: the adjacency of the total; None without releases.
         max_colluders: the insiders against whom all of it holds; None without releases.
         is_zero_out: whether add-remove adjacency means that the unit's gradient is zero, and not
             that it is missing, because some release was of a batch of fixed size, or of an agent.
@@ -222,9 +222,11 @@ class _Ideal:
 
 def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> _Ideal:
     """Return the mechanisms of several plans, as releases of real numbers."""
-    square, phases = 0.0, Counter[tuple[float, float]]()
+    square = 0.0
+    phases = Counter[tuple[float, float]]()
     for expense in expenses:
-        query, count = expense.query, expense.num_releases
+        query = expense.query
+        count = expense.num_releases
         if query.is_subsampled:
             shift = query.contribution * math.sqrt(expense.precision)
             # Equal steps of several runs are composed at once, which is much faster.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
@@ -44,17 +45,20 @@ def write_range_exactly(values: Any) -> str:
     >>> write_range_exactly([1.0, 1.0]), write_range_exactly([0.1234567, 8.0])
     ('1', '0.1234567 to 8')
     """
-    least, most = (write_exactly(float(bound)) for bound in (np.min(values), np.max(values)))
-    return least if least == most else f"{least} to {most}"
+    return _write_range(values, write_exactly)
 
 
-def round_up_range(values: Any, digits: int = 6) -> str:
+def round_up_range(values: Any) -> str:
     """Return one ε, or the least and the largest of several, each rounded up.
 
     >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
     ('1.00001', '0.5 to 2')
     """
-    least, most = (round_up(float(bound), digits) for bound in (np.min(values), np.max(values)))
+    return _write_range(values, round_up)
+
+
+def _write_range(values: Any, write: Callable[[float], str]) -> str:
+    least, most = (write(float(bound)) for bound in (np.min(values), np.max(values)))
     return least if least == most else f"{least} to {most}"
 
 

@@ -47,11 +47,14 @@ LOST_PER_STEP = 1e-15
 _LOST_OF_DELTA = 1e-12
 
 _SEARCH_TOLERANCE = 2e-4
-_MOST_ESTIMATES, _WIDEST_SEARCH = 3, 15.0
+_MOST_ESTIMATES = 3
+_WIDEST_SEARCH = 15.0
 
 # The estimate of δ(ε): points of one step's noise, standard deviations that they cover, and points
 # of the grid on which losses are composed.
-_TABLE_SIZE, _TABLE_END, _GRID_SIZE = 8001, 9.0, 1 << 16
+_TABLE_SIZE = 8001
+_TABLE_END = 9.0
+_GRID_SIZE = 1 << 16
 _LARGEST_LOG_SHIFT = 4.0
 _MOST_STEPS = 10**6
 
@@ -170,10 +173,13 @@ def _require_few_steps(num_steps: int) -> None:
 def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -> float:
     """Return a point near a root of the increasing ``excess``, at which it is at most 0."""
     found = excess(start)
-    step, private, exposed = 2 * _SEARCH_TOLERANCE, start, start
+    step = 2 * _SEARCH_TOLERANCE
+    private = start
+    exposed = start
     while found <= 0:
         private, exposed = exposed, exposed + step
-        found, step = excess(exposed), 2 * step
+        found = excess(exposed)
+        step = 2 * step
     while excess(private) > 0:
         private, exposed, step = private - step, private, 2 * step
         if private < start - _WIDEST_SEARCH:
@@ -257,7 +263,8 @@ def _losses(x: FloatArray, shift: float, rate: float, query: ClippedQuery) -> Fl
 @lru_cache(maxsize=8)
 def _compose(precision: float, num_steps: int, query: ClippedQuery) -> Any:
     _require_few_steps(num_steps)
-    shift, rate = query.contribution * math.sqrt(precision), query.sampling_rate or 1.0
+    shift = query.contribution * math.sqrt(precision)
+    rate = query.sampling_rate or 1.0
     interval = choose_interval(shift, rate)
     return compose_phases([(shift, rate, num_steps)], query.adjacency, interval=interval)
 
@@ -270,7 +277,7 @@ def compose_phases(
     Args:
         phases: shift, sampling rate and number of steps of each.
         adjacency: the relation of neighbouring data sets.
-        interval: of the grid of losses.
+        interval: the interval of the grid of privacy losses.
     """
     # Imported here, because it takes half a second that other accounting saves.
     distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")

@@ -5,11 +5,13 @@
 - ``save_figure``: write a figure as PNG, SVG or PDF, with fonts that journals accept.
 """
 
-from corn.report.plots import (
+from corn.report.figures import (
+    MECHANISM_COLOURS,
+    figure_style,
     plot_comparison,
     plot_training,
+    save_figure,
 )
-from corn.report.style import MECHANISM_COLOURS, figure_style, save_figure
 
 __all__ = [
     "MECHANISM_COLOURS",

@@ -19,13 +19,21 @@ import jinja2
 
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
-from corn.noise import HistoryLoss, load_roster
-from corn.noise.ledger import describe_total
+from corn.noise import load_roster
+from corn.noise.ledger import ReleaseHistory, describe_total
+from corn.privacy.budget import Relation
+from corn.privacy.composition import TotalLoss
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.topology.graphs import label_agent
 from corn.version import __version__
 
 _FALSE_ALARMS = 0.01
 _NEARLY_CERTAIN = 0.99
+_ALTERNATIVES: dict[Relation, str] = {
+    "replace-one": "or other data in its place",
+    "add-or-remove-one": "or not",
+    "zero-out": "or a gradient of zero in its place",
+}
 _MOST_ROWS = 6  # more would need a second page
 _POWER = re.compile(r"\b(\d+(?:\.\d+)?)e-0*(\d+)")
 _EXPONENTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -79,13 +87,13 @@ class Section:
 
 @dataclass(frozen=True)
 class PrivacyPage:
-    """What the page says.
+    """The content of the page.
 
     Attributes:
-        title: the model.
+        title: the name of the model.
         verdict: the promise, or its absence, in one sentence.
         holds: whether anybody is protected.
-        sections: everything else.
+        sections: the sections of the page.
         footer: version and date.
     """
 
@@ -111,24 +119,24 @@ def describe_privacy(
     model: str,
     model_digest: str,
     published: Sequence[Published] = (),
-    histories: Sequence[HistoryLoss] = (),
+    totals: Sequence[tuple[ReleaseHistory, TotalLoss]] = (),
     keys: Path | None = None,
     id_column: str | None = None,
 ) -> PrivacyPage:
     """Collect the content of the page.
 
     Args:
-        promise: that of the model.
+        promise: the promise of the model.
         model: the model in one line.
         model_digest: the SHA-256 of its file.
         published: the files that were published.
-        histories: all releases of each agent whose ledger is known here.
+        totals: all releases of each agent whose ledger is known here, and their total.
         keys: the folder of these ledgers.
         id_column: the column by which each site checked that every person has one row.
     """
     sections = [
         *_explain_promise(promise, id_column),
-        _describe_total(histories, keys),
+        _describe_total(totals, keys),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
     ]
@@ -172,7 +180,8 @@ def _judge(promise: ModelPromise) -> str:
         return f"This is a simulation and protects nobody: {promise.simulation}."
     return (
         f"Differential privacy with ε = {_show_epsilon(promise)} and δ = "
-        f"{write_exactly(promise.delta or 0.0)} for {_name_unit(promise)}."
+        f"{write_exactly(promise.delta or 0.0)} for {_name_unit(promise)} ({promise.relation} "
+        "adjacency)."
     )
 
 
@@ -200,21 +209,27 @@ def _warn_of_weak_promise(epsilon: float, delta: float) -> str:
 
 
 def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
-    if promise.epsilon is None:
+    if promise.epsilon is None or promise.relation is None:
         return []
     epsilon, delta = promise.epsilon, promise.delta or 0.0
     guess = _percent(bound_guess(epsilon, delta))
+    # Two steps from neighbour to neighbour: 2ε, and (1 + e^ε) δ.
+    doubled = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+    changed = f"{_percent(bound_guess(2 * epsilon, doubled))} in place of {guess}"
     found = _percent(bound_detection(epsilon, delta, _FALSE_ALARMS))
     is_sample = promise.unit == "sample"
     what = "a certain row" if is_sample else "the data of a certain site"
+    is_replaced = promise.relation == "replace-one"
     would = "" if promise.holds else "In a real run, the following would hold. "
     meaning = Section(
         "What ε and δ mean",
         (
-            f"{would}An attacker wants to know whether {what} was used for training, or other "
-            f"data in its place. Without the model both are equally likely (50 %). After the "
-            f"attacker has seen everything that was published, its best guess is right in at most "
-            f"{guess} of all cases.{_warn_of_weak_promise(epsilon, delta)}",
+            f"{would}An attacker wants to know whether {what} was used for training, "
+            f"{_ALTERNATIVES[promise.relation]}. "
+            f"Without the model both are equally likely (50 %). After the attacker has seen "
+            f"everything that was published, its best guess is right in at most {guess} of all "
+            f"cases.{_warn_of_weak_promise(epsilon, delta)}"
+            + ("" if is_replaced else f" Between two values of it, a guess is better: {changed}."),
             f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of "
             "those that were used. Without the model it finds 1.0 %.",
             f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
@@ -224,15 +239,11 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
         ),
     )
     if is_sample:
-        # Two steps from neighbour to neighbour: 2ε, and (1 + e^ε) δ.
-        doubled = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-        double = _percent(bound_guess(2 * epsilon, doubled))
         who = Section(
             "Who is protected",
             (
                 "Each row of each site's table. If every person has one row, each person is "
-                f"protected as stated. A person with two rows is protected less: {double} in place "
-                f"of {guess}. "
+                f"protected as stated. A person with two rows is protected less: {changed}. "
                 + (
                     "CorN was not told which rows belong to one person."
                     if id_column is None
@@ -247,7 +258,8 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
             "Who is protected",
             (
                 "All data of each site together, and with it each person in the data, whatever "
-                "the number of their rows at that site.",
+                "the number of their rows at that site"
+                + ("." if is_replaced else f". Changed values are protected less: {changed}."),
                 f"How: {promise.clipping}.",
             ),
         )
@@ -276,9 +288,11 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     return [meaning, who, against, assumed]
 
 
-def _describe_total(histories: Sequence[HistoryLoss], keys: Path | None) -> Section:
+def _describe_total(
+    totals: Sequence[tuple[ReleaseHistory, TotalLoss]], keys: Path | None
+) -> Section:
     heading = "Total of all plans so far"
-    if not histories:
+    if not totals:
         return Section(
             heading,
             (
@@ -286,27 +300,26 @@ def _describe_total(histories: Sequence[HistoryLoss], keys: Path | None) -> Sect
                 "OUT --keys FOLDER. Another training run on the same data adds to the loss.",
             ),
         )
-    worst = max(histories, key=lambda own: own.total.epsilon)
+    worst = max((total for _, total in totals), key=lambda total: total.epsilon)
     # Sites with the same numbers share a row, so that the page stays one page.
     sites: dict[tuple[str, ...], list[str]] = {}
     roster = None if keys is None else keys / "roster.json"
-    named = [] if roster is None or not roster.exists() else load_roster(roster).names
-    names = dict(enumerate(named))
-    for own in sorted(histories, key=lambda own: (-own.total.epsilon, own.history.agent)):
-        bound = "at least " if own.is_lower_bound else ""
-        total = "none" if math.isinf(own.total.epsilon) else round_up(own.total.epsilon)
-        releases = sum(expense.num_releases for expense in own.history.expenses)
-        numbers = (str(len(own.history.records)), str(releases), f"{bound}{total}")
-        agent = own.history.agent
-        sites.setdefault(numbers, []).append(names.get(agent, str(agent)))
+    names = [] if roster is None or not roster.exists() else load_roster(roster).names
+    for history, total in sorted(totals, key=lambda own: (-own[1].epsilon, own[0].agent)):
+        # Without a ledger, more was released than those that are left show.
+        bound = "at least " if history.problems else ""
+        epsilon = "none" if math.isinf(total.epsilon) else round_up(total.epsilon)
+        releases = sum(expense.num_releases for expense in history.expenses)
+        numbers = (str(len(history.records)), str(releases), f"{bound}{epsilon}")
+        sites.setdefault(numbers, []).append(label_agent(names, history.agent))
     rows = [(list_some(agents), *numbers) for numbers, agents in sites.items()]
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
-    lost = [problem for own in histories for problem in own.history.problems]
+    lost = [problem for history, _ in totals for problem in history.problems]
     about = "at least " if lost else ""
-    notes = [f"The largest total is {about}{describe_total(worst.total)}."]
+    notes = [f"The largest total is {about}{describe_total(worst)}."]
     # With a lost ledger the total is a lower bound, which bounds no guess.
-    if math.isfinite(worst.total.epsilon) and not lost:
-        guess = _percent(bound_guess(worst.total.epsilon, worst.total.delta))
+    if math.isfinite(worst.epsilon) and not lost:
+        guess = _percent(bound_guess(worst.epsilon, worst.delta))
         notes.append(
             "An attacker who has seen what all these plans published guesses right in at most "
             f"{guess} of all cases."
@@ -322,7 +335,7 @@ def _describe_total(histories: Sequence[HistoryLoss], keys: Path | None) -> Sect
             "site",
             "plans",
             "releases",
-            f"total ε at δ = {write_exactly(worst.total.delta)}",
+            f"total ε at δ = {write_exactly(worst.delta)}",
         ),
         rows=tuple(rows[:_MOST_ROWS]),
     )

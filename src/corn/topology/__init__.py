@@ -1,21 +1,25 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
-from corn.topology.generators import GENERATORS, GraphSpec, describe_kind
-from corn.topology.gossip import ONE_ROUND, Gossip
 from corn.topology.graphs import (
+    GENERATORS,
     Graph,
+    GraphSpec,
     check_graph,
+    describe_kind,
     is_connected,
     list_connections,
     name_of,
     opens_link,
 )
 from corn.topology.mixing import (
+    ONE_ROUND,
     WEIGHTS,
+    Gossip,
+    Spectrum,
     balance,
     check_mixing_matrix,
     graph_of,
-    mixing_matrix,
+    spectrum,
 )
 from corn.topology.network import (
     Mixing,
@@ -24,7 +28,6 @@ from corn.topology.network import (
     load_network,
     measure_network,
 )
-from corn.topology.spectrum import Spectrum, spectrum
 
 __all__ = [
     "GENERATORS",
@@ -46,7 +49,6 @@ __all__ = [
     "list_connections",
     "load_network",
     "measure_network",
-    "mixing_matrix",
     "name_of",
     "opens_link",
     "spectrum",

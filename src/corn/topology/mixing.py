@@ -1,14 +1,18 @@
-"""Mixing weights: doubly stochastic matrices whose support is the graph.
+"""Mixing: doubly stochastic weights on the links of a graph, their speed, and the rounds of a step.
 
-Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j).
+Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j). Rounds
+of gossip only post-process messages that the adversary has already observed: they cost messages but
+no privacy.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import networkx as nx
 import numpy as np
@@ -17,7 +21,14 @@ import scipy.sparse
 import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, IntArray, as_square_matrix, require_choice
+from corn.checks import (
+    FloatArray,
+    IntArray,
+    as_square_matrix,
+    require,
+    require_choice,
+    require_count,
+)
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
 from corn.topology.graphs import Graph
 
@@ -32,6 +43,7 @@ MAX_AGENTS = 5000
 _SYMMETRY_TOLERANCE = 1e-12
 _SINKHORN_SWEEPS = 50
 _NEWTON_STEPS = 100
+_BALANCED = 1e-13
 
 
 def _metropolis(graph: Graph) -> SparseMatrix:
@@ -74,20 +86,15 @@ WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
 
 
-def mixing_matrix(graph: Graph, weights: str | None = None) -> FloatArray:
+def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
     """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
 
     The default rule is Metropolis, or Sinkhorn where links are directed. A ``CornWarning`` is given
     for a graph with edge weights and a rule that does not use them.
 
-    >>> mixing_matrix(nx.path_graph(3)).round(3).tolist()
+    >>> sparse_mixing_matrix(nx.path_graph(3)).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    return np.asarray(sparse_mixing_matrix(graph, weights).toarray())
-
-
-def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
-    """Return the mixing matrix as `mixing_matrix` does, with memory for its links alone."""
     rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
     if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
@@ -109,23 +116,18 @@ def default_rule(graph: Graph) -> str:
     return "sinkhorn" if graph.is_directed() else "metropolis"
 
 
-def check_mixing_matrix(
-    matrix: ArrayLike, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
-) -> FloatArray:
+def check_mixing_matrix(matrix: ArrayLike) -> FloatArray:
     """Return ``matrix`` as a float64 copy if agents can mix with it, or raise.
 
-    It must be square, finite, without negative weights, with rows and columns that sum to one
-    within ``tolerance``, and, if ``graph`` is given, zero wherever there is no link.
+    It must be square, finite, without negative weights, with rows and columns that sum to one.
     """
     W = as_square_matrix(matrix, name="mixing_matrix")
-    check_sparse_weights(SparseMatrix(W), graph=graph, tolerance=tolerance)
+    check_sparse_weights(SparseMatrix(W))
     return W
 
 
-def check_sparse_weights(
-    W: SparseMatrix, *, graph: Graph | None = None, tolerance: float = STOCHASTIC_TOLERANCE
-) -> None:
-    """Raise as `check_mixing_matrix` does, with work for the links alone."""
+def check_sparse_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None:
+    """Raise as `check_mixing_matrix` does, and for weights where the graph has no link."""
     if not np.isfinite(W.data).all():
         raise InvalidArgumentError("mixing weights must be finite, found NaN or infinity")
     if (W.data < 0).any():
@@ -137,10 +139,10 @@ def check_sparse_weights(
     for axis, what in ((1, "row"), (0, "column")):
         sums = W.sum(axis=axis)
         worst = int(np.abs(sums - 1).argmax())
-        if abs(sums[worst] - 1) > tolerance:
+        if abs(sums[worst] - 1) > STOCHASTIC_TOLERANCE:
             raise InvalidArgumentError(
                 f"a mixing matrix must be doubly stochastic, found {what} {worst} that sums to "
-                f"{sums[worst]:.9g} (allowed: 1 ± {tolerance:g})"
+                f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
             )
     if graph is not None:
         _check_support(W, graph)
@@ -161,8 +163,8 @@ def graph_of(matrix: FloatArray) -> Graph:
     )
 
 
-def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
-    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one within ``tolerance``.
+def balance(matrix: FloatArray) -> FloatArray:
+    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one.
 
     Such r, c > 0 exist exactly if every positive entry lies on a permutation of positive entries
     (total support); otherwise :class:`InfeasibleError` names an entry that does not.
@@ -177,7 +179,7 @@ def balance(matrix: FloatArray, *, tolerance: float = 1e-13) -> FloatArray:
         raise InvalidArgumentError(f"matrix must not be negative, found {A.min():g}")
     _require_total_support(A)
     r, c = _sweep(A)
-    return _polish(r[:, None] * A * c, tolerance)
+    return _polish(r[:, None] * A * c)
 
 
 def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray]:
@@ -191,7 +193,8 @@ def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray
 
 def _adjacency(graph: Graph) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    n, neighbours = len(graph), dict(graph.adjacency())
+    n = len(graph)
+    neighbours = dict(graph.adjacency())
     starts = np.cumsum([0, *(len(neighbours[agent]) for agent in range(n))])
     ends = np.fromiter(
         chain.from_iterable(neighbours[agent] for agent in range(n)), np.int64, starts[-1]
@@ -245,12 +248,12 @@ def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
     return r, c
 
 
-def _polish(P: FloatArray, tolerance: float) -> FloatArray:
+def _polish(P: FloatArray) -> FloatArray:
     """Balance P by damped Newton steps on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv."""
     n = len(P)
     for _ in range(_NEWTON_STEPS):
         residual = np.concatenate([P.sum(axis=1), P.sum(axis=0)]) - 1
-        if np.abs(residual).max() <= tolerance:
+        if np.abs(residual).max() <= _BALANCED:
             return P
         hessian = np.block([[np.diag(P.sum(axis=1)), P], [P.T, np.diag(P.sum(axis=0))]])
         # The direction (1, −1) does not change P; filling it in makes the system regular. There is
@@ -262,7 +265,7 @@ def _polish(P: FloatArray, tolerance: float) -> FloatArray:
         step /= max(1.0, float(np.abs(step).max()))
         P = np.exp(step[:n])[:, None] * P * np.exp(step[n:])
     raise InfeasibleError(
-        f"no doubly stochastic scaling within {tolerance:g} after {_NEWTON_STEPS} Newton steps: "
+        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
         "are some edge weights many orders of magnitude apart?"
     )
 
@@ -288,3 +291,219 @@ def _require_total_support(A: FloatArray) -> None:
             "no doubly stochastic weights exist that use every link: the one from agent "
             f"{column} to agent {row} lies on no cycle; remove it or add a way back"
         )
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The quantities that determine how fast disagreement between agents decays.
+
+    Attributes:
+        second_singular_value: σ₂ = ‖W − 11ᵀ/n‖₂, the worst contraction of disagreement in one step.
+            The paper's λ₂(WᵀW) is its square.
+        second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
+        mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
+        accuracy: the remaining disagreement to which ``mixing_time`` refers.
+    """
+
+    second_singular_value: float
+    second_eigenvalue: float
+    mixing_time: float
+    accuracy: float
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 − |λ₂|; zero if the agents never agree."""
+        return 1 - self.second_eigenvalue
+
+
+def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
+    """Return the spectrum of a doubly stochastic mixing matrix.
+
+    >>> complete = np.full((4, 4), 0.25)
+    >>> spectrum(complete).mixing_time, spectrum(complete).spectral_gap
+    (1, 1.0)
+    """
+    require(0 < accuracy < 1, "accuracy", "in (0, 1)", accuracy)
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    time = find_mixing_time(W, accuracy=accuracy)
+    return Spectrum(disagreement(W), _second_eigenvalue(W), time, accuracy)
+
+
+def find_mixing_time(W: FloatArray, *, accuracy: float = 0.01) -> float:
+    """Return the smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy; inf if there is none."""
+    # A norm that equals the accuracy up to rounding counts as reached.
+    accuracy *= 1 + 1e-12
+    contraction = _second_eigenvalue(W)
+    if contraction >= 1:
+        return math.inf
+    if len(W) == 1:
+        return 0
+    # For a symmetric W the norm of Wᵗ − 11ᵀ/n is |λ₂|ᵗ, which can be solved for t.
+    if is_symmetric(W):
+        steps = math.log(accuracy) / math.log(contraction) if contraction > 0 else 1
+        return max(1, math.ceil(steps))
+    # By doubling, then bit by bit.
+    powers = [W - 1 / len(W)]
+    while np.linalg.norm(powers[-1], 2) > accuracy:
+        powers.append(powers[-1] @ powers[-1])
+    # The norm never grows with t, so the largest t that still fails can be built bit by bit.
+    failing = np.eye(len(W))
+    time = 0
+    for bit in reversed(range(len(powers) - 1)):
+        candidate = failing @ powers[bit]
+        if np.linalg.norm(candidate, 2) > accuracy:
+            failing = candidate
+            time += 1 << bit
+    return time + 1
+
+
+def disagreement(W: FloatArray) -> float:
+    """Return ‖W − 11ᵀ/n‖₂: the most that mixing with W leaves of a unit of disagreement."""
+    deflated = W - 1 / len(W)
+    # Eigenvalues of a symmetric matrix are several times faster than singular values.
+    if is_symmetric(W):
+        return _clean(float(np.abs(np.linalg.eigvalsh(deflated)).max()), len(W))
+    return _clean(float(np.linalg.norm(deflated, 2)), len(W))
+
+
+def _second_eigenvalue(W: FloatArray) -> float:
+    if is_symmetric(W):
+        return disagreement(W)
+    # Subtracting 11ᵀ/n moves the eigenvalue 1 of the average to 0 and keeps the others.
+    deflated = W - 1 / len(W)
+    return _clean(float(np.abs(np.linalg.eigvals(deflated)).max()), len(W))
+
+
+def _clean(value: float, n: int) -> float:
+    """Return exactly one or zero for values that are so up to rounding: 1 means no mixing."""
+    tolerance = 8 * n * np.finfo(float).eps
+    nearest = float(round(value))
+    return nearest if abs(value - nearest) <= tolerance else value
+
+
+GossipKind: TypeAlias = Literal["plain", "chebyshev"]
+
+_MOST_ROUNDS = 1000
+
+
+class GossipRound(NamedTuple):
+    """One round: y ← y + momentum · (y − the y before) + gain · (W y − y)."""
+
+    momentum: float
+    gain: float
+
+
+@final
+@dataclass(frozen=True)
+class Gossip:
+    """The mixing rounds of one step: ``rounds`` messages over each link, in each direction.
+
+    Plain rounds replace y by W y and compute Wʳ. Chebyshev rounds compute the polynomial of degree
+    r in W that preserves the average and leaves the least of the worst disagreement: with λ from
+    ``a`` to ``b`` the eigenvalues of a symmetric W other than that of the average, and
+    t(λ) = (2λ − a − b)/(b − a), it is T_r(t(W))/T_r(t(1)). Its matrix may have negative entries.
+
+    >>> Gossip.parse("chebyshev:3"), str(Gossip(2))
+    (Gossip(rounds=3, kind='chebyshev'), 'plain:2')
+    """
+
+    rounds: int = 1
+    kind: GossipKind = "plain"
+
+    def __post_init__(self) -> None:
+        require_count("rounds", self.rounds, most=_MOST_ROUNDS)
+        require_choice("kind", self.kind, get_args(GossipKind))
+
+    @classmethod
+    def parse(cls, text: str) -> Gossip:
+        """Return the gossip of a text such as ``3``, ``plain:3`` or ``chebyshev:3``."""
+        kind, _, rounds = text.strip().rpartition(":")
+        # Nine digits, because Python refuses to read integers of thousands of them.
+        if kind not in ("", *get_args(GossipKind)) or not rounds.isdecimal() or len(rounds) > 9:
+            raise InvalidArgumentError(
+                "gossip must be a number of rounds, plain:ROUNDS or chebyshev:ROUNDS, found "
+                f"{text[:40]!r}: try 2 or chebyshev:3"
+            )
+        return cls(int(rounds), "chebyshev" if kind == "chebyshev" else "plain")
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"{self.kind}:{self.rounds}"
+
+    def schedule(self, mixing_matrix: FloatArray) -> tuple[GossipRound, ...]:
+        """Return the rounds of a step; Chebyshev rounds need a symmetric W that mixes."""
+        if self.kind == "plain":
+            return (GossipRound(0.0, 1.0),) * self.rounds
+        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        if not is_symmetric(W):
+            raise InvalidArgumentError(
+                "Chebyshev gossip needs a symmetric mixing matrix: try plain rounds"
+            )
+        eigenvalues = np.asarray(np.linalg.eigvalsh(W), dtype=np.float64)
+        # Without the largest, which is 1 and belongs to the average.
+        return accelerate(eigenvalues[:-1], self.rounds)
+
+    def matrix(self, mixing_matrix: FloatArray) -> FloatArray:
+        """Return the polynomial of W that a step applies, shape (n, n)."""
+        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        if self.kind == "plain":
+            return np.asarray(np.linalg.matrix_power(W, self.rounds))
+        return apply_rounds(self.schedule(W), W)
+
+    def count_messages(self, num_steps: int, cooldown_steps: int = 0) -> int:
+        """Return the messages of a run over each link, in each direction."""
+        return self.rounds * (num_steps + cooldown_steps)
+
+    def describe(self, num_steps: int, cooldown_steps: int) -> str:
+        """Return the rounds and messages of a run in one line.
+
+        >>> Gossip(2).describe(300, 10)
+        '2 rounds per step, 300 steps and 10 that only mix: 620 messages per link, each way'
+        """
+        kind = " Chebyshev" if self.kind == "chebyshev" else ""
+        rounds = f"{self.rounds}{kind} round{'s' if self.rounds > 1 else ''} per step"
+        cooldown = f" and {cooldown_steps:,} that only mix" if cooldown_steps else ", no cool-down"
+        messages = self.count_messages(num_steps, cooldown_steps)
+        return f"{rounds}, {num_steps:,} steps{cooldown}: {messages:,} messages per link, each way"
+
+
+ONE_ROUND = Gossip()
+"""One mixing round per step, as in the paper."""
+
+
+def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> FloatArray:
+    """Return the polynomial of W that rounds apply, shape (n, n)."""
+    change = np.zeros_like(mixing_matrix)
+    current = np.eye(len(mixing_matrix))
+    for momentum, gain in schedule:
+        change = momentum * change + gain * (mixing_matrix @ current - current)
+        current = current + change
+    return current
+
+
+def accelerate(eigenvalues: FloatArray, rounds: int) -> tuple[GossipRound, ...]:
+    """Return Chebyshev rounds for a W with these eigenvalues besides the 1 of the average.
+
+    >>> accelerate(np.array([0.5, 0.5]), 1)
+    (GossipRound(momentum=0.0, gain=2.0),)
+    """
+    low, high = float(eigenvalues.min(initial=1.0)), float(eigenvalues.max(initial=-1.0))
+    if not len(eigenvalues):
+        low = high = 0.0  # a single agent
+    # An eigenvalue that is 1 up to rounding belongs to a part of the network that is cut off.
+    if high > 1 - 8 * (1 + len(eigenvalues)) * np.finfo(float).eps:
+        raise InvalidArgumentError(
+            f"Chebyshev gossip needs a W that mixes, found a second eigenvalue of {high:g}"
+        )
+    centre = (low + high) / 2
+    # W' = (W − centre)/(1 − centre) has disagreement eigenvalues from −s to s. With c_k = T_k(1/s),
+    # T's recurrence is y_{k+1} = α W' y_k + (1 − α) y_{k−1}, α = 2 c_k/(s c_{k+1}) from the second
+    # round on. Its half a replaces c_k, which overflows for small s; the limit s = 0 exists.
+    s = (high - low) / 2 / (1 - centre)
+    found = [GossipRound(0.0, 1 / (1 - centre))]
+    a = 1.0
+    for _ in range(rounds - 1):
+        a = 1 / (2 - s**2 * a)
+        # α W' y + (1 − α) (the y before) = y + (α − 1)(y − the y before) + α (W y − y)/(1 − centre)
+        found.append(GossipRound(2 * a - 1, 2 * a / (1 - centre)))
+    return tuple(found)

@@ -22,10 +22,9 @@ from corn.topology.files import (
     read_graph,
     read_matrix,
 )
-from corn.topology.generators import GraphSpec
-from corn.topology.gossip import ONE_ROUND, Gossip, GossipRound
 from corn.topology.graphs import (
     Graph,
+    GraphSpec,
     SpanningTree,
     check_graph,
     find_tree,
@@ -34,14 +33,18 @@ from corn.topology.graphs import (
 )
 from corn.topology.mixing import (
     MAX_AGENTS,
+    ONE_ROUND,
+    Gossip,
+    GossipRound,
     SparseMatrix,
+    Spectrum,
     check_mixing_matrix,
     check_sparse_weights,
     default_rule,
     graph_of,
     sparse_mixing_matrix,
+    spectrum,
 )
-from corn.topology.spectrum import Spectrum, spectrum
 
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""

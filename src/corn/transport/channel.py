@@ -84,8 +84,8 @@ class Credentials:
     """Keys by which an agent proves itself and knows the others.
 
     Attributes:
-        agent: its number.
-        identity: its private keys.
+        agent: the number of the agent.
+        identity: the private keys of the agent.
         roster: the public keys of all agents.
     """
 
@@ -153,7 +153,8 @@ class NoiseHandshake:
         ephemeral: Identity | None = None,
     ) -> None:
         # An identity has two public keys. The first is that of X25519; the rest is for signatures.
-        self._identity, self._peer_key = identity, peer_key[:AGREEMENT_KEY_BYTES]
+        self._identity = identity
+        self._peer_key = peer_key[:AGREEMENT_KEY_BYTES]
         self._is_initiator = is_initiator
         # Tests pass one to compare with other implementations. Forward secrecy needs a new one per
         # handshake.
@@ -272,11 +273,12 @@ class Channel:
     Args:
         connection: the connection.
         peer: the agent at the other end.
-        keys: to send and to receive with.
+        keys: the keys to send and to receive with.
     """
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
-        self._socket, self.peer = connection, peer
+        self._socket = connection
+        self.peer = peer
         self._sending_key, self._receiving_key = keys
         self._sending = AESGCM(keys[0])
         self._receiving = AESGCM(keys[1])
@@ -440,7 +442,8 @@ def respond(
     ``on_proof`` is called once the first message has proved a key of the roster, which a copy of an
     earlier first message does too.
     """
-    peer, own = greeting.initiator, credentials.agent
+    peer = greeting.initiator
+    own = credentials.agent
     if greeting.responder != own:
         raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
     handshake = NoiseHandshake(

@@ -72,15 +72,17 @@ class Link:
     Heartbeats are counted, and never delivered.
 
     Args:
-        channel: to the neighbour.
+        channel: the channel to the neighbour.
         max_bytes: the longest message that may arrive.
 
     Attributes:
-        note: what the last heartbeat said; empty if nothing.
+        note: the note of the last heartbeat; empty if it had none.
     """
 
     def __init__(self, channel: Channel, *, max_bytes: int) -> None:
-        self.peer, self._channel, self._max_bytes = channel.peer, channel, max_bytes
+        self.peer = channel.peer
+        self._channel = channel
+        self._max_bytes = max_bytes
         self._arrived: deque[memoryview] = deque()
         self._spare: deque[bytearray] = deque(maxlen=_MAX_SPARE)
         self._changed = threading.Condition()
@@ -89,7 +91,9 @@ class Link:
         self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
         # A queue that is empty does not mean that its last message has left, so both ends are
         # counted.
-        self._num_queued, self._num_left, self._cannot_send = 0, 0, False
+        self._num_queued = 0
+        self._num_left = 0
+        self._cannot_send = False
         self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
         self.note = memoryview(b"")
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
@@ -243,6 +247,62 @@ class Link:
 
 
 @final
+class Callers:
+    """Connections of other agents to this one for one purpose, each until it is taken."""
+
+    def __init__(self, listener: Listener, purpose: Purpose, session: bytes) -> None:
+        self._waiting: dict[int, Channel] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        # Agents may connect before this one asks for them.
+        listener.handle(purpose, session, self._accept)
+
+    def wait(
+        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
+    ) -> Channel:
+        """Return the channel that another agent opens.
+
+        Raises:
+            LinkError: it did not connect in time.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while peer not in self._waiting:
+                check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
+                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
+            return self._waiting.pop(peer)
+
+    def reject(self, peer: int) -> None:
+        """Close the connection of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
+    def close(self) -> None:
+        """Close the connections that nobody took."""
+        with self._changed:
+            for channel in self._waiting.values():
+                channel.close()
+            self._waiting = {}
+            self._is_closed = True
+
+    def _accept(self, channel: Channel) -> None:
+        with self._changed:
+            # An agent that connects again has given up its first connection.
+            if channel.peer in self._waiting:
+                self._waiting.pop(channel.peer).close()
+            # The handshake of a connection may end after this was closed.
+            if self._is_closed:
+                channel.close()
+                return
+            self._waiting[channel.peer] = channel
+            self._changed.notify_all()
+
+
+@final
 class LinkOpener:
     """Opens links to neighbours, or accepts those that neighbours open.
 
@@ -253,18 +313,16 @@ class LinkOpener:
         self,
         listener: Listener,
         credentials: Credentials,
-        purpose: Purpose,
         *,
         session: bytes,
         addresses: Mapping[int, Address],
         max_bytes: int,
     ) -> None:
-        self._credentials, self._purpose, self._max_bytes = credentials, purpose, max_bytes
-        self._session, self._addresses = session, addresses
-        self._waiting: dict[int, Channel] = {}
-        self._changed, self._is_closed = threading.Condition(), False
-        # Neighbours may connect before this agent asks for them: their channels wait here.
-        listener.handle(purpose, session, self._accept)
+        self._credentials = credentials
+        self._max_bytes = max_bytes
+        self._session = session
+        self._addresses = addresses
+        self._callers = Callers(listener, Purpose.LINK, session)
 
     def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
         """Return a link to a neighbour, which must do the same.
@@ -294,7 +352,7 @@ class LinkOpener:
                 address,
                 self._credentials,
                 peer,
-                self._purpose,
+                Purpose.LINK,
                 session=self._session,
                 timeout=timeout,
                 check=check,
@@ -305,47 +363,16 @@ class LinkOpener:
 
     def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
         """Return a link that another agent opens; see :meth:`open`."""
-        channel = self.wait_for_channel(peer, timeout=timeout, check=check)
+        channel = self._callers.wait(peer, timeout=timeout, check=check)
         return Link(channel, max_bytes=self._max_bytes)
-
-    def wait_for_channel(
-        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
-    ) -> Channel:
-        """Return a channel that another agent opens; see :meth:`open`."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while peer not in self._waiting:
-                check()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise LinkError(f"no connection from agent {peer} within {timeout:g} s")
-                self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
-            return self._waiting.pop(peer)
 
     def reject(self, peer: int) -> None:
         """Close the connection of an agent that waits here, if any."""
-        with self._changed:
-            if peer in self._waiting:
-                self._waiting.pop(peer).close()
+        self._callers.reject(peer)
 
     def close(self) -> None:
         """Close the connections that nobody took."""
-        with self._changed:
-            for channel in self._waiting.values():
-                channel.close()
-            self._waiting, self._is_closed = {}, True
-
-    def _accept(self, channel: Channel) -> None:
-        with self._changed:
-            # A neighbour that connects again has given up its first connection.
-            if channel.peer in self._waiting:
-                self._waiting.pop(channel.peer).close()
-            # The handshake of a connection may end after the opener was closed.
-            if self._is_closed:
-                channel.close()
-                return
-            self._waiting[channel.peer] = channel
-            self._changed.notify_all()
+        self._callers.close()
 
 
 def open_links(

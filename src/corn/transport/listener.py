@@ -62,7 +62,8 @@ class UnreachableError(PublicError):
     """
 
     def __init__(self, message: str, *, peer: int, is_listening: bool) -> None:
-        self.peer, self.is_listening = peer, is_listening
+        self.peer = peer
+        self.is_listening = is_listening
         super().__init__(message)
 
 
@@ -74,9 +75,9 @@ class Listener:
     connection, and owns the channel.
 
     Args:
-        address: to listen at; port 0 takes any that is free. None opens no port, for an agent that
-            only connects outward.
-        credentials: of this agent.
+        address: the address to listen at; port 0 takes any that is free. None opens no port, for an
+            agent that only connects outward.
+        credentials: the credentials of this agent.
     """
 
     def __init__(self, address: Address | None, credentials: Credentials) -> None:
@@ -99,7 +100,8 @@ class Listener:
         # The thread of a connection that lost its place needs a moment to end. A flood must not be
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._is_closed = False
         if self._socket is not None:
             threading.Thread(
                 target=self._accept, args=(self._socket,), name="corn listener", daemon=True
@@ -246,7 +248,9 @@ def dial(
     Raises:
         UnreachableError: no attempt succeeded.
     """
-    deadline, pause, is_listening = time.monotonic() + timeout, _FIRST_PAUSE, False
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    is_listening = False
     while True:
         check()
         left = deadline - time.monotonic()

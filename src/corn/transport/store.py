@@ -31,7 +31,8 @@ _MAX_WORD_BYTES = 1 << 21
 _MAX_REQUEST_BYTES = 1 << 22
 _MAX_BYTES_PER_AGENT = _MAX_ANSWER_BYTES = 1 << 26
 _LONGEST_WAIT = 0.5
-_MAX_ATTEMPTS, _SECONDS_TO_RECONNECT = 3, 3.0
+_MAX_ATTEMPTS = 3
+_SECONDS_TO_RECONNECT = 3.0
 _MISSING, _PRESENT = b"0", b"1"
 
 
@@ -89,12 +90,13 @@ class StoreHost:
     """A store that other processes reach.
 
     Args:
-        address: to listen at.
-        credentials: of the roster's ``store_host``, whose key the host proves.
+        address: the address to listen at.
+        credentials: the credentials of the roster's ``store_host``, whose key the host proves.
 
     Attributes:
         entries: the store itself.
-        listener: its port, which an agent that hosts the store may use for its links too.
+        listener: the port of the store, which an agent that hosts the store may use for its links
+            too.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
@@ -169,7 +171,7 @@ class RemoteStore:
     is written once, and reading changes nothing.
 
     Args:
-        connect: opens a channel to the host, within so many seconds.
+        connect: a function that opens a channel to the host, within so many seconds.
         timeout: seconds to wait for the host's answers.
         wait: seconds to wait for the host at first.
     """

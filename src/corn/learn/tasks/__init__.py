@@ -1,9 +1,8 @@
 """Tasks to train: the paper's quadratic, classifiers, and any module of the user's."""
 
-from corn.learn.tasks.classifiers import LinearClassifier, ShallowNetwork
 from corn.learn.tasks.module import MeanLoss, ModuleTask, small_cnn, small_cnn_task
+from corn.learn.tasks.paper import LinearClassifier, Quadratic, ShallowNetwork
 from corn.learn.tasks.protocol import Gradients, Scores, Task, place_task
-from corn.learn.tasks.quadratic import Quadratic, quadratic_objectives
 
 __all__ = [
     "Gradients",
@@ -15,7 +14,6 @@ __all__ = [
     "ShallowNetwork",
     "Task",
     "place_task",
-    "quadratic_objectives",
     "small_cnn",
     "small_cnn_task",
 ]

@@ -509,5 +509,6 @@ def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def small_cnn_task(image_shape: tuple[int, ...], num_classes: int) -> ModuleTask:
     """Return the small network with cross-entropy; each seed draws its own initial parameters."""
-    model, shape = small_cnn(image_shape, num_classes), (1, *image_shape)[-3:]
+    model = small_cnn(image_shape, num_classes)
+    shape = (1, *image_shape)[-3:]
     return ModuleTask(model, functional.cross_entropy, input_shape=shape, reset=True)

@@ -20,7 +20,7 @@ from corn.report import (
     plot_training,
     save_figure,
 )
-from corn.report.style import choose_styles, darken
+from corn.report.figures import choose_styles, darken
 
 LONG_TITLE = (
     "graphs/a$b/er.edges, breast-cancer, mechanism corn, ε = 10 and δ = 1e-05 for each agent "

@@ -1,0 +1,234 @@
+"""Optimizers of torch that step along releases: by name, by run, by schedule, and their state."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_map
+
+from corn.checks import require
+from corn.errors import InvalidArgumentError
+from corn.topology import Network
+
+HyperParameters: TypeAlias = list[dict[str, Any]]
+"""The values of each group of an optimizer's ``param_groups``, without its parameters."""
+
+ScheduleFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
+"""(optimizer) → a scheduler of torch that follows the number of the step alone."""
+
+OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+"""(parameters) → an optimizer of torch, such as ``torch.optim.Adam``."""
+
+OptimizerName: TypeAlias = Literal["sgd", "adam", "adamw"]
+
+NAMED_OPTIMIZERS: dict[OptimizerName, OptimizerFactory | None] = {
+    "sgd": None,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+"""Optimizers by name; None is the step of Algorithm 1, with its own momentum."""
+
+
+@final
+class RunOptimizers:
+    """One optimizer for each run of a sweep, each on the parameters of its model as one vector.
+
+    Models have shape (seeds, 1, trials, d). Step sizes of the sweep replace the learning rates.
+    """
+
+    def __init__(self, factory: OptimizerFactory, parameters: Tensor) -> None:
+        seeds, _, trials, _ = parameters.shape
+        self._runs = [
+            (seed, trial, *_make_one(factory, parameters[seed, 0, trial]))
+            for seed, trial in itertools.product(range(seeds), range(trials))
+        ]
+
+    def step(
+        self, parameters: Tensor, released: Tensor, step_sizes: Sequence[float], alive: Tensor
+    ) -> Tensor:
+        """Return all models after a step along the averaged releases, of the runs ``alive``."""
+        updated = parameters.clone()
+        for seed, trial, parameter, optimizer in self._runs:
+            if not alive[seed, trial]:
+                continue
+            own = updated[seed, 0, trial]
+            parameter.data.copy_(own)
+            parameter.grad = released[seed, 0, trial]
+            for group in optimizer.param_groups:
+                group["lr"] = step_sizes[trial]
+            optimizer.step()
+            own.copy_(parameter.data)
+        return updated
+
+
+def require_exact_sums(network: Network) -> None:
+    """Raise for gossip, in which each agent would keep moments of its own releases."""
+    if network.mixing != "sum":
+        raise InvalidArgumentError(
+            f"optimizer needs exact sums, found mixing {network.mixing!r}: each agent would divide "
+            "by the second moment of its own noisy releases, and noise that agents share would "
+            "cancel no more; choose mixing='sum', or leave out optimizer"
+        )
+
+
+def require_one_gradient(optimizer: Optimizer) -> None:
+    """Raise for an optimizer that asks for several gradients in a step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError(
+            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
+            "each would be a release; use SGD"
+        )
+
+
+def read_learning_rate(factory: OptimizerFactory) -> float:
+    """Return the learning rate of the optimizers that a factory makes.
+
+    >>> read_learning_rate(torch.optim.Adam)
+    0.001
+    """
+    return float(_make_one(factory, torch.zeros(1))[1].param_groups[0]["lr"])
+
+
+def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
+    parameter = nn.Parameter(start.clone())
+    optimizer = factory([parameter])
+    rule = "a function of a list of parameters that returns an optimizer of torch for them"
+    require(isinstance(optimizer, Optimizer), "optimizer", rule, type(optimizer).__name__)
+    held = [own for group in optimizer.param_groups for own in group["params"]]
+    require(
+        len(held) == 1 and held[0] is parameter and "lr" in optimizer.param_groups[0],
+        "optimizer",
+        rule,
+        f"{type(optimizer).__name__} with other parameters, or without a learning rate",
+    )
+    require_one_gradient(optimizer)
+    return parameter, optimizer
+
+
+def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
+
+    >>> parameter = nn.Parameter(torch.ones(2))
+    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
+    >>> parameter.grad = torch.ones(2)
+    >>> first.step()
+    >>> second.state = restore_state(second, save_state(first))
+    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
+    ([1.0, 1.0], 0.1)
+    """
+    saved: dict[str, Tensor] = {}
+    for place, parameter in enumerate(_list_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                saved[f"tensor {place} {name}"] = value.detach().clone()
+            elif value is not None:
+                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    for place, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if isinstance(value, int | float):
+                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+    return saved
+
+
+def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
+    """Return the state to give to an optimizer, and set the numbers of its groups.
+
+    Raises:
+        InvalidArgumentError: the state is of other parameters.
+    """
+    state = type(optimizer.state)(dict)
+    parameters = _list_parameters(optimizer)
+    for key, value in saved.items():
+        kind, number, name = (*key.split(" ", 2), "", "")[:3]
+        # int() raises for thousands of digits.
+        place = int(number) if number.isdecimal() and len(number) < 10 else -1
+        known = optimizer.param_groups if kind == "group" else parameters
+        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
+        if kind == "tensor" and fits:
+            fits = value.dim() == 0 or value.shape == parameters[place].shape
+        else:
+            fits = fits and value.dim() == 0
+        if not fits or name == "params":
+            raise InvalidArgumentError("the optimizer's state is that of other parameters")
+        if kind == "group":
+            optimizer.param_groups[place][name] = value.item()
+        else:
+            state[parameters[place]][name] = value if kind == "tensor" else value.item()
+    return state
+
+
+def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [own for group in optimizer.param_groups for own in group["params"]]
+
+
+def _type_of(value: bool | int | float) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int) else torch.float64
+
+
+def tabulate_schedule(
+    optimizer: Optimizer, factory: ScheduleFactory, num_steps: int
+) -> list[HyperParameters]:
+    """Return the hyperparameters of each step by a scheduler.
+
+    They are computed before the first batch, so that no measurement of the run can change them.
+    """
+    # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
+    # unless its steps follow those of the optimizer.
+    stand_in = _StandIn(
+        [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)], optimizer.defaults
+    )
+    scheduler = factory(stand_in)
+    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+    if is_plateau or getattr(scheduler, "optimizer", None) is not stand_in:
+        raise InvalidArgumentError(
+            "schedule must be a function that returns a scheduler of torch for the optimizer that "
+            "it is given, by step numbers alone, found "
+            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}: try "
+            "lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps); "
+            "for a loss on public data see optimizer.public_change()"
+        )
+    table = []
+    for _ in range(num_steps):
+        table.append(copy_groups(stand_in))
+        stand_in.step()
+        scheduler.step()
+    return table
+
+
+class _StandIn(Optimizer):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+def copy_groups(optimizer: Optimizer) -> HyperParameters:
+    """Return a copy of the values of each group."""
+    return [
+        {name: _copy_value(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def list_held(optimizer: Optimizer) -> list[list[int]]:
+    """Return the identities of the parameters of each group."""
+    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+
+
+def copy_state(optimizer: Optimizer) -> Any:
+    """Return a copy of the state of each parameter, in their order."""
+    # Not by parameter: dictionaries of tensors cannot be compared.
+    every = _list_parameters(optimizer)
+    state = optimizer.state
+    return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
+
+
+def _copy_value(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
