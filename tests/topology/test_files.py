@@ -232,7 +232,9 @@ def test_labels_that_could_be_mistaken_are_refused(labels: list[object], message
 def test_agents_are_found_by_name_or_number() -> None:
     network = load_network(nx.path_graph(["St Mary", "Lyon, north", "Zürich"]))
     assert [network.find_agent(one) for one in ("Zu\u0308rich", "2", 2, "St Mary")] == [2, 2, 2, 0]
-    assert look_up_agents(network.agent_names, 'St Mary, "Lyon, north"') == [0, 1]
+    assert look_up_agents(network.agent_names, 'St Mary , "Lyon, north"') == [0, 1]
+    with pytest.raises(InvalidArgumentError, match="commas"):
+        look_up_agents(network.agent_names, "0\n1")
     with pytest.raises(InvalidArgumentError, match=r"--agent must be .* 'st mary': is it St Mary"):
         network.find_agent("st mary", argument="--agent")
     for wrong in ("3", "-1", "9" * 5000, "", "nowhere", True):

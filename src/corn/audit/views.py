@@ -207,7 +207,8 @@ def read_view(text: str, names: Sequence[str]) -> View:
     """
     if text == "eavesdropper":
         return View()
-    if insiders := text.partition("coalition:")[2]:
+    kind, _, insiders = text.partition(":")
+    if kind == "coalition" and insiders:
         return View(tuple(look_up_agents(names, insiders, argument="an insider of view")))
     raise InvalidArgumentError(
         f"view must be eavesdropper, coalition:AGENT,AGENT,… or worst, found {text!r}"

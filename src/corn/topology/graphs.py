@@ -122,11 +122,17 @@ def look_up_agents(
     [2, 1]
     """
     if isinstance(given, str):
-        given = next(csv.reader([given], skipinitialspace=True), [])
+        try:
+            given = next(csv.reader([given], skipinitialspace=True), [])
+        except csv.Error as error:
+            found = make_printable(str(given), limit=60)
+            raise InvalidArgumentError(
+                f"{argument} must be one line of agents with commas between them, found {found!r}"
+            ) from error
     places = {_normalise(name): agent for agent, name in enumerate(names)}
     found: dict[int, object] = {}
     for one in given:
-        text = _normalise(str(one))
+        text = _normalise(str(one)).strip()
         agent = places.get(text)
         # Nine digits, because Python refuses to read integers of thousands of them.
         if agent is None and text.isdecimal() and len(text) <= 9 and int(text) < len(names):
