@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from corn.distributed import AgentConfig
+from corn.distributed.keyring import open_ledger
+from corn.errors import CornError
 from corn.noise import Site, load_roster
+from corn.parsing import format_address
+from corn.plan import load_plan
 
 from .commands import Runner
 
@@ -104,6 +109,9 @@ def test_every_site_passes_and_one_page_has_all(corn: Runner, folder: Path) -> N
     for site in SITES:
         outcome = check(corn, site, "--out", f"{site}.json")
         assert outcome.exit_code == 0, outcome.stderr
+        # As an editor on Windows saves it.
+        text = (folder / "consortium.toml").read_text(encoding="utf-8-sig")
+        (folder / "consortium.toml").write_text(text, encoding="utf-8-sig", newline="\r\n")
     names = [f"{site}.json" for site in SITES]
     outcome = corn("check", "consortium.toml", *names)
     assert outcome.exit_code == 0, outcome.stderr
@@ -127,6 +135,12 @@ def test_what_is_shared_does_not_depend_on_data(corn: Runner, folder: Path) -> N
         found = json.loads((folder / "hill.json").read_text())
         shared.append({name: value for name, value in found.items() if name != "time"})
     assert shared[0] == shared[1]
+
+
+def test_a_start_that_failed_is_not_taken_for_releases(corn: Runner, folder: Path) -> None:
+    open_ledger(folder / "keys", 2, load_plan(folder / "consortium.corn"), precision=1.0).close()
+    findings = json.loads(check(corn, "hill", "--json").stdout)["findings"]
+    assert {own["name"]: own["status"] for own in findings}["ledger"] == "ok"
 
 
 def test_every_problem_is_listed(corn: Runner, folder: Path) -> None:
@@ -184,3 +198,23 @@ def test_the_roster_takes_addresses_of_the_consortium_file(corn: Runner, folder:
     assert outcome.exit_code == 0, outcome.stderr
     sites = load_roster(folder / "keys" / "roster.json").sites
     assert sites == (Site(address=addresses[0]), Site(address=addresses[1]), Site(accepts=False))
+
+
+def test_others_are_told_the_address_of_the_file_where_the_roster_is_older(
+    corn: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corn("keys", "roster", "keys", "consortium.toml", "--out", "keys/roster.json")
+    text = (folder / "consortium.toml").read_text()
+    moved = ("127.0.0.1", free_port())
+    text = text.replace(re.findall(r'address = "(.*)"', text)[1], format_address(moved))
+    (folder / "consortium.toml").write_text(text)
+    found: list[AgentConfig] = []
+
+    def run(config: AgentConfig, _: object) -> None:
+        found.append(config)
+        raise CornError("stop here")
+
+    monkeypatch.setattr("corn.distributed.agent.run_workload", run)
+    monkeypatch.setattr("corn.distributed.launcher.listen_for_signals", lambda: None)
+    corn("agent", "consortium.toml", "--agent", "south", "--data", "south.csv", "--keys", "keys")
+    assert found[0].advertise == found[0].listen == moved

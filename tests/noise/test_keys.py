@@ -1,6 +1,8 @@
 """Identities stay private, rosters are checked, and two agents agree on a secret key."""
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from corn.noise import (
     agent_keys,
     draw_share,
     generate_identity,
+    list_used_plans,
     load_identity,
     load_roster,
     owners,
     pair_key,
+    record_use,
     save_identity,
     save_roster,
 )
@@ -130,6 +134,25 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert load_identity(path).public_key == IDENTITIES[0].public_key
     with pytest.raises(FileFormatError, match="cannot be written"):
         save_identity(IDENTITIES[1], tmp_path / "missing" / "agent.key")
+
+
+def test_a_full_disk_leaves_no_key_and_no_part_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "agent.key"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(FileFormatError, match="No space left"):
+            save_identity(IDENTITIES[0], path)
+    assert not path.exists()
+    save_identity(IDENTITIES[0], path)
+    write = os.write
+    monkeypatch.setattr("os.write", lambda file, data: write(file, data[:7]))
+    record_use(path, PLAN)
+    assert list_used_plans(path) == (PLAN.hex(),)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601, 0o777])

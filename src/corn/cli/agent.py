@@ -278,8 +278,9 @@ def agent(
     number = look_up_agents(names, [name], argument="--agent")[0]
     if consortium is not None:
         store = store or consortium.store
+        # The roster may have been made from an earlier file, with another address.
+        advertise = advertise or consortium.sites[number].address
         # Behind NAT the address that others use is no address of this host: --listen has that.
-        advertise = advertise or (consortium.sites[number].address if listen else None)
         listen = listen or consortium.sites[number].address
     if store is None:
         raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")

@@ -23,7 +23,7 @@ from corn.errors import CornError, FileFormatError
 from corn.learn.batches import require_fitting_samples
 from corn.learn.consortium import Consortium
 from corn.noise.keys import find_pinned_roster
-from corn.noise.ledger import ledger_path, read_history
+from corn.noise.ledger import read_history
 from corn.parsing import build_fields, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
 from corn.topology import list_connections
@@ -153,13 +153,18 @@ def check_site(
         findings += _check_connections(consortium, plan, agent, wait)
     return SiteReport(
         site=consortium.sites[agent].name,
-        consortium=hashlib.sha256(consortium.path.read_bytes()).hexdigest(),
+        consortium=_hash_text(consortium.path),
         plan="" if plan is None else fingerprint(plan).hex(),
         roster=roster,
         version=f"{__version__}, Python {platform.python_version()}",
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         findings=tuple(findings),
     )
+
+
+def _hash_text(path: Path) -> str:
+    """Return a hash of a text that editors of other systems do not change by saving it."""
+    return hashlib.sha256(path.read_text(encoding="utf-8-sig").encode()).hexdigest()
 
 
 def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
@@ -221,15 +226,17 @@ def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, Fi
 
 
 def _check_ledger(plan: Plan, agent: int, keys: Path) -> Finding:
-    own = ledger_path(keys, agent, fingerprint(plan).hex())
+    own = fingerprint(plan).hex()
     history = read_history([keys], agent)
     if history.problems:
         text = "a ledger is missing or damaged: make a new key and a new plan"
         return Finding("ledger", "problem", text, "; ".join(history.problems))
-    if own.exists():
+    # A start that failed leaves a ledger without releases.
+    used = [record.plan for record in history.records if record.expense.num_releases]
+    if own in used:
         text = "releases of this plan were made before: start agents with --resume or --rejoin"
         return Finding("ledger", "warning", text)
-    others = len(history.records)
+    others = len(used)
     private = f"releases under {others} other plans add to the total" if others else ""
     return Finding("ledger", "ok", "nothing was released under this plan", private)
 

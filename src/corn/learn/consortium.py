@@ -310,7 +310,7 @@ def _read_document(path: Path) -> dict[str, Any]:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise FileFormatError(f"{path}: has more than {_MAX_BYTES:,} bytes")
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     # Errors of TOML and of UTF-8 are ValueErrors, and so is that of an integer with many digits.

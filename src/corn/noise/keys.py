@@ -134,11 +134,17 @@ def save_identity(identity: Identity, path: Path) -> None:
         ) from None
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
-        # On the disk before the public key is handed out: a lost private key cannot be replaced.
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
+            # On the disk before the public key is handed out: a lost private key cannot be
+            # replaced.
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        # No key yet: nobody can have its public half.
+        path.unlink()
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def load_identity(path: Path) -> Identity:
@@ -175,7 +181,10 @@ def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
             # A line that a crash left incomplete is removed; its plan was never used.
             whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
             os.ftruncate(descriptor, whole)
-            os.write(descriptor, f"{kind} {fingerprint.hex()}\n".encode())
+            line = f"{kind} {fingerprint.hex()}\n".encode()
+            # A disk that becomes full takes a part of the line at first.
+            while line:
+                line = line[os.write(descriptor, line) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -358,7 +358,7 @@ class LinkOpener:
                 check=check,
             )
         except UnreachableError as error:
-            raise LinkError(f"no connection to agent {peer} within {timeout:g} s") from error
+            raise LinkError(str(error)) from error
         return Link(channel, max_bytes=self._max_bytes)
 
     def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
