@@ -125,9 +125,9 @@ def look_up_agents(
         try:
             given = next(csv.reader([given], skipinitialspace=True), [])
         except csv.Error as error:
-            found = make_printable(str(given), limit=60)
+            shown = make_printable(str(given), limit=60)
             raise InvalidArgumentError(
-                f"{argument} must be one line of agents with commas between them, found {found!r}"
+                f"{argument} must be one line of agents with commas between them, found {shown!r}"
             ) from error
     places = {_normalise(name): agent for agent, name in enumerate(names)}
     found: dict[int, object] = {}
