@@ -1,8 +1,9 @@
-"""Accuracy on MNIST when one sample is protected: CorN, LDP, DECOR, a trusted server and none.
+"""Accuracy on MNIST when one sample is protected: exact sums, gossip, a trusted server and none.
 
 Every run is one line of FOLDER/MODEL.csv, written when it ends. The same command continues an
-interrupted benchmark: runs that the file has are not repeated. Seed 0 chooses each method's step
-size among powers of two, by validation accuracy. The other seeds run at that step size only.
+interrupted benchmark: runs that the file has are not repeated. Seed 0 chooses each line's step size
+among powers of two, by validation accuracy. The other seeds run at that step size only. The CNN's
+lines of exact sums are the figure of the README.
 
     OMP_NUM_THREADS=1 python benchmarks/one_sample.py linear --data-dir DATA
     OMP_NUM_THREADS=1 python benchmarks/one_sample.py network --data-dir DATA
@@ -18,13 +19,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from scipy import stats
 
-from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, default_objective
+from corn.covariance import default_objective
 from corn.learn import (
     Constant,
     Mechanism,
@@ -36,30 +38,43 @@ from corn.learn import (
     make_mechanisms,
 )
 from corn.learn.metrics import Samples
+from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
-from corn.report.figures import MECHANISM_COLOURS, LineEnd, label_ends, save_figure
+from corn.report.figures import LineEnd, choose_styles, figure_style, label_ends, save_figure
 from corn.threads import limit_threads
-from corn.topology import load_network
+from corn.topology import Mixing, Network, load_network
 
 _GRAPH, _DELTA, _CLIP, _COOLDOWN = "er:n=20,p=0.2,seed=1", 1e-5, 1.0, 25
-_METHODS = ("corn", "corn-1-insider", "decor", "ldp", "central")
+_MIXINGS: tuple[Mixing, ...] = ("sum", "gossip")
 # Steps, batch size and values of ε of each model. 120 steps of the CNN take half a minute.
 _SETTINGS = {
     "linear": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
     "network": (300, 128, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
     "cnn": (120, 32, (0.05, 0.1, 0.25, 0.5, 1, 2, 4)),
 }
-_LABELS = {
-    "none": "no noise",
-    "central": "trusted server",
-    "corn": "CorN",
-    "corn-1-insider": "CorN, one insider",
-    "decor": "DECOR",
-    "ldp": "LDP",
+
+
+class Line(NamedTuple):
+    """One line of the figure: a mechanism with a kind of mixing."""
+
+    label: str
+    mechanism: str
+    mixing: Mixing = "sum"
+
+
+# From the top of the figure to its bottom.
+_LINES = {
+    "none": Line("no noise", "none"),
+    "central": Line("trusted server", "central"),
+    "corn": Line("CorN, no server", "corn"),
+    "gossip": Line("CorN, gossip", "corn", "gossip"),
+    "ldp": Line("independent noise (LDP)", "ldp"),
+    # Noise of a server with one agent.
+    "alone": Line("each agent by itself", "central"),
 }
 _COLUMNS = (
     "epsilon",
-    "method",
+    "line",
     "step_size",
     "seed",
     "validation_loss",
@@ -75,10 +90,10 @@ _FIRST_STEP_SIZE = 4.0
 
 @dataclass(frozen=True)
 class Setting:
-    """One cell of the table: a method at an ε, infinite without noise."""
+    """One cell of the table: a line at an ε, infinite without noise."""
 
     epsilon: float
-    method: str
+    line: str
 
 
 class Trials:
@@ -87,19 +102,19 @@ class Trials:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._path = arguments.out / f"{arguments.model}.csv"
         self._num_steps, self._batch_size, _ = _SETTINGS[arguments.model]
-        self._objective = default_objective(self._num_steps)
-        self._network = load_network(_GRAPH, mixing="gossip")
+        self._networks = {mixing: load_network(_GRAPH, mixing=mixing) for mixing in _MIXINGS}
+        self._single = load_network("complete:1", mixing="sum")
         self._problem = Workload(
             "mnist", model=arguments.model, directory=arguments.data_dir
-        ).build(self._network.num_agents)
+        ).build(self._networks["sum"].num_agents)
         self._rows: dict[tuple[Setting, float, int], dict[str, float]] = dict(self._read())
-        self._methods: dict[Setting, Mechanism] = {}
+        self._mechanisms: dict[Setting, Mechanism] = {}
 
     def run(self, setting: Setting, step_size: float, seed: int) -> dict[str, float]:
         """Return the scores of one run, from the file if it has them."""
         key = (setting, step_size, seed)
         if key not in self._rows:
-            scores = self._train(self._make(setting), step_size, seed)
+            scores = self._train(setting, step_size, seed)
             # As in the file: a run that is read again must not change which step size is chosen.
             self._rows[key] = {name: float(f"{value:.6g}") for name, value in scores.items()}
             self._write(key)
@@ -131,17 +146,18 @@ class Trials:
         return sum(row["seconds"] for row in self._rows.values())
 
     def _make(self, setting: Setting) -> Mechanism:
-        if setting not in self._methods:
-            budget = self._budget(1.0 if math.isinf(setting.epsilon) else setting.epsilon)
-            name, insider, _ = setting.method.partition("-1-insider")
-            (self._methods[setting],) = make_mechanisms(
-                [name],
-                self._network,
-                budget,
-                objective=self._objective,
-                threat=DEFAULT_THREAT if insider else EAVESDROPPER,
+        if setting not in self._mechanisms:
+            line = _LINES[setting.line]
+            (self._mechanisms[setting],) = make_mechanisms(
+                [line.mechanism],
+                self._network(setting.line),
+                self._budget(1.0 if math.isinf(setting.epsilon) else setting.epsilon),
+                objective=default_objective(self._num_steps, mixing=line.mixing),
             )
-        return self._methods[setting]
+        return self._mechanisms[setting]
+
+    def _network(self, line: str) -> Network:
+        return self._single if line == "alone" else self._networks[_LINES[line].mixing]
 
     def _budget(self, epsilon: float) -> PrivacyBudget:
         return PrivacyBudget(
@@ -154,30 +170,35 @@ class Trials:
             samples_per_agent=min(self._problem.data.sizes),
         )
 
-    def _train(self, method: Mechanism, step_size: float, seed: int) -> dict[str, float]:
+    def _train(self, setting: Setting, step_size: float, seed: int) -> dict[str, float]:
         start = time.perf_counter()
+        mixing = _LINES[setting.line].mixing
         settings = SweepSettings(
             num_steps=self._num_steps,
             batch_size=self._batch_size,
             seeds=(seed,),
-            cooldown_steps=_COOLDOWN,
-            momentum=self._objective.momentum,
+            cooldown_steps=_COOLDOWN if mixing == "gossip" else 0,
+            momentum=default_objective(self._num_steps, mixing=mixing).momentum,
         )
-        data, parts = self._problem.place(settings)
+        problem = self._problem
+        if setting.line == "alone":
+            # Another agent for each seed.
+            problem = select_agents(problem, [4 * seed % problem.data.num_agents])
+        data, parts = problem.place(settings)
         simulation = Simulation(
-            self._problem.task,
+            problem.task,
             data,
-            self._network,
-            [Trial(method, Constant(step_size))],
+            self._network(setting.line),
+            [Trial(self._make(setting), Constant(step_size))],
             settings=settings,
         )
         for _ in range(settings.num_steps):
             simulation.advance()
         simulation.cool_down()
         models = simulation.parameters[0, :, 0]
-        loss, accuracy = score_own(self._problem, models, parts["validation"])
-        _, own = score_own(self._problem, models, parts["test"])
-        joint = self._problem.task.evaluate(models.mean(dim=0, keepdim=True), *parts["test"])
+        loss, accuracy = score_own(problem, models, parts["validation"])
+        _, own = score_own(problem, models, parts["test"])
+        joint = problem.task.evaluate(models.mean(dim=0, keepdim=True), *parts["test"])
         spread = (models - models.mean(dim=0)).square().sum(dim=1).mean().sqrt()
         return {
             "validation_loss": loss,
@@ -195,7 +216,7 @@ class Trials:
             return
         with self._path.open(newline="") as file:
             for row in csv.DictReader(file):
-                setting = Setting(float(row["epsilon"]), row["method"])
+                setting = Setting(float(row["epsilon"]), row["line"])
                 key = (setting, float(row["step_size"]), int(row["seed"]))
                 yield key, {name: float(row[name]) for name in _COLUMNS[4:]}
 
@@ -207,7 +228,7 @@ class Trials:
             if is_new:
                 writer.writerow(_COLUMNS)
             scores = (f"{value:.6g}" for value in self._rows[key].values())
-            writer.writerow([f"{setting.epsilon:g}", setting.method, step_size, seed, *scores])
+            writer.writerow([f"{setting.epsilon:g}", setting.line, step_size, seed, *scores])
 
 
 def score_own(
@@ -236,46 +257,55 @@ def mean_and_half_width(values: list[float]) -> tuple[float, float]:
 
 
 def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting, float]:
-    """Return the step size of every cell, from the largest ε of a method to the smallest."""
+    """Return the step size of every cell, from the largest ε of a line to the smallest."""
     chosen: dict[Setting, float] = {}
-    for method in (*_METHODS, "none"):
+    for line in _LINES:
         step_size = _FIRST_STEP_SIZE
-        own = sorted(epsilons, reverse=True) if method != "none" else [math.inf]
+        own = sorted(epsilons, reverse=True) if line != "none" else [math.inf]
         for epsilon in own:
-            setting = Setting(epsilon, method)
+            setting = Setting(epsilon, line)
             chosen[setting] = step_size = trials.tune(setting, step_size)
     return chosen
 
 
 def tabulate(title: str, cells: dict[Setting, str], epsilons: Sequence[float]) -> str:
-    """Return a Markdown table with one row for each method and one column for each ε."""
+    """Return a Markdown table with one row for each line and one column for each ε."""
     rows = [[title, *(f"ε = {epsilon:g}" for epsilon in epsilons)], ["---"] * (len(epsilons) + 1)]
-    for method in reversed(_LABELS):
-        own = [math.inf if method == "none" else epsilon for epsilon in epsilons]
-        rows.append([_LABELS[method], *(cells[Setting(epsilon, method)] for epsilon in own)])
+    for name, line in reversed(_LINES.items()):
+        own = [math.inf if name == "none" else epsilon for epsilon in epsilons]
+        rows.append([line.label, *(cells[Setting(epsilon, name)] for epsilon in own)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(scores: dict[Setting, tuple[float, float]], epsilons: Sequence[float]) -> Figure:
-    """Draw accuracy against ε, one line for each method, named at its end."""
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+def draw(
+    scores: dict[Setting, tuple[float, float]], epsilons: Sequence[float], names: Sequence[str]
+) -> Figure:
+    """Draw accuracy against ε, one line for each name, with intervals as bands."""
+    figure = Figure(figsize=(7.2, 3.7), layout="constrained")
     axes = figure.subplots()
     ends = []
-    for method, label in _LABELS.items():
+    for name, style in choose_styles(names).items():
         own = [
-            scores[Setting(math.inf if method == "none" else epsilon, method)]
-            for epsilon in epsilons
+            scores[Setting(math.inf if name == "none" else epsilon, name)] for epsilon in epsilons
         ]
         mean, half = np.transpose(own)
-        is_insider = method == "corn-1-insider"
-        colour = "#CC79A7" if is_insider else MECHANISM_COLOURS[method]
-        axes.plot(epsilons, mean, color=colour, linestyle="--" if is_insider else "-")
-        axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, lw=0)
-        ends.append(LineEnd(label, float(mean[-1]), colour, dashes="--" if is_insider else "-"))
+        colour, marker, dashes = style
+        axes.plot(
+            epsilons,
+            mean,
+            color=colour,
+            linewidth=2.6 if name == "corn" else 1.7,
+            linestyle=dashes,
+            marker=marker,
+            # The server's line would be hidden under CorN's.
+            zorder=3 if name == "central" else 2,
+        )
+        axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+        ends.append(LineEnd(_LINES[name].label, float(mean[-1]), colour, marker, dashes))
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.minorticks_off()
-    axes.set(xlim=(epsilons[0], epsilons[-1]), ylabel="test accuracy of the agents' own models")
+    axes.set(ylim=(0, 1), xlim=(epsilons[0], epsilons[-1]), ylabel="test accuracy")
     axes.set_xlabel("ε of one sample: more private to the left")
     axes.spines[["top", "right"]].set_visible(False)
     label_ends(axes, ends)
@@ -288,6 +318,7 @@ def main() -> None:
     parser.add_argument("model", choices=_SETTINGS)
     parser.add_argument("--data-dir", required=True, help="directory of data sets, with mnist")
     parser.add_argument("--out", type=Path, default=Path("docs/results/one-sample"))
+    parser.add_argument("--images", type=Path, default=Path("docs/images"))
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     limit_threads()
@@ -306,7 +337,12 @@ def main() -> None:
     print(tabulate("test accuracy", accuracies, epsilons))
     print(tabulate("step size", {key: f"{eta:g}" for key, eta in chosen.items()}, epsilons))
     print(f"{trials.num_runs} runs, {trials.seconds:,.0f} s")
-    save_figure(draw(scores, epsilons), arguments.out / f"{arguments.model}.png")
+    with figure_style():
+        save_figure(draw(scores, epsilons, list(_LINES)), arguments.out / f"{arguments.model}.png")
+        if arguments.model == "cnn":
+            # Exact sums alone.
+            of_readme = [name for name, line in _LINES.items() if line.mixing == "sum"]
+            save_figure(draw(scores, epsilons, of_readme), arguments.images / "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The rows of a data set are divided evenly between n agents, for each n, each ε and each model. An
 agent that trains alone runs DP-SGD on its own rows. All others train one model by exact sums:
 their noise differs, and nothing else. A study that the file has is not repeated. At the end the
-table of ``docs/results/when-correlation-pays.md`` and the figures are made from the file.
+table of ``docs/results/when-correlation-pays.md`` and its figure are made from the file.
 
 Step sizes are chosen on seeds of their own by validation accuracy. All models of an average with
 one noise level have the same best step size, whatever the mechanism, n and ε that the level is
@@ -44,15 +44,7 @@ from corn.learn import (
 )
 from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
-from corn.report.figures import (
-    INK,
-    MECHANISM_COLOURS,
-    LineEnd,
-    choose_styles,
-    figure_style,
-    label_ends,
-    save_figure,
-)
+from corn.report.figures import INK, MECHANISM_COLOURS, figure_style, save_figure
 from corn.threads import limit_threads
 from corn.topology import load_network
 
@@ -62,13 +54,6 @@ _SEEDS = (10, 11, 12, 13, 14)
 _LEAST_STEP_SIZE = 1e-4
 # Server and no noise are the same for every n, because the rows of all agents together are.
 _REFERENCE_AGENTS = 20
-NAMES = {
-    "none": "no noise",
-    "central": "trusted server",
-    "corn": "CorN, no server",
-    "ldp": "independent noise (LDP)",
-    "alone": "each agent by itself",
-}
 # The studies of all n, which the figure of the page shows.
 TITLES = {
     "digits linear": "digits, softmax regression",
@@ -76,7 +61,6 @@ TITLES = {
     "mnist linear": "MNIST, softmax regression",
     "mnist network": "MNIST, network",
 }
-_README_STUDY = "mnist network"
 # The gain, in percentage points, of the darkest colour.
 _MOST_GAIN = 60
 
@@ -479,42 +463,6 @@ def draw_gains(accuracies: Accuracies) -> Figure:
     return figure
 
 
-def draw_accuracy(accuracies: Accuracies) -> Figure:
-    """Draw the figure of the README: one line for each mechanism, with intervals as bands."""
-    name, study = _README_STUDY, STUDIES[_README_STUDY]
-    figure = Figure(figsize=(7.2, 3.7), layout="constrained")
-    axes = figure.subplots()
-    ends = []
-    epsilons = np.array(study.epsilons)
-    for kind, style in choose_styles(NAMES).items():
-        at = [math.inf if kind == "none" else epsilon for epsilon in study.epsilons]
-        values = np.array([accuracies[name, _REFERENCE_AGENTS, epsilon, kind] for epsilon in at])
-        mean = values.mean(axis=1)
-        half = stats.t.ppf(0.975, len(_SEEDS) - 1) * stats.sem(values, axis=1)
-        colour, marker, dashes = style
-        axes.plot(
-            epsilons,
-            mean,
-            color=colour,
-            linewidth=2.6 if kind == "corn" else 1.7,
-            linestyle=dashes,
-            marker=marker,
-            # The server's line would be hidden under CorN's.
-            zorder=3 if kind == "central" else 2,
-        )
-        axes.fill_between(epsilons, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-        ends.append(LineEnd(NAMES[kind], float(mean[-1]), colour, marker, dashes))
-    axes.set_xscale("log")
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-    axes.minorticks_off()
-    axes.set(ylim=(0, 1), xlim=(epsilons[0], epsilons[-1]))
-    axes.set_xlabel("ε of one sample: more private to the left")
-    axes.set_ylabel("test accuracy")
-    axes.spines[["top", "right"]].set_visible(False)
-    label_ends(axes, ends)
-    return figure
-
-
 def main() -> None:
     """Run what is missing, print the tables, and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -536,7 +484,6 @@ def main() -> None:
         print(f"\n{name}\n\n{tabulate(accuracies, name)}")
     with figure_style():
         save_figure(draw_gains(accuracies), arguments.images / "when-correlation-pays.png")
-        save_figure(draw_accuracy(accuracies), arguments.images / "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from reproduction.mechanisms import Mechanism, find_rule
 CellResult: TypeAlias = dict[str, Any]
 """What a cell computed, and the ``seconds`` that it took."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the same configuration gives other results, so that stored ones are not read."""
 
 _LARGEST_STORED_NOISE = 100

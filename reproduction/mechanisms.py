@@ -38,10 +38,9 @@ class Mechanism:
             otherwise that of one step, as in the paper.
         max_colluders: The largest coalition of insiders that the design protects against, with a
             seed for every pair of agents; 0 for an eavesdropper only.
-        uses_defaults: Whether it is trained with gossip as ``corn train`` did by default when the
-            results were published: with momentum 0.9 from 200 steps on, a cool-down of one mixing
-            time, a design that counts on both, and Poisson sampling for unit sample; otherwise as
-            in the paper, without them.
+        uses_defaults: Whether it is trained with gossip as ``corn train`` does by default: with
+            momentum, a cool-down of one mixing time, a design that counts on both, and Poisson
+            sampling for unit sample; otherwise as in the paper, without them.
     """
 
     name: str
@@ -120,9 +119,7 @@ class Mechanism:
     def objective(self, num_steps: int) -> Horizon:
         """Return the objective of its design for a run of ``num_steps`` steps."""
         if self.uses_defaults:
-            # Another momentum would compute every published cell again.
-            momentum = 0.9 if num_steps >= 200 else 0.0
-            return default_objective(num_steps, momentum=momentum)
+            return default_objective(num_steps, mixing="gossip")
         # Agents of the paper's experiments use their own models, without a cool-down, so the weight
         # of disagreement stays 1.
         return Horizon(default_objective(num_steps).length) if self.accumulates else ONE_STEP

@@ -27,11 +27,11 @@ MECHANISMS = {
     "central DP, a trusted server": "central",
     "no noise": "none",
 }
-STUDY_MECHANISMS = {
-    "LDP": "ldp",
-    "DECOR": "decor",
-    "CorN, one insider": "corn-1-insider",
-    "CorN": "corn",
+STUDY_LINES = {
+    "each agent by itself": "alone",
+    "independent noise (LDP)": "ldp",
+    "CorN, gossip": "gossip",
+    "CorN, no server": "corn",
     "trusted server": "central",
 }
 SOURCES = {
@@ -126,17 +126,17 @@ def test_tables_of_the_one_sample_study_follow_from_its_runs(heading: str, model
     folder = RESULTS / "one-sample"
     shown = read_table(folder / "README.md", heading, "noise")
     runs = read_file(folder / f"{model}.csv")
-    seeds = Counter((row["epsilon"], row["method"], row["step_size"]) for row in runs)
+    seeds = Counter((row["epsilon"], row["line"], row["step_size"]) for row in runs)
     # Only the chosen step size was run with all seeds.
     chosen = {key[:2]: key[2] for key, count in seeds.items() if count == 5}
     expected = {}
-    for name, method in STUDY_MECHANISMS.items():
-        own = sorted((key for key in chosen if key[1] == method), key=lambda key: float(key[0]))
+    for name, line in STUDY_LINES.items():
+        own = sorted((key for key in chosen if key[1] == line), key=lambda key: float(key[0]))
         expected[name] = [
             summarise(
                 float(row["test_accuracy"])
                 for row in runs
-                if (row["epsilon"], row["method"], row["step_size"]) == (*key, chosen[key])
+                if (row["epsilon"], row["line"], row["step_size"]) == (*key, chosen[key])
             )
             for key in own
         ]

@@ -127,7 +127,7 @@ def test_a_line_with_defaults_is_trained_as_by_corn_train() -> None:
     )
     assert budget.query.sampling == "poisson"
     network = load_network(cell.graph, mixing="gossip")
-    objective = default_objective(cell.num_steps, momentum=0.9)
+    objective = default_objective(cell.num_steps)
     cap, threat = budget.precision_cap, CORN_DEFAULTS.threat
     noise = design(network.mixing_matrix, cap, objective=objective, threat=threat)
     result = learn.run_sweep(
