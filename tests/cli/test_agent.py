@@ -162,7 +162,7 @@ def test_agents_started_by_themselves_plan_together(tmp_path: Path) -> None:
         )
         for agent, neighbours in enumerate(("1", "0,2", "1"))
     ]
-    printed = [process.communicate(timeout=120) for process in agents]
+    printed = [process.communicate(timeout=300) for process in agents]
     assert [process.returncode for process in agents] == [0, 0, 0], printed
     facts = [json.loads(stdout) for stdout, _ in printed]
     assert len({own["plan"] for own in facts}) == 1
