@@ -18,15 +18,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.audit import AuditSettings, View, audit_plan, audit_training
-from corn.audit.program import RunRecord, keep_gradients, list_releases
+from corn.audit.run import AuditedRun, keep_gradients, make_choices
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import Workload, make_schedule
+from corn.learn.batches import SeededChoices
 from corn.privacy.rounding import round_bound_down, round_up
 from corn.threads import limit_threads
 from tests.audit.recording import ProcessObservation
@@ -37,7 +39,8 @@ STEP_TRIALS = 10_000
 TITLE = f"""# Audits: promised ε and what attackers certify
 
 Made by `python benchmarks/audit_table.py --out docs/results/audit.md`. Plans are for {GRAPH} with
-δ = {DELTA:g}. [Audits](../audit.md) explains the columns. The last column is the time in seconds,
+δ = {DELTA:g}. [Audits](../audit.md) explains the columns. Keys, coins and canaries follow from
+seed 0, but keys of real processes are new in each run. The last column is the time in seconds,
 design included.
 """
 HEADER = (
@@ -71,6 +74,7 @@ class Setting:
     view: View | None = None
     through: Any = "shares"
     mixing: Any = "gossip"
+    has_public_coins: bool = False
 
     def make_plan(self) -> Plan:
         """Design the noise."""
@@ -118,8 +122,16 @@ def list_settings() -> Iterator[Setting]:
         yield Setting(
             "exact sums, links", threat=links, view=View(around), through=through, mixing="sum"
         )
+    own = {**sample, "samples_per_agent": 256, "sampling": "poisson"}
+    name = "exact sums, one sample, poisson, replace, coins of a public seed"
+    yield Setting(name, budget=own, through="step", mixing="sum", has_public_coins=True)
     yield Setting("CorN, one seed for all", threat=nobody, view=View((3,)))
     yield Setting("DECOR", threat=nobody, mechanism="decor", view=View((3,)))
+
+
+def make_public_choices(_: int, trial: int) -> SeededChoices:
+    """Return coins that follow from the number of a trial: a planted fault."""
+    return SeededChoices(trial)
 
 
 def audit_row(setting: Setting, trials: int) -> str:
@@ -128,15 +140,17 @@ def audit_row(setting: Setting, trials: int) -> str:
     plan = setting.make_plan()
     size = trials if setting.through == "shares" else STEP_TRIALS
     is_recorded = setting.through == "processes"
-    report = audit_plan(
-        plan,
-        victims=[0] if setting.through == "step" else None,
-        view=setting.view,
-        settings=AuditSettings("shares" if is_recorded else setting.through, num_trials=size),
-        observation=(
-            ProcessObservation(plan, num_trials=size, num_releases=4) if is_recorded else None
-        ),
-    )
+    choices = make_public_choices if setting.has_public_coins else make_choices
+    with patch("corn.audit.observation.make_choices", choices):
+        report = audit_plan(
+            plan,
+            victims=[0] if setting.through == "step" else None,
+            view=setting.view,
+            settings=AuditSettings("shares" if is_recorded else setting.through, num_trials=size),
+            observation=(
+                ProcessObservation(plan, num_trials=size, num_releases=4) if is_recorded else None
+            ),
+        )
     strongest = max(report.findings, key=lambda one: one.ratio)
     promised, found = strongest.promise, strongest
     ratios = [one.ratio for one in report.findings]
@@ -199,15 +213,16 @@ def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, 
     for seed in count():
         if min(single.num_words, partial.num_words) >= num_words:
             break
-        record = RunRecord(plan, list_releases(2), BLOCK, seed=seed)
-        signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, len(agents), BLOCK))
-        known = record.draw_known_masks(view.coalition)
-        words = np.empty(signs.shape, known.dtype)
-        for at in np.ndindex(signs.shape[:2]):
-            gradient = torch.from_numpy(signs[at]) * plan.budget.query.clip
-            canary = keep_gradients(gradient.view(1, -1))
-            agent = agents[at[1]]
-            words[at] = record.make_message(canary, at[0], agent)[0] - known[at[0], agent]
+        run = AuditedRun.of_seed(plan, 2, BLOCK, seed=seed)
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], (2, plan.num_agents, BLOCK))
+        gradients = torch.from_numpy(signs) * plan.budget.query.clip
+        run.messages = np.array(
+            [
+                [run.send(keep_gradients(g[None]), number, k) for k, g in enumerate(own)]
+                for number, own in enumerate(gradients)
+            ]
+        )
+        words, signs = run.unmask(view)[:, agents], signs[:, agents]
         # Each sum is compared with the gradient of the last agent in it.
         sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, 1:-1]
         single.add(words, signs)
@@ -247,6 +262,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     options = parser.parse_args()
     limit_threads()
+    began = time.perf_counter()
     rows = [HEADER]
     for setting in list_settings():
         if options.only in setting.name:
@@ -256,6 +272,7 @@ def main() -> None:
         rows.append(audit_one_run())
     if options.only in "words":
         rows += [WORDS, *test_words(options.words)]
+    rows.append(f"\nBoth tables took {time.perf_counter() - began:.0f} s.")
     text = "\n".join([TITLE, *rows]) + "\n"
     if options.out:
         options.out.write_text(text, encoding="utf-8")

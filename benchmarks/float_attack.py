@@ -3,7 +3,7 @@
 Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
 [--processes N] [--json]``.
 
-The attacker (``corn/audit/low_order_bits.py``) knows the plan, the model, the step size and two
+The attacker (``tests/oracles/low_order_bits.py``) knows the plan, the model, the step size and two
 candidate gradients, and trains on releases with keys of its own. It observes all messages, knows
 all other gradients, and is an insider if the plan's threat has one. Ideal noise allows a success
 rate of Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
@@ -40,7 +40,6 @@ from scipy.stats import binomtest, norm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit.low_order_bits import Array, FloatAttacker, Pair
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
 from corn.learn.batches import SeededChoices
@@ -62,6 +61,7 @@ from tests.oracles.deployed_release import (
     release,
     stream_weights,
 )
+from tests.oracles.low_order_bits import Array, FloatAttacker, Pair
 
 CLIP = 0.1
 STEP_SIZE = 0.25

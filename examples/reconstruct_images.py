@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corn.audit import View, find_smallest_break
-from corn.audit.program import draw_known_noise
+from corn.audit.one_run import draw_known_noise
 from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel

@@ -344,18 +344,18 @@ def test_the_rule_of_thumb_describes_the_runs(
 
 
 PEER_COLUMNS = {
-    "Side by side": [
+    "One sample": [
         ("sample", 0.3, "linear"),
         ("sample", 1.0, "linear"),
         ("sample", 0.3, "network"),
     ],
-    "Side by side, unit agent": [("agent", 8.0, "linear")],
+    "One agent's whole data": [("agent", 8.0, "linear")],
 }
 
 
 @pytest.mark.parametrize("heading", list(PEER_COLUMNS))
 def test_tables_of_peers_follow_from_their_runs(heading: str) -> None:
-    shown = read_table(RESULTS.parent / "comparison.md", heading, "method")
+    shown = read_table(RESULTS / "peers.md", heading, "method")
     runs: dict[tuple[str, float, str], dict[str, list[dict[str, str]]]] = {}
     for row in read_file(RESULTS / "peers.csv"):
         case = row["unit"], float(row["epsilon"]), row["model"]

@@ -27,9 +27,8 @@ from corn.audit.observation import (
     add_share_canary,
     count_samples,
     mean_output,
-    query_of,
 )
-from corn.audit.program import DEPLOYED, ReleaseNumber, RunRecord, no_gradients
+from corn.audit.run import AuditedRun, ReleaseNumber, keep_gradients, query_of
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
@@ -42,7 +41,7 @@ from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
-from corn.learn.step import ClippedGradients
+from corn.learn.step import ClippedGradients, compute_gradients
 from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
 from corn.noise import Owner, Secret, agent_keys
@@ -279,7 +278,7 @@ class ProcessObservation:
     """
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int = 0) -> None:
-        self._plan, self.problems, self.is_rounded = plan, list[str](), True
+        self._plan, self.problems = plan, list[str]()
         require(
             num_releases <= plan.budget.num_steps,
             "releases",
@@ -303,54 +302,48 @@ class ProcessObservation:
                 for number, (workload, count) in enumerate(zip(workloads, steps, strict=True))
             ]
             keys = _load_all_keys(plan, path)
-        program = replace(
-            DEPLOYED,
-            derive_keys=lambda *_: keys,
-            draw_nonce=lambda _, __, number: runs[number].nonce,
-        )
+        nonces = {number: run.nonce for number, run in enumerate(runs)}
         releases = [
             ReleaseNumber(k, step)
             for k, run in enumerate(runs)
             for step in range(len(run.messages))
         ]
-        self.record = RunRecord(plan, releases, num_trials, seed=seed, program=program)
+        self.run = AuditedRun(plan, releases, num_trials, keys=keys, nonces=nonces)
         # How long the canary in each agent's messages is, relative to what the plan accounts for.
         self._lengths = np.ones(plan.num_agents)
         if plan.network.mixing == "gossip":
-            self.released = np.concatenate([_read_releases(plan, run) for run in runs])
+            self.run.messages = np.concatenate([_read_releases(plan, run) for run in runs])
             return
         for run in runs:
             self.problems += run.check_agreement(plan.network.tree)
         words = np.concatenate([run.read_words(plan.network.tree) for run in runs])
-        gradients = self._find_gradients(words, workloads)
-        self.record.words = words
-        self.record.gradients = gradients
-        self.released = self.record.read_releases()
+        self.run.messages = words
+        self.run.gradients = self._find_gradients(words, workloads)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        shape = len(self.released), self.record.size
+        shape = len(self.run.releases), self.run.size
         signal, length = add_share_canary(self._plan, victim, shape), self._lengths[victim]
         return replace(signal, null=signal.null * length, alternative=signal.alternative * length)
 
     def _find_gradients(self, words: MaskWords, workloads: Sequence[CanaryWorkload]) -> FloatArray:
         """Return the gradients in recorded messages; note messages that have none of the expected.
 
-        Messages are made again, with the canary and without it, by the functions that are audited
-        through the step and the keys of all agents. Recorded ones must be equal to the last bit.
+        Messages are computed again, with the canary and without it, from the keys of all agents.
+        Recorded ones must be equal to the last bit.
         """
         gradients = np.zeros(words.shape)
         for agent in range(self._plan.num_agents):
             canaries = [_clip_canary(self._plan, agent, each) for each in workloads]
             query, lengths = query_of(self._plan, agent), []
-            for number, (run, _) in enumerate(self.record.releases):
+            for number, (run, _) in enumerate(self.run.releases):
                 canary, own = canaries[run], words[number, agent]
                 # Only the agent knows the batches of its samples.
                 allowed = [canary]
                 if query.unit == "sample" and query.sampling != "every-step":
-                    allowed.append(no_gradients(words.shape[-1]))
+                    allowed.append(keep_gradients(torch.zeros(1, words.shape[-1])))
                 for found in allowed:
-                    if np.array_equal(self.record.make_message(found, number, agent)[0], own):
+                    if np.array_equal(self.run.recompute(found, number, agent), own):
                         values = found.values.double() * found.factors.unsqueeze(-1)
                         gradients[number, agent] = values.numpy().ravel()
                         break
@@ -368,7 +361,8 @@ class ProcessObservation:
         self, words: MaskWords, number: int, agent: int, workload: CanaryWorkload
     ) -> float:
         """Return how far a message is along the canary from one without gradient."""
-        without = self.record.make_message(no_gradients(len(words)), number, agent)[0]
+        zeros = keep_gradients(torch.zeros(1, len(words)))
+        without = self.run.recompute(zeros, number, agent)
         units = (words - without).view(f"i{words.itemsize}")
         return float(units @ workload.direct(agent)) * self._plan.grid
 
@@ -400,7 +394,7 @@ def _clip_canary(plan: Plan, agent: int, workload: CanaryWorkload) -> ClippedGra
     weight = 1 / (query.batch_size if query.unit == "sample" and query.batch_size else len(inputs))
     weights = torch.full((1, len(inputs)), weight, dtype=torch.float64)
     batch = Batch(inputs[None], torch.zeros(1, len(inputs)), weights, query.unit == "agent")
-    return DEPLOYED.compute_gradients(
+    return compute_gradients(
         problem.task,
         torch.zeros(1, 1, workload.num_parameters, dtype=dtype),
         batch,

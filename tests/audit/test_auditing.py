@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binom
 
-from corn.audit import DEPLOYED, AuditSettings, View, audit_plan
-from corn.audit.checks import check_noise
-from corn.audit.program import RunRecord, list_releases
+from corn.audit import AuditSettings, View, audit_plan
+from corn.audit.checks import check_keys, check_noise
+from corn.audit.run import AuditedRun, keep_gradients
 from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -59,7 +60,6 @@ def test_every_mechanism_and_arrangement_of_seeds(name: str) -> None:
         assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
 
 
-@pytest.mark.usefixtures("without_bits")
 @pytest.mark.parametrize(
     ("sampling", "adjacency", "mixing"),
     [
@@ -121,15 +121,19 @@ def test_the_check_of_noise_has_its_level() -> None:
     assert 30 < alarms <= binom.isf(1e-3, 1000, 0.1)
 
 
-def test_agents_draw_the_noise_of_a_run() -> None:
+@pytest.mark.parametrize("mixing", ["gossip", "sum"])
+def test_messages_follow_from_keys_in_two_ways(mixing: Mixing) -> None:
     """Shares of pairs come from keys that only the two of them can derive."""
-    plan = agent_plan()
-    record = RunRecord(plan, list_releases(2), 50, seed=1, program=DEPLOYED)
-    assert record.check_keys() == []
-    everything = record.draw_known(range(plan.num_agents))
-    assert np.allclose(everything, record.noise, atol=1e-12)
-    outsider = record.draw_known((2,))
-    assert not np.allclose(outsider[:, 0], record.noise[:, 0])
+    plan = agent_plan(mixing=mixing)
+    run = AuditedRun.of_seed(plan, 2, 50, seed=1)
+    assert check_keys(plan, run) == []
+    gradients = keep_gradients(torch.linspace(-0.1, 0.1, 50)[None])
+    for agent in range(plan.num_agents):
+        found = run.send(gradients, 1, agent)
+        np.testing.assert_array_equal(found, run.recompute(gradients, 1, agent))
+    noise = run.draw_known(View(tuple(range(plan.num_agents))))
+    assert np.abs(run.released - noise).max() <= plan.grid * (0.5 if mixing == "gossip" else 1.5)
+    assert not np.allclose(run.draw_known(View((2,)))[:, 0], noise[:, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Estimates and certificates against scores whose privacy is known."""
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, norm
+from scipy.stats import binom, binomtest, chi2, norm
 
 from corn.audit.attacks import (
     TrialScores,
@@ -22,32 +24,52 @@ from corn.audit.attacks import (
 from corn.privacy import gaussian
 
 
-def draw_scores(mu: float, trials: int, seed: int) -> TrialScores:
-    """Draw scores with the same noise in a trial of both, and a little of their own."""
+def draw_scores(mu: float, trials: int, seed: int, *, own_part: float = 0.0) -> TrialScores:
+    """Draw scores with the same noise in a trial of both, but for a part of the variance."""
     noise, *own = np.random.default_rng(seed).standard_normal((3, trials))
-    null, alternative = (0.8 * noise + 0.6 * each for each in own)
+    null, alternative = (
+        math.sqrt(1 - own_part) * noise + math.sqrt(own_part) * each for each in own
+    )
     return TrialScores(null, alternative + mu)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.3, 2.0, 6.0])
-def test_the_interval_covers_the_true_mu_as_often_as_it_says(mu: float) -> None:
-    found = [estimate_mu(draw_scores(mu, 400, seed)) for seed in range(1000)]
-    covered = sum(one.low <= mu <= one.high for one in found)
-    # At least: two samples with noise of their own have a smaller error than was counted.
+def is_covered(count: int, num: int, level: float) -> bool:
+    """Return whether so many are neither too few nor too many for a level."""
+    return float(binomtest(count, num, level).pvalue) > 1e-3
+
+
+# Where the error of the difference, or that of the deviation, is all there is. With both, the
+# interval is wider than it need be: it counts the trials of two samples as one.
+@pytest.mark.parametrize(("mu", "own_part"), [(0.0, 0.4), (0.0, 1.0), (0.3, 0.0), (6.0, 0.0)])
+def test_intervals_and_limits_hold_as_often_as_they_say(mu: float, own_part: float) -> None:
+    scores = [draw_scores(mu, 400, seed, own_part=own_part) for seed in range(1000)]
+    found = [estimate_mu(one) for one in scores]
+    assert is_covered(sum(one.low <= mu <= one.high for one in found), 1000, 0.95)
+    assert is_covered(sum(bound_mu(one, alpha=0.05) > mu for one in scores), 1000, 0.05)
+
+
+def test_the_interval_is_as_wide_as_that_of_a_standard_deviation() -> None:
+    """With common noise the mean is exact, and (N − 1) s² is χ²."""
+    for seed in range(20):
+        found = estimate_mu(draw_scores(2.0, 2000, seed))
+        exact = [found.estimate * math.sqrt(chi2.ppf(p, 1999) / 1999) for p in (0.025, 0.975)]
+        assert found.high - found.low == pytest.approx(exact[1] - exact[0], rel=1e-2)
+        assert found.low == pytest.approx(exact[0], rel=2e-3)
+
+
+def test_noise_of_both_samples_makes_the_interval_no_narrower_than_it_must_be() -> None:
+    found = [estimate_mu(draw_scores(2.0, 400, seed, own_part=0.4)) for seed in range(1000)]
+    covered = sum(one.low <= 2.0 <= one.high for one in found)
     assert binomtest(covered, 1000, 0.95, alternative="less").pvalue > 1e-3, covered
-    assert covered < 1000
+    # The error of the difference is counted exactly, that of the deviation at most double.
+    width = np.mean([one.high - one.low for one in found])
+    assert width < 2 * 1.96 * math.sqrt(2) * np.std([one.estimate for one in found])
 
 
-def test_the_interval_by_the_auc_covers_the_true_mu() -> None:
-    found = [estimate_mu_by_auc(draw_scores(0.5, 400, seed)) for seed in range(500)]
-    covered = sum(one.low <= 0.5 <= one.high for one in found)
-    assert binomtest(covered, 500, 0.95, alternative="less").pvalue > 1e-3, covered
-
-
-def test_the_lower_limit_of_mu_is_exceeded_no_more_often_than_it_says() -> None:
-    high = sum(bound_mu(draw_scores(1.5, 400, seed), alpha=0.05) > 1.5 for seed in range(1000))
-    assert binomtest(high, 1000, 0.05, alternative="greater").pvalue > 1e-3, high
-    assert high > 0
+@pytest.mark.parametrize("mu", [0.5, 2.0])
+def test_the_interval_by_the_auc_holds_as_often_as_it_says(mu: float) -> None:
+    found = [estimate_mu_by_auc(draw_scores(mu, 400, seed, own_part=1.0)) for seed in range(500)]
+    assert is_covered(sum(one.low <= mu <= one.high for one in found), 500, 0.95)
 
 
 def test_equal_noise_cancels_in_the_difference() -> None:
@@ -56,16 +78,45 @@ def test_equal_noise_cancels_in_the_difference() -> None:
     assert found.low == found.high == 0
 
 
-@pytest.mark.parametrize("mu", [0.5, 2.0])
-def test_certified_bounds_are_rarely_above_the_truth(mu: float) -> None:
-    """Clopper–Pearson and the union bound are conservative: fewer than 5 % may fail."""
-    wrong_epsilon = wrong_mu = 0
-    for seed in range(400):
-        limits = limit_errors(draw_scores(mu, 300, seed), place_thresholds(mu), alpha=0.05)
-        wrong_epsilon += bound_epsilon_by_errors(limits, 1e-3) > gaussian.epsilon_from(mu, 1e-3)
-        wrong_mu += bound_mu_by_errors(limits) > mu
-    assert wrong_epsilon <= 20
-    assert wrong_mu <= 20
+@cache
+def find_limit(count: int, trials: int, confidence: float) -> float:
+    return float(binomtest(count, trials).proportion_ci(confidence).high)
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-3), (2.0, 1e-5), (2.0, 0.1)])
+def test_certified_bounds_are_those_of_clopper_and_pearson(mu: float, delta: float) -> None:
+    """Scipy's limits, and both inequalities of the definition, threshold by threshold."""
+    thresholds, truth = place_thresholds(mu), gaussian.epsilon_from(mu, delta)
+    wrong = 0
+    for seed in range(100):
+        scores = draw_scores(mu, 300, seed)
+        limits = limit_errors(scores, thresholds, alpha=0.05)
+        epsilons, mus = [0.0], [0.0]
+        for threshold in thresholds:
+            counts = [(scores.null >= threshold).sum(), (scores.alternative < threshold).sum()]
+            # 18 limits share the level; a two-sided interval has half on each side.
+            false, missed = (find_limit(int(k), 300, 1 - 2 * 0.05 / 18) for k in counts)
+            for rate, other in ((false, missed), (missed, false)):
+                if 1 - other > delta:
+                    epsilons.append(math.log((1 - other - delta) / rate))
+            mus.append(norm.isf(false) - norm.ppf(missed))
+        assert bound_epsilon_by_errors(limits, delta) == pytest.approx(max(epsilons))
+        assert bound_mu_by_errors(limits) == pytest.approx(max(mus))
+        wrong += max(epsilons) > truth or max(mus) > mu
+    assert wrong <= binom.isf(1e-3, 100, 0.05)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_limits_of_rates_are_exceeded_as_often_as_they_say(rate: float) -> None:
+    """By the law of the count: the limit excludes a rate for as many counts as the level allows."""
+    trials, level = 500, 0.01
+    nulls = (np.repeat([1.0, 0.0], [k, trials - k]) for k in range(trials + 1))
+    scores = (TrialScores(null, np.zeros(trials)) for null in nulls)
+    limits = [limit_errors(one, np.array([0.5]), alpha=2 * level)[0][0] for one in scores]
+    num_excluded = sum(limit < rate for limit in limits)
+    assert (
+        binom.cdf(num_excluded - 1, trials, rate) <= level < binom.cdf(num_excluded, trials, rate)
+    )
 
 
 def test_certified_bounds_approach_the_truth_with_many_trials() -> None:
@@ -95,7 +146,7 @@ def test_both_directions_of_the_definition_count() -> None:
 
 
 def test_auc_and_power_of_normal_scores() -> None:
-    scores = draw_scores(1.2, 200_000, 3)
+    scores = draw_scores(1.2, 200_000, 3, own_part=0.4)
     assert abs(scores.auc - norm.cdf(1.2 / math.sqrt(2))) < 0.003
     assert abs(scores.power_at(0.01) - norm.sf(norm.isf(0.01) - 1.2)) < 0.01
 
@@ -107,9 +158,10 @@ def test_scores_without_spread_are_separated_by_any_distance() -> None:
     assert estimate_mu(apart).low == math.inf
 
 
+@pytest.mark.parametrize("rate", [0.2, 1.0, np.array([[0.0, 1.0, 1.0]])], ids=str)
 @pytest.mark.parametrize("is_replace", [False, True])
-def test_the_mixture_score_is_the_log_likelihood_ratio(is_replace: bool) -> None:
-    x, shift, rate = np.array([[-1.0, 0.3, 2.5]]), 1.4, 0.2
+def test_the_mixture_score_is_the_log_likelihood_ratio(is_replace: bool, rate: Any) -> None:
+    x, shift = np.array([[-1.0, 0.3, 2.5]]), 1.4
     low, high = (-shift / 2, shift / 2) if is_replace else (0.0, shift)
 
     likely, unlikely = ((1 - rate) * norm.pdf(x) + rate * norm.pdf(x, mean) for mean in (high, low))

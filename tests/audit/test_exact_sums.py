@@ -1,7 +1,7 @@
 """Audits of exact sums: tight on the sums that a coalition can read, and faults of masks found."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +11,19 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from corn.audit import DEPLOYED, AuditReport, AuditSettings, View, audit_plan
+from corn.audit import AuditReport, AuditSettings, View, audit_plan
 from corn.audit.checks import uniform_p_value
-from corn.audit.program import RunRecord, derive_keys, list_releases
+from corn.audit.run import AuditedRun, derive_keys
 from corn.audit.views import find_smallest_break, list_worst_views
 from corn.checks import FloatArray
 from corn.covariance import Decomposition, SeedGroups
-from corn.learn.step import release_masked
+from corn.learn.perturbation import DrawnNoise
 from corn.noise import Owner, Secret, SecureSource, draw_share
-from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
+from corn.noise.masks import MaskWords, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from tests.audit.plans import agent_plan, sample_plan
+from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 from tests.oracles.word_statistics import WordStatistics
 
 SHARES = AuditSettings(num_trials=2000)
@@ -33,15 +34,15 @@ def sum_plan(colluders: int = 1, seeds: str | SeedGroups = "auto", graph: str = 
     return agent_plan(colluders, seeds, graph=graph, mixing="sum")
 
 
-def audit(
-    settings: AuditSettings = SHARES, *, plan: Plan | None = None, **faulty: Any
-) -> AuditReport:
-    return audit_plan(
-        plan or sum_plan(),
-        victims=[1] if settings.through == "step" else [0, 1],
-        settings=settings,
-        program=replace(DEPLOYED, **faulty),
-    )
+def audit(settings: AuditSettings = SHARES, *, plan: Plan | None = None) -> AuditReport:
+    victims = [1] if settings.through == "step" else [0, 1]
+    return audit_plan(plan or sum_plan(), victims=victims, settings=settings)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> None:
+    """Let agents make messages of single parts, some of them with faults."""
+    parts = MessageParts(**faults)
+    monkeypatch.setattr(DrawnNoise, "make_message", lambda *given: parts.make_message(*given))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def count_words(spoil: Any = None) -> WordStatistics:
     """Return the tests of two million words of messages, and of sums that lack an agent."""
     plan, found = sum_plan(1, graph="complete:4"), WordStatistics()
     for seed in range(4):
-        words = RunRecord(plan, list_releases(2), 1 << 16, seed=seed).words
+        words = AuditedRun.of_seed(plan, 2, 1 << 16, seed=seed).messages
         sums = np.cumsum(words, axis=1, dtype=words.dtype)[:, :-1]
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], sums.shape)
         found.add(sums if spoil is None else spoil(sums, signs), signs)
@@ -154,35 +155,35 @@ def test_words_that_are_not_are_found(spoil: Any, test: str) -> None:
 # Faults, planted into the program one by one. All checks of an audit are switched off but one, so
 # that it is known which of them find the fault.
 
-CHECKS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "noise": ("corn.audit.auditing.check_noise", list),
-    "modulus": ("corn.audit.checks.check_modulus", list),
-    "offsets": ("corn.audit.checks.list_offsets", list),
-    "uniform": ("corn.audit.checks.list_masked", list),
-    "sums": ("corn.audit.checks.check_sums", list),
-    "keys": ("corn.audit.program.RunRecord.check_keys", list),
-    "gradient and noise": ("corn.audit.observation.StepObservation._check_sum", type(None)),
-    "sampler": ("corn.audit.auditing.check_sampler", list),
-    "bits": ("corn.audit.auditing.check_bits", list),
+
+def find_nothing(*_: Any, **__: Any) -> list[str]:
+    return []
+
+
+CHECKS: dict[str, tuple[str, Any]] = {
+    "noise": ("corn.audit.auditing.check_noise", find_nothing),
+    "modulus": ("corn.audit.checks.check_modulus", find_nothing),
+    "offsets": ("corn.audit.checks.list_offsets", find_nothing),
+    "uniform": ("corn.audit.checks.list_masked", find_nothing),
+    "sums": ("corn.audit.checks.check_sums", find_nothing),
+    "keys": ("corn.audit.auditing.check_keys", find_nothing),
+    "message": ("corn.audit.run.AuditedRun.recompute", AuditedRun.send),
+    "sampler": ("corn.audit.auditing.check_sampler", find_nothing),
 }
-"""Where each check that needs no victim is, and makes what it returns if it finds nothing."""
+"""Where each check that needs no victim is, and what takes its place where it is left out."""
 
 
 def find_checks(
-    monkeypatch: pytest.MonkeyPatch,
-    settings: AuditSettings = SHARES,
-    *,
-    plan: Plan | None = None,
-    **faulty: Any,
+    monkeypatch: pytest.MonkeyPatch, settings: AuditSettings = SHARES, *, plan: Plan | None = None
 ) -> set[str]:
     """Return the checks that find a fault, each alone; the attack on victims is one of them."""
     found = set()
     for only in CHECKS:
         with monkeypatch.context() as patch:
-            for name, (where, nothing) in CHECKS.items():
+            for name, (where, instead) in CHECKS.items():
                 if name != only:
-                    patch.setattr(where, lambda *_, _nothing=nothing, **__: _nothing())
-            report = audit(settings, plan=plan, **faulty)
+                    patch.setattr(where, instead)
+            report = audit(settings, plan=plan)
         if report.problems:
             found.add(only)
         # The attack needs none of them.
@@ -214,12 +215,6 @@ def draw_one_offset(nonce: bytes, step: int, size: int) -> FloatArray:
     return draw_offset(nonce, 0, size)
 
 
-def send_without_offset(
-    gradient: Tensor, factor: Tensor, noise: Tensor, *, offset: FloatArray, **rest: Any
-) -> MaskWords:
-    return release_masked(gradient, factor, noise, offset=np.zeros_like(offset), **rest)
-
-
 def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray:
     """Draw the noise for an eavesdropper under a promise against one insider of five agents."""
     drawn: FloatArray = draw_share(noise, agent, **rest)
@@ -228,39 +223,47 @@ def draw_too_little(noise: Decomposition, agent: int, **rest: Any) -> FloatArray
 
 FAULTS: list[tuple[str, Any, set[str]]] = [
     # Single messages are uniform still. The difference of two is free of masks.
-    ("draw_mask", reuse_masks, {"uniform"}),
-    # It does not cancel, so that the complete sum is uniform garbage. Masks cancel in the sum with
-    # that agent's sign turned.
-    ("draw_mask", turn_sign, {"sums", "uniform"}),
-    ("draw_mask", draw_few_values, {"uniform", "sums"}),
-    # No attacker can show this: δ changes too little.
-    ("draw_offset", draw_no_offset, {"offsets"}),
-    ("draw_offset", draw_one_offset, {"offsets"}),
-    ("release_masked", send_without_offset, {"sums"}),
+    ("draw_mask", reuse_masks, {"uniform", "noise"}),
+    # It does not cancel, so that the complete sum is uniform garbage.
+    ("draw_mask", turn_sign, {"sums", "noise"}),
+    ("draw_mask", draw_few_values, {"uniform", "sums", "noise"}),
+    # The others subtract the offset that the agents left out.
+    ("draw_offset", draw_no_offset, {"sums"}),
     ("draw_share", draw_too_little, {"sums", "noise", "attack"}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("function", "fault", "checks"), FAULTS, ids=lambda given: getattr(given, "__name__", "")
+    ("part", "fault", "checks"), FAULTS, ids=lambda given: getattr(given, "__name__", "")
 )
 def test_the_checks_that_find_a_fault(
-    function: str, fault: Any, checks: set[str], monkeypatch: pytest.MonkeyPatch
+    part: str, fault: Any, checks: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_checks(monkeypatch, **{function: fault}) == checks
+    plant(monkeypatch, **{part: fault})
+    assert find_checks(monkeypatch) >= checks
+
+
+@pytest.mark.parametrize("fault", [draw_no_offset, draw_one_offset])
+def test_public_offsets_that_are_not_random(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attacker can show this: δ changes too little."""
+    plant(monkeypatch, draw_offset=fault)
+    monkeypatch.setattr("corn.audit.run.draw_offset", fault)
+    assert find_checks(monkeypatch) == {"offsets"}
 
 
 def test_a_program_without_faults_passes_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_checks(monkeypatch) == set()
+    plant(monkeypatch)
+    assert find_checks(monkeypatch) == set()
 
 
-def test_problems_name_the_messages_in_which_they_show() -> None:
-    (problem,) = audit(draw_mask=reuse_masks).problems
+def test_problems_name_the_messages_in_which_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, draw_mask=reuse_masks)
+    problem = audit().problems[-1]
     assert "messages in releases 0 and 1" in problem
     assert "is not uniform" in problem
-    assert "the sum of all agents is not the plan's" in audit(draw_mask=turn_sign).problems[0]
-    (problem,) = audit(draw_offset=draw_no_offset).problems
-    assert "the public offset of release 0 is not uniform" in problem
+    plant(monkeypatch, draw_mask=turn_sign)
+    assert any("the sum of all agents is not the plan's" in one for one in audit().problems)
 
 
 def test_a_plan_with_noise_for_fewer_insiders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,10 +275,9 @@ def test_a_plan_with_noise_for_fewer_insiders(monkeypatch: pytest.MonkeyPatch) -
 
 
 def round_apart(
-    gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, mask: MaskWords, **rest: Any
+    clipped: FloatArray, noise: FloatArray, *, grid: float, mask: MaskWords, **rest: Any
 ) -> MaskWords:
-    rounded = np.rint(noise.numpy() / grid).astype(np.int64).astype(mask.dtype)
-    clipped = (gradient.double() * factor).numpy()
+    rounded = np.rint(noise / grid).astype(np.int64).astype(mask.dtype)
     return rounded + mask_release(clipped, grid=grid, mask=mask, **rest)
 
 
@@ -286,16 +288,13 @@ def round_apart_in_gossip(
     return (model - step_size * grid * units).float()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
 def test_rounding_gradient_and_noise_apart(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is on the grid, and its variance changes little. It is no function of the sum."""
-    faulty: dict[str, Any] = {
-        "release_masked": round_apart,
-        "take_half_step": round_apart_in_gossip,
-    }
-    found = find_checks(monkeypatch, STEP, plan=agent_plan(mixing=mixing), **faulty)
-    assert found - {"attack"} == {"gradient and noise"}
+    plant(monkeypatch, release=round_apart)
+    monkeypatch.setattr("corn.learn.step.take_half_step", round_apart_in_gossip)
+    found = find_checks(monkeypatch, STEP, plan=agent_plan(mixing=mixing))
+    assert found - {"attack"} == {"message"}
 
 
 def test_a_modulus_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +303,8 @@ def test_a_modulus_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     correct = audit(plan=plan)
     assert correct.messages is not None
     assert (correct.messages.bits, correct.problems) == (32, ())
-    assert find_checks(monkeypatch, plan=plan, choose_bits=lambda *_: 16) == {"modulus"}
+    monkeypatch.setattr(Plan, "mask_bits", 16)
+    assert find_checks(monkeypatch, plan=plan) == {"modulus"}
 
 
 def open_source(noise: Decomposition) -> SecureSource:
@@ -319,25 +319,27 @@ def draw_by_public_keys(noise: Decomposition, agent: int, *, source: Any, **rest
     return draw_mask(noise, agent, source=open_source(noise), **rest)
 
 
-def test_masks_from_a_public_key() -> None:
+def test_masks_from_a_public_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """They cancel and are uniform, but anybody can subtract them."""
-    problems = " ".join(audit(draw_mask=draw_by_public_keys).problems)
+    plant(monkeypatch, draw_mask=draw_by_public_keys)
+    problems = " ".join(audit().problems)
     assert "does not depend on the key of seed group 0 of agents 0, 1" in problems
 
 
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
-def test_noise_from_a_public_key(mixing: Mixing) -> None:
+def test_noise_from_a_public_key(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(noise: Decomposition, agent: int, *, source: Any, **rest: Any) -> FloatArray:
         del source
         return draw_share(noise, agent, source=open_source(noise), **rest)
 
-    report = audit(draw_share=draw, plan=agent_plan(mixing=mixing))
-    problems = " ".join(report.problems)
+    plant(monkeypatch, draw_share=draw)
+    monkeypatch.setattr("corn.learn.perturbation.draw_share", draw)
+    problems = " ".join(audit(plan=agent_plan(mixing=mixing)).problems)
     assert "does not depend on the key of agent 0's private noise" in problems
 
 
 @pytest.mark.parametrize("mixing", ["gossip", "sum"])
-def test_one_key_for_all_pairs(mixing: Mixing) -> None:
+def test_one_key_for_all_pairs(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     def keys(plan: Plan, seed: int) -> Sequence[Any]:
         first = Secret(bytes(range(32)))
         return [
@@ -345,11 +347,11 @@ def test_one_key_for_all_pairs(mixing: Mixing) -> None:
             for own in derive_keys(plan, seed)
         ]
 
-    report = audit(derive_keys=keys, plan=agent_plan(mixing=mixing))
-    assert "have one key" in " ".join(report.problems)
+    monkeypatch.setattr("corn.audit.run.derive_keys", keys)
+    assert "have one key" in " ".join(audit(plan=agent_plan(mixing=mixing)).problems)
 
 
-def test_leaked_seeds_that_cut_an_agent_off() -> None:
+def test_leaked_seeds_that_cut_an_agent_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agent 2 has the seeds of both links of agent 0, whose neighbours are 1 and 4."""
     plan = sum_plan(0, "edges")
 
@@ -358,13 +360,8 @@ def test_leaked_seeds_that_cut_an_agent_off() -> None:
         every[2].update({own: key for own, key in every[0].items() if own.group is not None})
         return every
 
-    report = audit_plan(
-        plan,
-        victims=[0],
-        view=View((2,)),
-        settings=SHARES,
-        program=replace(DEPLOYED, derive_keys=keys),
-    )
+    monkeypatch.setattr("corn.audit.run.derive_keys", keys)
+    report = audit_plan(plan, victims=[0], view=View((2,)), settings=SHARES)
     assert any("agent 2 has the key of" in problem for problem in report.problems)
     assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.1)
     assert report.findings[0].verdict == "violated"

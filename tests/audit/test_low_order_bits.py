@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
-from corn.audit.low_order_bits import Array, DrawReleases, FloatAttacker, Pair
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.oracles.deployed_release import OwnReleases, Sent, stream_weights
+from tests.oracles.low_order_bits import Array, DrawReleases, FloatAttacker, Pair
 
 CLIP, STEP_SIZE = 0.1, 0.25
 OTHERS_KEYS = 10**6

@@ -2,13 +2,11 @@
 
 import multiprocessing
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from corn.audit import View, audit_plan
 from corn.audit.checks import (
@@ -22,16 +20,16 @@ from corn.audit.observation import add_share_canary
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
-from corn.learn.perturbation import DrawnNoise
-from corn.learn.step import AgentStepper, ClippedGradients, release_masked
+from corn.learn.step import AgentStepper, ClippedGradients
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, draw_mask, draw_offset
+from corn.noise.masks import MaskWords, draw_offset
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
 from tests.audit.agent_threads import record_threads
 from tests.audit.plans import agent_plan, sample_plan
 from tests.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 
 
 def test_processes_release_no_more_than_their_ledgers_allow() -> None:
@@ -87,14 +85,14 @@ def test_recorded_messages_are_those_of_keys_and_data(
     plan = sum_plan(sampling)
     seen = record_agents(plan, monkeypatch)
     assert seen.problems == []
-    gradients = seen.record.gradients
+    gradients = seen.run.gradients
     assert gradients is not None
     length = np.linalg.norm(gradients, axis=2)
     # In some steps the sample is not in the batch.
     contribution = plan.budget.query.contribution
     assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
     assert length.max() > 0
-    assert check_messages(plan, seen.record, View((1,)), seed=0, alpha=1e-3).problems == ()
+    assert check_messages(plan, seen.run, View((1,)), seed=0, alpha=1e-3).problems == ()
 
 
 def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
@@ -115,40 +113,14 @@ def draw_too_little(*given: Any, **rest: Any) -> FloatArray:
     return np.asarray(0.75**0.5 * drawn)
 
 
-def round_apart(
-    gradient: Tensor, factor: Tensor, noise: Tensor, *, grid: float, **rest: Any
-) -> Any:
-    rounded = torch.round(torch.mul(gradient, factor).double() / grid) * grid
-    return release_masked(rounded, torch.ones(1), noise, grid=grid, **rest)
+def round_apart(clipped: FloatArray, noise: FloatArray, *, grid: float, **rest: Any) -> MaskWords:
+    return mask_release(np.rint(clipped / grid) * grid + noise, grid=grid, **rest)
 
 
 def compose(**faults: Any) -> Any:
     """Return a stand-in for an agent's message: the same, of its single parts, some with faults."""
-    parts = SimpleNamespace(
-        draw_share=draw_share,
-        draw_mask=draw_mask,
-        draw_offset=draw_offset,
-        release_masked=release_masked,
-    )
-    vars(parts).update(faults)
-
-    def make(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> MaskWords:
-        own, size = self.share, len(gradient)
-        plan = own.plan
-        at: dict[str, Any] = {"source": own.source, "nonce": own.nonce, "step": self.step}
-        noise = parts.draw_share(plan.decomposition, own.agent, **at, stop=size)
-        bits = plan.mask_bits
-        message: MaskWords = parts.release_masked(
-            gradient,
-            factor,
-            torch.from_numpy(noise),
-            grid=plan.grid,
-            offset=parts.draw_offset(own.nonce, self.step, size),
-            mask=parts.draw_mask(plan.decomposition, own.agent, **at, size=size, bits=bits),
-        )
-        return message
-
-    return make
+    parts = MessageParts(**faults)
+    return lambda *given: parts.make_message(*given)
 
 
 hand_over = AgentStepper.hand_over
@@ -168,7 +140,7 @@ MESSAGE = "corn.learn.perturbation.DrawnNoise.make_message"
         (MESSAGE, compose(draw_mask=turn_sign), {"sums", "noise"}),
         (MESSAGE, compose(draw_offset=draw_no_offset), {"sums"}),
         (MESSAGE, compose(draw_share=draw_too_little), {"sums", "noise"}),
-        (MESSAGE, compose(release_masked=round_apart), set[str]()),
+        (MESSAGE, compose(release=round_apart), set[str]()),
         ("corn.learn.step.AgentStepper.hand_over", clip_nothing, {"length"}),
     ],
 )
@@ -182,11 +154,11 @@ def test_faults_of_agents_are_found(
     assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
     streams = StreamWeights.of(plan.decomposition)
     R = streams.covariance + np.eye(plan.num_agents) * plan.grid**2 / 12
-    words = [uniform_p_value(words) for _, words in list_masked(plan, seen.record, View(), 0)]
+    words = [uniform_p_value(words) for _, words in list_masked(plan, seen.run, View(), 0)]
     found = {
         "uniform": min(words) * len(words) < 1e-3,
-        "sums": bool(check_sums(plan, seen.record, 1e-3)),
-        "noise": bool(check_noise(seen.released, R, alpha=1e-3)),
+        "sums": bool(check_sums(plan, seen.run, 1e-3)),
+        "noise": bool(check_noise(seen.run.released, R, alpha=1e-3)),
         "length": float(np.abs(seen.add_canary(1).alternative).max())
         > 1.5 * float(np.abs(add_share_canary(plan, 1, (4, 2000)).alternative).max()),
     }

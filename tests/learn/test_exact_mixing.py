@@ -19,15 +19,14 @@ from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.noise.masks import (
     WORDS,
     MaskBits,
-    draw_mask,
     draw_offset,
     make_message,
-    mask_release,
     read_average,
     read_total,
 )
 from corn.plan import make_plan
 from corn.topology import Mixing
+from tests.oracles.message_parts import draw_mask, mask_release
 
 BUDGET = PrivacyBudget(5, 1e-5, num_steps=6, clip=0.1)
 

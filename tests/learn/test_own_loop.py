@@ -30,6 +30,7 @@ from torch.utils.data import (
 )
 
 import corn
+from corn.checks import FloatArray
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn import (
     Constant,
@@ -49,10 +50,11 @@ from corn.learn.own_loop import (
 )
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.tasks import ModuleTask
-from corn.noise.masks import MaskWords, draw_mask, draw_offset, mask_release
+from corn.noise.masks import draw_offset
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from tests.oracles.message_parts import MessageParts
 
 N, M, STEPS, SEED, RATE = 4, 12, 5, 3, 0.05
 FACTORIES: list[Callable[..., Optimizer]] = [
@@ -236,23 +238,13 @@ def test_models_depend_on_the_sum_of_releases_alone(
     monkeypatch.setattr(DrawnNoise, "_offset", property(lambda own: (bytes(32), own.step)))
 
     def find_model(shift: int) -> Tensor:
-        def make_message(self: DrawnNoise, gradient: Tensor, factor: Tensor) -> MaskWords:
-            own, size = self.share, len(gradient)
-            mask = draw_mask(
-                plan.decomposition,
-                own.agent,
-                source=own.source,
-                nonce=own.nonce,
-                step=self.step,
-                size=size,
-                bits=plan.mask_bits,
-            )
-            noise = {0: shift, 2: -shift}.get(own.agent, 0) * plan.grid
-            noisy = gradient.double().numpy() * float(factor) + noise
-            offset = draw_offset(bytes(32), self.step, size)
-            return mask_release(noisy, grid=plan.grid, offset=offset, mask=mask)
+        def draw(_: object, agent: int, *, stop: int, **__: object) -> FloatArray:
+            return np.full(stop, {0: shift, 2: -shift}.get(agent, 0) * plan.grid)
 
-        monkeypatch.setattr(DrawnNoise, "make_message", make_message)
+        parts = MessageParts(
+            draw_share=draw, draw_offset=lambda _, step, size: draw_offset(bytes(32), step, size)
+        )
+        monkeypatch.setattr(DrawnNoise, "make_message", lambda *given: parts.make_message(*given))
         return run_loop(open_loop(plan, factory))
 
     expected = find_model(0)

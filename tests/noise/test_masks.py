@@ -1,6 +1,7 @@
 """Messages of exact mixing: masks cancel, single messages are uniform, sums have the right law."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -11,21 +12,21 @@ import scipy.integrate
 import scipy.stats
 
 from corn import PrivacyBudget
+from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.masks import design_masks
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
-from corn.noise import Owner, Secret, SecureSource, draw_share
+from corn.noise import Owner, Secret, SecureSource
 from corn.noise.grid import bound_offset_loss
 from corn.noise.masks import (
     MaskBits,
     MaskWords,
     bound_sum,
     choose_bits,
-    draw_mask,
     draw_offset,
     is_possible,
-    mask_release,
+    make_message,
     read_average,
 )
 
@@ -40,14 +41,37 @@ def make_source(noise: Decomposition, salt: int = 0) -> SecureSource:
     )
 
 
+def send(
+    noise: Decomposition,
+    agent: int,
+    gradient: FloatArray,
+    *,
+    grid: float = 0.0625,
+    bits: MaskBits = 16,
+    step: int = 0,
+) -> MaskWords:
+    return make_message(
+        gradient,
+        1.0,
+        noise=noise,
+        agent=agent,
+        source=make_source(noise),
+        nonce=NONCE,
+        step=step,
+        offset=(NONCE, step),
+        grid=grid,
+        bits=bits,
+    )
+
+
 def draw_all(
     noise: Decomposition, *, size: int, bits: MaskBits = 16, step: int = 0
 ) -> list[MaskWords]:
-    source = make_source(noise)
-    return [
-        draw_mask(noise, agent, source=source, nonce=NONCE, step=step, size=size, bits=bits)
-        for agent in range(noise.num_agents)
-    ]
+    """Return all agents' masks: messages without gradient, noise and offset."""
+    silent = replace(noise, private_variance=np.zeros(noise.num_agents))
+    offset = np.rint(draw_offset(NONCE, step, size)).astype(np.uint16)
+    agents = range(noise.num_agents)
+    return [send(silent, agent, np.zeros(size), bits=bits, step=step) - offset for agent in agents]
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -73,14 +97,8 @@ def test_every_step_has_masks_of_its_own() -> None:
 def test_messages_and_incomplete_sums_are_uniform_and_independent() -> None:
     n, size = 4, 1 << 18
     noise = design_masks(np.ones(n), tuple(combinations(range(n), 2)), 1)
-    source, offset = make_source(noise), draw_offset(NONCE, 0, size)
     # A gradient far larger than the noise: it must not show.
-    gradient = np.full(size, 40.0)
-    messages = []
-    for agent in range(n):
-        own = draw_share(noise, agent, source=source, nonce=NONCE, step=0, stop=size)
-        mask = draw_mask(noise, agent, source=source, nonce=NONCE, step=0, size=size, bits=16)
-        messages.append(mask_release(gradient + own, grid=0.0625, offset=offset, mask=mask))
+    messages = [send(noise, agent, np.full(size, 40.0)) for agent in range(n)]
     for chosen in [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)]:
         total = sum((messages[k] for k in chosen[1:]), start=messages[chosen[0]])
         counts = np.bincount(total >> 8, minlength=256)
@@ -95,14 +113,12 @@ def test_the_average_has_the_noise_that_was_designed() -> None:
     n, q, size = 20, 1, 1 << 17
     noise = design_masks(np.ones(n), tuple(combinations(range(n), 2)), q)
     grid = 2.0 ** math.floor(math.log2(math.sqrt(noise.private_variance[0]) / 6.5))
-    source, offset = make_source(noise), draw_offset(NONCE, 3, size)
+    offset = draw_offset(NONCE, 3, size)
     rng = np.random.default_rng(0)
     gradients = 0.01 * rng.standard_normal((n, size))
     total = np.zeros(size, np.uint16)
     for agent in range(n):
-        own = draw_share(noise, agent, source=source, nonce=NONCE, step=3, stop=size)
-        mask = draw_mask(noise, agent, source=source, nonce=NONCE, step=3, size=size, bits=16)
-        total += mask_release(gradients[agent] + own, grid=grid, offset=offset, mask=mask)
+        total += send(noise, agent, gradients[agent], grid=grid, step=3)
     average = read_average(total, num_agents=n, grid=grid, offset=offset)
     error = average - gradients.mean(axis=0)
     expected = (n / (n - q) + n * grid**2 / 12) / n**2
@@ -178,12 +194,9 @@ def test_sums_of_releases_are_told_from_masks_that_did_not_cancel(bits: MaskBits
     grid = {16: 2.0**-4, 32: 2.0**-8, 64: 2.0**-24}[bits]
     assert choose_bits(noise, grid, budget) == bits
     largest = bound_sum(noise, grid, budget)
-    drawn = draw_all(noise, size=64, bits=bits)
     # The extreme gradients, with either sign.
-    sign = np.where(np.arange(64) % 2, 1.0, -1.0)
-    messages = [
-        mask_release(sign * 40, grid=grid, offset=np.full(64, 0.99), mask=mask) for mask in drawn
-    ]
+    extreme = np.where(np.arange(64) % 2, 40.0, -40.0)
+    messages = [send(noise, agent, extreme, grid=grid, bits=bits) for agent in range(3)]
     assert is_possible(sum(messages[1:], start=messages[0]), largest)
     assert not is_possible(messages[0] + messages[1], largest)
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corn.audit.low_order_bits import Array
 from corn.covariance import Decomposition
 from corn.learn.perturbation import DrawnNoise
 from corn.learn.step import AgentStepper
 from corn.learn.tasks.protocol import Gradients
 from corn.noise import NoiseSource, SecureSource, draw_all_shares, draw_share, simulated_keys
-from corn.noise.masks import draw_mask
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
+from tests.oracles.low_order_bits import Array
+from tests.oracles.message_parts import draw_mask
 
 NONCE = bytes(range(32))
 Floats: TypeAlias = NDArray[np.floating[Any]]

@@ -3,21 +3,17 @@
 - ``audit_plan``: attack a plan's program, and compare the result with the promise.
 - ``audit_training``: audit one training run of the user's model with many canaries.
 - ``View``, ``read_view``, ``find_smallest_break``: attackers, and what they know.
-- ``Program``, ``DEPLOYED``: the functions under audit.
 """
 
 from corn.audit.auditing import AuditReport, AuditSettings, Finding, audit_plan
 from corn.audit.one_run import audit_training
-from corn.audit.program import DEPLOYED, Program
 from corn.audit.views import Break, View, find_smallest_break, read_view
 
 __all__ = [
-    "DEPLOYED",
     "AuditReport",
     "AuditSettings",
     "Break",
     "Finding",
-    "Program",
     "View",
     "audit_plan",
     "audit_training",

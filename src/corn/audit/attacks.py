@@ -185,8 +185,7 @@ def attack_by_likelihood(
     x = _solve(covariance, np.eye(len(covariance))[position])
     # Axes: r releases, h honest agents, t trials.
     observed = np.einsum("h,rht->rt", x, hidden)
-    weights = signal.weights[:, None]
-    used = weights if signal.participation is None else weights * signal.participation
+    used = signal.weights[:, None] * signal.participation
     # The same number of releases for all trials, so that scores have variance one on average.
     scale = math.sqrt(max(float((used**2).sum(axis=0).mean()) * float(x[position]), 1e-300))
     # Shifted so that scores without the canary would have mean zero in a program that is right.
@@ -243,10 +242,11 @@ def attack_by_mixture(
     rate: float,
     seed: int,
 ) -> tuple[TrialScores, FloatArray]:
-    """Score by the likelihood ratio where secret coins decide when the canary takes part.
+    """Score by the likelihood ratio where coins decide when the canary takes part.
 
-    Each release is a mixture: with probability ``rate`` it has the canary. Thresholds, which are
-    returned too, are quantiles of scores that are simulated from this model.
+    Each release is a mixture: with probability ``rate`` it has the canary. An attacker that
+    predicts the coins knows which do. Thresholds, which are returned too, are quantiles of scores
+    that are simulated from this model.
     """
     x = _solve(covariance, np.eye(len(covariance))[position])
     size = math.sqrt(float(x[position]))
@@ -255,35 +255,44 @@ def attack_by_mixture(
     normal = np.einsum("h,rht->rt", x, hidden) / size
     shift = float(np.abs(signal.weights[0])) * size
     is_replace = signal.is_replace
+    chances = signal.participation
     null, alternative = (
-        mixture_score((normal + size * part) * signs, shift, rate, is_replace=is_replace)
+        mixture_score((normal + size * part) * signs, shift, chances, is_replace=is_replace)
         for part in (signal.null, signal.alternative)
     )
     # From the model alone: thresholds that depended on the scores would void the limits of
     # ``limit_errors``.
     practice = simulate_mixture(
-        len(signs), shift, rate, is_replace=is_replace, num_trials=20_000, seed=seed
+        len(signs),
+        shift,
+        rate,
+        is_replace=is_replace,
+        num_trials=20_000,
+        seed=seed,
+        predicts=bool(np.isin(chances, (0.0, 1.0)).all()),
     )
     thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
     return TrialScores(null, alternative), thresholds
 
 
 def mixture_score(
-    observed: FloatArray, shift: float, rate: float, *, is_replace: bool
+    observed: FloatArray, shift: float, rate: float | FloatArray, *, is_replace: bool
 ) -> FloatArray:
     """Return the log-likelihood ratio over all releases, shape (trials,).
 
     Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
-    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability.
+    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability. The rate is 0 or 1
+    in releases and trials whose coins are known.
     """
     half = shift / 2 if is_replace else shift
 
     def log_mean(sign: float) -> FloatArray:
         # ln N(x; m, 1)/N(x; 0, 1) = m x − m²/2.
         exponent = sign * half * observed - half**2 / 2
-        inside: FloatArray = np.log(rate) + exponent
-        # ln(p e^z + 1 − p) without overflow; at p = 1 the second term would be −∞.
-        return np.logaddexp(inside, np.log1p(-rate)) if rate < 1 else inside
+        # ln(p e^z + 1 − p) without overflow; at p = 0 and 1 one of the terms is −∞.
+        with np.errstate(divide="ignore"):
+            mean: FloatArray = np.logaddexp(np.log(rate) + exponent, np.log1p(-rate))
+        return mean
 
     ratio = log_mean(1.0) - (log_mean(-1.0) if is_replace else 0.0)
     total: FloatArray = ratio.sum(axis=0)
@@ -291,14 +300,22 @@ def mixture_score(
 
 
 def simulate_mixture(
-    num_releases: int, shift: float, rate: float, *, is_replace: bool, num_trials: int, seed: int
+    num_releases: int,
+    shift: float,
+    rate: float,
+    *,
+    is_replace: bool,
+    num_trials: int,
+    seed: int,
+    predicts: bool = False,
 ) -> TrialScores:
-    """Return scores of an ideal program, from its model alone."""
+    """Return scores of an ideal program, from its model alone; or of one with predictable coins."""
     generator = np.random.default_rng(seed)
     normal = generator.standard_normal((num_releases, num_trials))
     taken = generator.random(normal.shape) < rate
+    chances = taken.astype(np.float64) if predicts else rate
     null, alternative = (
-        mixture_score(normal + taken * part, shift, rate, is_replace=is_replace)
+        mixture_score(normal + taken * part, shift, chances, is_replace=is_replace)
         for part in ((-shift / 2, shift / 2) if is_replace else (0.0, shift))
     )
     return TrialScores(null, alternative)

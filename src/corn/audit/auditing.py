@@ -1,9 +1,9 @@
 """An audit of a plan: the strongest attackers against the code that runs, next to the promise.
 
-:func:`audit_plan` pairs each victim with an attacker (``views``). An observation runs the program
-for all agents (``program``) and adds the canary (``observation``). Attackers score what they read
+:func:`audit_plan` pairs each victim with an attacker (``views``). All agents run the library's own
+code (``run``), with a canary or without it (``observation``). Attackers score what they read
 (``attacks``), and what the scores prove is compared with :func:`promise_to`. Faults that need no
-victim are found by ``checks``, the last of them by ``low_order_bits``.
+victim are found by ``checks``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -33,15 +33,9 @@ from corn.audit.attacks import (
     limit_errors,
     place_thresholds,
 )
-from corn.audit.checks import MessageCheck, check_bits, check_messages, check_noise, check_sampler
-from corn.audit.observation import (
-    Observation,
-    ShareObservation,
-    StepObservation,
-    query_of,
-    rate_of,
-)
-from corn.audit.program import DEPLOYED, Program
+from corn.audit.checks import MessageCheck, check_keys, check_messages, check_noise, check_sampler
+from corn.audit.observation import Observation, ShareObservation, StepObservation, rate_of
+from corn.audit.run import query_of
 from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
 from corn.plan import Plan
@@ -63,8 +57,8 @@ class AuditSettings:
     """Settings of an audit.
 
     Attributes:
-        through: ``shares`` (the noise that agents draw) or ``step`` (sampling, clipping, noise,
-            rounding and the half step).
+        through: ``shares`` (the releases of agents without data) or ``step`` (also sampling and
+            clipping).
         num_trials: trials under each of the two data sets.
         num_releases: the releases of each trial; None takes a number that suits the plan.
         confidence: of all verdicts together.
@@ -194,7 +188,6 @@ def audit_plan(
     victims: Iterable[int] | None = None,
     view: View | None = None,
     settings: AuditSettings | None = None,
-    program: Program = DEPLOYED,
     observation: Observation | None = None,
     track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
 ) -> AuditReport:
@@ -205,8 +198,7 @@ def audit_plan(
         victims: the agents with a canary; by default all that are not insiders.
         view: the attacker; by default, for each victim, the worst that the plan's threat allows.
         settings: trials, seed, and the part of the program that is audited.
-        program: the functions under audit: those of the library.
-        observation: releases that were observed otherwise, instead of those of the program.
+        observation: releases that were observed otherwise, such as those of real processes.
         track: shows the progress of a sequence.
     """
     settings = settings or AuditSettings()
@@ -218,12 +210,11 @@ def audit_plan(
             num_trials=settings.num_trials,
             num_releases=settings.num_releases or suggest_releases(plan, settings.through),
             seed=settings.seed,
-            program=program,
         )
-    record = observation.record
-    # Alarms share one level: tests of the noise, of the sampler and of low-order bits, of sums and
-    # of messages under masks, and four of each finding: two attackers, each by rates and by μ.
-    num_checks = 5 if record.is_masked else 3
+    run = observation.run
+    # Alarms share one level: tests of the noise, of the sampler, of sums and of messages under
+    # masks, and four of each finding: two attackers, each by rates and by μ.
+    num_checks = 4 if run.is_masked else 2
     alpha = (1 - settings.confidence) / (num_checks + 4 * len(pairs))
     findings: list[Finding] = []
     # Pairs are sorted by view: what all views read would not fit into memory.
@@ -231,24 +222,22 @@ def audit_plan(
         chosen = (number for number, _ in of_view)
         findings += _attack(plan, observation, attacker, chosen, settings, alpha)
     R = StreamWeights.of(plan.decomposition).covariance
-    if observation.is_rounded:
-        # Rounding to the grid adds an independent uniform error.
-        R = R + np.eye(len(R)) * plan.grid**2 / 12
-    # After the findings: ``add_canary`` notes faults too, such as releases off the grid.
-    problems = [*check_noise(observation.released, R, alpha=alpha), *observation.problems]
+    # Rounding to the grid adds an independent uniform error.
+    R = R + np.eye(len(R)) * plan.grid**2 / 12
+    # After the findings: ``add_canary`` notes faults too, such as messages that differ.
+    problems = [*check_noise(run.released, R, alpha=alpha), *check_keys(plan, run)]
+    problems += observation.problems
     first, attacker = pairs[0]
     messages = None
-    if record.is_masked:
-        messages = check_messages(plan, record, attacker, seed=settings.seed, alpha=alpha)
+    if run.is_masked:
+        messages = check_messages(plan, run, attacker, seed=settings.seed, alpha=alpha)
         problems += messages.problems
-    # One victim suffices for sampler and bits, because all agents run the same code.
+    # One victim suffices for the sampler, because all agents run the same code.
     if settings.through == "step":
-        given: dict[str, Any] = {"seed": settings.seed, "program": program, "alpha": alpha}
-        problems += check_sampler(query_of(plan, first), **given)
-        problems += check_bits(plan, first, **given)
+        problems += check_sampler(query_of(plan, first), seed=settings.seed, alpha=alpha)
     return AuditReport(
         settings,
-        len(record.releases),
+        len(run.releases),
         tuple(findings),
         tuple(dict.fromkeys(problems)),
         messages,
@@ -264,21 +253,18 @@ def _attack(
     alpha: float,
 ) -> Iterator[Finding]:
     """Attack each victim in every way that the view allows, and compare with the promise."""
-    record, streams = observation.record, StreamWeights.of(plan.decomposition)
+    run, streams = observation.run, StreamWeights.of(plan.decomposition)
     # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
-    parts = record.find_parts(view)
-    known = sum_parts(record.project(record.draw_known(view.coalition)), parts, axis=1)
-    if record.is_masked:
-        released = record.project(record.read_sums(view))
-    else:
-        released = sum_parts(observation.released, parts, axis=1)
+    parts = run.find_parts(view)
+    known = sum_parts(run.project(run.draw_known(view)), parts, axis=1)
+    released = run.project(run.read_sums(view))
     # What is left after the coalition has subtracted the noise of its own keys: those that it
     # really holds, which may be more than the plan gives it.
     hidden = released - known
-    covariance = streams.hidden(record.held_by(view.coalition), parts)
+    covariance = streams.hidden(run.held_by(view.coalition), parts)
     # By the plan's keys: what the best attacker would achieve against a correct program.
     precisions = streams.precision(view)
-    size = len(record.releases)
+    size = len(run.releases)
     for victim in victims:
         signal, query = observation.add_canary(victim), query_of(plan, victim)
         # A few shares stand for the whole run; through the step, only what was released counts.
@@ -287,8 +273,8 @@ def _attack(
         position = next(k for k, part in enumerate(parts) if victim in part)
         target = (hidden, signal, covariance, position)
         attacks: dict[str, TrialScores] = {}
-        # Secret coins: each release is a mixture, for which no linear test is the best.
-        if signal.participation is None:
+        # Each release is a mixture by the coins, for which no linear test is the best.
+        if promise.points:
             rate = rate_of(query)
             best, thresholds = attack_by_mixture(*target, rate=rate, seed=settings.seed)
             mu = estimate_mu_by_auc(best)

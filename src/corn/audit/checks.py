@@ -1,5 +1,7 @@
-"""Checks that need no victim: of noise, messages under masks, the sampler and low-order bits.
+"""Checks that need no victim: of keys, noise, messages under masks and the sampler.
 
+- Keys that agents should not have, or that do not protect what they draw, show without any test
+  (:func:`check_keys`).
 - Noise that differs from the plan need not hurt privacy: a share with the wrong sign may only fail
   to cancel. It is still a fault, which :func:`check_noise` finds without a canary.
 - Under masks a view can read one sum for each part of the agents that unknown masks join, and
@@ -9,7 +11,6 @@
 - An attack on releases shows a fault of the sampler only as far as the canary's gradient shows it.
   :func:`check_sampler` reads the batches: their shape, the weights, how often and where a sample is
   in them, for data sets of several sizes.
-- :func:`check_bits` runs the attack on low-order bits against the messages of the program.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.special import ndtr
 
-from corn.audit.low_order_bits import Array, FloatAttacker, Pair
-from corn.audit.observation import query_of, rate_of
-from corn.audit.program import STEP_SIZE, Program, ReleaseNumber, RunRecord, keep_gradients
+from corn.audit.observation import rate_of
+from corn.audit.run import AuditedRun, keep_gradients, make_choices, make_secret
 from corn.audit.views import StreamWeights, View
 from corn.checks import FloatArray, IntArray
-from corn.learn.batches import AgentData, Batch, SeededChoices
+from corn.learn.batches import AgentData, Batch, BatchSampler
+from corn.noise import Owner
 from corn.noise.masks import MaskWords
 from corn.noise.normals import OFFSET_BITS
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
 
+# Of the check that noise and masks follow from keys: streams and values that are drawn again, and
+# the part of these values that may be equal.
+_MOST_OWNERS, _VALUES, _MOST_EQUAL = 300, 64, 0.75
 # Relative. Directions with less cannot be told from rounding, and are left out of the test.
 _LEAST_VARIANCE = 1e-9
 # Combinations of agents with random signs, for each release.
@@ -51,11 +55,56 @@ _COINS = 2 * 10**7
 _NUMBERS = 8
 # Longer passes are checked in part.
 _MOST_BATCHES = 60
-# Against a plain sum the attack is right in almost every trial at this length (docs/floats.md).
-_DIMENSIONS = 1000
-_PRACTICE_PAIRS, _PAIRS = 2, 10
-_MESSAGES = 60
-_DECISIONS = 20  # about each pair
+
+
+def check_keys(plan: Plan, run: AuditedRun) -> list[str]:
+    """Return faults of keys that need no test.
+
+    These are keys that agents have although the plan does not give them those keys, equal keys of
+    different owners, and noise or masks that do not follow from the key of their owner, so that
+    anybody can draw them. In large networks the last is checked for some owners.
+    """
+    leaked: list[str] = []
+    equal: list[str] = []
+    owners: dict[bytes, Owner] = {}
+    for agent, own in enumerate(run.keys):
+        for owner, key in own.items():
+            if agent not in owner.members:
+                leaked.append(f"agent {agent} has the key of {owner}")
+            first = owners.setdefault(key.reveal(), owner)
+            if first != owner:
+                equal.append(f"{first} and {owner} have one key")
+    # One of each kind shows the fault.
+    return [*leaked, *equal[:1], *islice(_find_public_streams(plan, run), 1)]
+
+
+def _find_public_streams(plan: Plan, run: AuditedRun) -> Iterator[str]:
+    """Draw again with another key of one owner, which must give other values."""
+    shares, least = plan.decomposition, plan.grid**2
+    # Private noise below the grid may not change an integer.
+    drawn = [Owner((i,)) for i, theta in enumerate(shares.private_variance) if theta > least]
+    drawn += [
+        Owner(group, number)
+        for number, group in enumerate(shares.seed_groups)
+        if shares.is_masked or shares.factors[number][0].any()
+    ]
+    zeros, step = keep_gradients(torch.zeros(1, _VALUES)), run.releases[0].step
+    for owner in drawn[:: 1 + len(drawn) // _MOST_OWNERS]:
+        agent = owner.members[0]
+        keys = (run.keys[agent], {**run.keys[agent], owner: make_secret(0, "another key")})
+        first, second = (
+            run.send(zeros, 0, agent, own)
+            if shares.is_masked
+            # Before rounding, because noise of one seed group may be less than the grid.
+            else run.open_share(agent, own, 0, size=_VALUES).draw(step).numpy()
+            for own in keys
+        )
+        # Some integers are equal by chance, but not most of them.
+        if (first == second).mean() > _MOST_EQUAL:
+            yield (
+                f"what agent {agent} draws does not depend on the key of {owner}: others can draw "
+                "it too"
+            )
 
 
 def check_noise(noise: FloatArray, covariance: FloatArray, *, alpha: float) -> list[str]:
@@ -138,33 +187,33 @@ class MessageCheck:
 
 
 def check_messages(
-    plan: Plan, record: RunRecord, view: View, *, seed: int, alpha: float
+    plan: Plan, run: AuditedRun, view: View, *, seed: int, alpha: float
 ) -> MessageCheck:
     """Test messages, offsets and complete sums; two tests at level 1 − α each.
 
     An eavesdropper reads messages as they are. The insiders of ``view`` remove the masks that they
     can draw.
     """
-    tests = [*list_offsets(record), *list_masked(plan, record, View(), seed)]
+    tests = [*list_offsets(run), *list_masked(plan, run, View(), seed)]
     if view.coalition:
-        tests += list_masked(plan, record, view, seed)
+        tests += list_masked(plan, run, view, seed)
     values = [uniform_p_value(words) for _, words in tests]
     p = min([1.0, *(len(values) * value for value in values)])
-    bits = 8 * record.words.dtype.itemsize
-    problems = [*check_modulus(plan, bits), *check_sums(plan, record, alpha)]
+    bits = 8 * run.messages.dtype.itemsize
+    problems = [*check_modulus(plan, bits), *check_sums(plan, run, alpha)]
     if p < alpha:
         problems.append(f"{tests[int(np.argmin(values))][0]} is not uniform: p = {p:.2g}")
-    return MessageCheck(bits, record.words.shape[-1], len(tests), p, tuple(problems))
+    return MessageCheck(bits, run.messages.shape[-1], len(tests), p, tuple(problems))
 
 
-def list_offsets(record: RunRecord) -> Iterator[tuple[str, MaskWords]]:
+def list_offsets(run: AuditedRun) -> Iterator[tuple[str, MaskWords]]:
     """Yield the public offsets of all releases as words, with their names.
 
     Without offsets, sums on the grid have almost the law of a continuous sum: δ changes too little
     for any attacker to show. So they are tested by themselves. That messages contain them shows in
     the mean of their sums.
     """
-    whole = np.floor(np.ldexp(record.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
+    whole = np.floor(np.ldexp(run.offsets % 1.0, OFFSET_BITS)).astype(np.uint32)
     # As words of 16 bits: the first ones, and the last.
     for shift in (OFFSET_BITS - 16, 0):
         offsets = (whole >> np.uint32(shift)).astype(np.uint16)
@@ -176,12 +225,12 @@ def list_offsets(record: RunRecord) -> Iterator[tuple[str, MaskWords]]:
 
 
 def list_masked(
-    plan: Plan, record: RunRecord, view: View, seed: int
+    plan: Plan, run: AuditedRun, view: View, seed: int
 ) -> Iterator[tuple[str, MaskWords]]:
     """Yield what must be uniform to a view, with its name: everything but sums of whole parts."""
-    unmasked = record.unmask(view)
+    unmasked = run.unmask(view)
     # An agent that no mask joins to others sends its release as it is.
-    joined = [part for part in record.find_parts(view) if len(part) > 1]
+    joined = [part for part in run.find_parts(view) if len(part) > 1]
     agents = [agent for part in joined for agent in part]
     to = f" to {view.describe()}" if view.coalition else ""
     generator = np.random.default_rng(seed)
@@ -192,10 +241,10 @@ def list_masked(
             for other in _list_earlier(r):
                 name = f"the difference of agent {agent}'s messages in releases {other} and {r}{to}"
                 yield name, words[agent] - unmasked[other, agent]
-            if record.gradients is not None:
+            if run.gradients is not None:
                 # Uniform for each sign of the gradient's value: messages do not depend on it.
                 for sign in (-1, 1):
-                    chosen = record.gradients[r, agent] * sign > 0
+                    chosen = run.gradients[r, agent] * sign > 0
                     if chosen.sum() >= _WORDS_PER_CELL:
                         name = (
                             f"the message of agent {agent} in release {r}, given its gradient{to}"
@@ -234,11 +283,11 @@ def _list_incomplete(plan: Plan, joined: Sequence[tuple[int, ...]]) -> dict[int,
     }
 
 
-def check_sums(plan: Plan, record: RunRecord, alpha: float) -> list[str]:
+def check_sums(plan: Plan, run: AuditedRun, alpha: float) -> list[str]:
     """Compare the sums of whole parts with the private noise of their agents, at level 1 − α."""
     streams = StreamWeights.of(plan.decomposition)
     parts = streams.join(range(plan.num_agents), ())
-    sums = record.read_sums(View())
+    sums = run.read_sums(View())
     sizes = np.array([len(part) for part in parts])
     # Rounding to the grid adds an independent uniform error for each agent.
     covariance = streams.hidden((), parts) + np.diag(sizes * plan.grid**2 / 12)
@@ -296,7 +345,7 @@ def _draw_signs(
     return signs
 
 
-def check_sampler(query: ClippedQuery, *, seed: int, program: Program, alpha: float) -> list[str]:
+def check_sampler(query: ClippedQuery, *, seed: int, alpha: float) -> list[str]:
     """Return what contradicts the sampling of a query, at level 1 − α; none for unit ``agent``.
 
     Nothing about a batch but the samples in it may depend on the data, not even on their number.
@@ -316,8 +365,8 @@ def check_sampler(query: ClippedQuery, *, seed: int, program: Program, alpha: fl
         names = torch.arange(num_samples, dtype=torch.float64)
         data = AgentData(names.unsqueeze(1), names, (0, num_samples))
         # Equal coins for data sets of all sizes, so that neighbours can be compared.
-        choices = [program.make_choices(seed, run) for run in range(num_runs)]
-        sampler = program.make_sampler(query, data, choices)
+        choices = [make_choices(seed, run) for run in range(num_runs)]
+        sampler = BatchSampler.of_agent(query, data, choices)
         return [sampler.draw(number) for number in range(count)]
 
     batches = {size: draw(size, _FEW_RUNS) for size in sorted(sizes - {0})}
@@ -332,8 +381,7 @@ def check_sampler(query: ClippedQuery, *, seed: int, program: Program, alpha: fl
         return problems + _check_orders(drawn, steps, alpha=alpha)
     runs = int(np.clip(_COINS // (_NUMBERS * usual), _FEW_RUNS, _MOST_RUNS)) // 2 * 2
     many = [_read_rows(each) for each in draw(usual, runs)]
-    problems += _check_coins(many, usual, rate_of(query), alpha=alpha)
-    return problems + _check_secrecy(seed, program)
+    return problems + _check_coins(many, usual, rate_of(query), alpha=alpha)
 
 
 def _read_rows(batch: Batch) -> IntArray:
@@ -440,78 +488,3 @@ def _binomial_p_value(count: int, trials: int, probability: float) -> float:
     """Return twice the smaller tail of the binomial law."""
     law = stats.binom(trials, probability)
     return float(2 * min(law.cdf(count), law.sf(count - 1)))
-
-
-def _check_secrecy(seed: int, program: Program) -> list[str]:
-    """Return whether coins follow from a public seed: this would void amplification by sampling."""
-    runs, sizes = range(_FEW_RUNS), [_NUMBERS]
-    coins = [program.make_choices(seed, run).draw_coins(0, sizes) for run in runs]
-    for public in ([0] * _FEW_RUNS, [seed] * _FEW_RUNS, runs):
-        guesses = [SeededChoices(each).draw_coins(0, sizes) for each in public]
-        if np.array_equal(coins, guesses):
-            return ["the coins of Poisson sampling are predictable: they follow from a public seed"]
-    return []
-
-
-def check_bits(plan: Plan, victim: int, *, seed: int, program: Program, alpha: float) -> list[str]:
-    """Return the success of the attack if it is more than the promise allows, at level 1 − α.
-
-    The attacker decides between two gradients of opposite sign, from one message of the victim. It
-    knows nothing of other agents' noise: the promise would allow it far more. Where releases are
-    summed exactly, it knows the victim's mask and sees the integers under it.
-    """
-    query = query_of(plan, victim)
-    row = StreamWeights.of(plan.decomposition).weights[victim]
-    # A program may multiply by weights in the type of messages.
-    weights = {float(kind(weight)) for weight in row[row != 0] for kind in (float, np.float32)}
-    # √R_jj, because streams are independent standard normals.
-    noise_std = float(np.linalg.norm(row))
-    generator = np.random.default_rng(seed)
-
-    def draw_pair() -> Pair:
-        g = generator.standard_normal(_DIMENSIONS)
-        # Rounded to the type of messages, as a gradient of the model would be.
-        g = (g * query.contribution / np.linalg.norm(g)).astype(plan.dtype).astype(np.float64)
-        return g, -g
-
-    def draw(gradient: Array, num: int, seed: int) -> Array:
-        # One release of num · d coordinates: coordinates are independent, so that they stand for
-        # messages.
-        size = num * len(gradient)
-        record = RunRecord(plan, [ReleaseNumber(0, 0)], size, seed=seed, program=program)
-        values = torch.from_numpy(gradient.astype(plan.dtype)).expand(num, -1)
-        # Clipping is not attacked here.
-        released = record.release(keep_gradients(values), 0, victim)
-        # The public offset hides the grid, and is added again. Without masks it is zero.
-        return np.asarray(released + plan.grid * record.offsets[0].reshape(num, -1))
-
-    pairs = [draw_pair() for _ in range(_PRACTICE_PAIRS + _PAIRS)]
-    # It practises on pairs and keys of its own, none of which it is judged by.
-    attacker = FloatAttacker(
-        draw,
-        pairs[:_PRACTICE_PAIRS],
-        noise_std=noise_std,
-        weights=sorted(weights),
-        step_size=STEP_SIZE,
-        num_messages=_MESSAGES,
-        seed=2**32 + seed,
-    )
-    right = 0
-    for number, pair in enumerate(pairs[_PRACTICE_PAIRS:]):
-        for truth in (0, 1):
-            # Seeds above all of the attacker's own, and different for each pair and truth.
-            released = draw(pair[truth], _DECISIONS // 2, 2**33 + 2 * number + truth + 64 * seed)
-            right += int(((attacker.score(pair, released) > 0) == truth).sum())
-    # Both candidates have full length, so that they differ by 2C whatever the adjacency is.
-    cap = float(plan.precision_caps[victim])
-    # Without its mask, an agent has only its own noise, which is less than what is promised.
-    precision = max(cap, noise_std**-2) if plan.decomposition.is_masked else cap
-    mu = 2 * query.contribution * math.sqrt(precision)
-    # The best test between N(0, 1) and N(μ, 1) with equal chances is right with Φ(μ/2).
-    trials, allowed = _PAIRS * _DECISIONS, float(ndtr(mu / 2))
-    if stats.binomtest(right, trials, allowed, alternative="greater").pvalue >= alpha:
-        return []
-    return [
-        f"low-order bits reveal gradients: {right} of {trials} decisions are right, where "
-        f"{allowed:.1%} are allowed"
-    ]

@@ -1,31 +1,37 @@
-"""Observations of releases with and without a canary, on the path of data through a run.
+"""Observations of a run, and the canary in them.
 
 The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
 attacker knows all other data, so only noise and canary remain of what it observes. Each trial is
 reduced to the projections on u of what all agents released, which lose nothing about the canary.
 
-- :class:`ShareObservation` adds the canary to the agents' noise.
+- :class:`ShareObservation` adds the canary to the releases of a run without gradients.
 - :class:`StepObservation` puts a sample with a far too long gradient into the victim's data, and
-  runs sampling, clipping, the noisy sum, rounding and the half step of the library.
+  also runs sampling and clipping.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corn.audit.program import DEPLOYED, Program, RunRecord, list_releases, no_gradients
+from corn.audit.run import AuditedRun, make_choices, query_of
 from corn.checks import FloatArray
-from corn.learn.batches import AgentData, round_rate_down
-from corn.learn.step import ClippedGradients, join_gradients
+from corn.learn.batches import (
+    AgentData,
+    Batch,
+    BatchSampler,
+    Choices,
+    SeededChoices,
+    round_rate_down,
+)
+from corn.learn.step import ClippedGradients, compute_gradients, join_gradients
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
@@ -39,6 +45,8 @@ _AGENT_SAMPLES = 4
 _DIMENSIONS = 3
 # Trials are sampled and clipped in pieces of this many, so that memory stays bounded.
 _TRIALS_AT_ONCE = 2000
+# More than any attacker would guess by chance.
+_PRACTICE_COINS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +58,16 @@ class Signal:
         alternative: shape (releases, trials): with it.
         weights: shape (releases,): the change of each release that the plan accounts for, with its
             sign.
-        participation: shape (releases, trials): the releases that the canary takes part in, as far
-            as the attacker knows them; None if its part in each is secret.
+        participation: shape (releases, trials), or that of one number: the probability that the
+            canary takes part in each release, as far as the attacker knows; 0 or 1 but for secret
+            coins.
         is_replace: whether the other data set has the canary's negation, instead of nothing.
     """
 
     null: FloatArray
     alternative: FloatArray
     weights: FloatArray
-    participation: NDArray[np.bool_] | None
+    participation: FloatArray
     is_replace: bool
 
 
@@ -66,16 +75,12 @@ class Observation(Protocol):
     """Material for a test of one plan.
 
     Attributes:
-        problems: faults that need no test, such as a release off the grid.
-        record: keys, noise and messages of the releases observed.
-        released: all agents' releases without any gradient, shape (releases, n, trials).
-        is_rounded: whether releases are on the grid.
+        problems: faults that need no test.
+        run: keys and messages of all agents.
     """
 
     problems: list[str]
-    record: RunRecord
-    released: FloatArray
-    is_rounded: bool
+    run: AuditedRun
 
     def add_canary(self, victim: int) -> Signal:
         """Return the change of the victim's releases by the canary."""
@@ -96,103 +101,80 @@ def add_share_canary(plan: Plan, victim: int, shape: tuple[int, int]) -> Signal:
     # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
     middle = 0.5 if is_replace else 0.0
     low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
-    return Signal(low, high, weights, np.ones(shape, dtype=bool), is_replace)
+    return Signal(low, high, weights, np.ones(shape), is_replace)
 
 
 @final
 class ShareObservation:
-    """A canary added to the noise that agents draw."""
+    """A canary that is added to the releases of a run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        num_trials: int,
-        num_releases: int,
-        seed: int,
-        program: Program = DEPLOYED,
-    ) -> None:
+    def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int) -> None:
         self._plan = plan
-        releases = list_releases(num_releases)
-        self.record = RunRecord(plan, releases, num_trials, seed=seed, program=program)
-        self.problems = self.record.check_keys()
-        self.is_rounded = self.record.is_masked
-        self.released = self.record.read_releases() if self.is_rounded else self.record.noise
+        self.run = AuditedRun.of_seed(plan, num_releases, num_trials, seed=seed)
+        self.problems = list[str]()
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        return add_share_canary(self._plan, victim, (len(self.released), self.released.shape[-1]))
+        return add_share_canary(self._plan, victim, (len(self.run.releases), self.run.size))
 
 
 @final
 class StepObservation:
-    """A canary in the victim's data, through the whole step of Algorithm 1 up to the message.
+    """A canary in the victim's data, through the whole step of Algorithm 1 up to the message."""
 
-    Models are zero and the step size is a power of two, so that the release can be read off a
-    message exactly.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        num_trials: int,
-        num_releases: int,
-        seed: int,
-        program: Program = DEPLOYED,
-    ) -> None:
+    def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int) -> None:
         self._plan = plan
-        self._program = program
         self._seed = seed
         self._trials = num_trials
-        self.is_rounded = True
         # A random direction, so that clipping and rounding of all coordinates take part.
         direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
         self._direction = direction / np.linalg.norm(direction)
-        self.record = RunRecord(
-            plan,
-            list_releases(num_releases),
-            num_trials,
-            seed=seed,
-            program=program,
-            direction=self._direction,
+        self.run = AuditedRun.of_seed(
+            plan, num_releases, num_trials, seed=seed, direction=self._direction
         )
-        self.problems = self.record.check_keys()
+        self.problems = list[str]()
+        self._guess = guess_coins(seed) if query_of(plan, 0).sampling == "poisson" else None
+        if self._guess is not None:
+            self.problems.append(
+                "the coins of Poisson sampling are predictable: they do not follow from a secret"
+            )
         self._canaries = cache(self._compute_canaries)
-        if self.record.is_masked:
-            released = self.record.read_releases()
-        else:
-            # All trials at once, as one long release.
-            zeros, agents = no_gradients(self.record.size), range(plan.num_agents)
-            numbers = range(num_releases)
-            found = [[self._release(zeros, r, agent)[0] for agent in agents] for r in numbers]
-            released = np.array(found)
-        self.released = self.record.project(released)
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
         query = query_of(self._plan, victim)
-        lows, highs, taken = self._canaries(query)
-        null, alternative = (
-            np.stack([self._release(g, r, victim) @ self._direction for r, g in enumerate(own)])
-            # With the same noise, so that the difference is the canary's part after rounding.
-            - self.released[:, victim]
-            for own in (lows, highs)
-        )
-        self._check_sum(highs[0], victim)
-        weights = query.sensitivity * _signs(len(self.released))
-        # Coins are secret. The guarantee of passes holds even if the attacker knows the orders.
-        participation = None if query.is_subsampled else taken
-        return Signal(null, alternative, weights, participation, query.adjacency == "replace")
+        *gradients, taken = self._canaries(query)
+        null, alternative = (self._release(own, victim) for own in gradients)
+        weights = query.sensitivity * _signs(len(self.run.releases))
+        # The guarantee of passes holds even if the attacker knows the orders. Coins must be secret.
+        if query.is_subsampled and self._guess is None:
+            taken = np.full((1, 1), rate_of(query))
+        return Signal(null, alternative, weights, taken, query.adjacency == "replace")
+
+    def _release(self, gradients: Sequence[ClippedGradients], victim: int) -> FloatArray:
+        """Return what gradients change in the victim's releases, shape (releases, trials)."""
+        found = []
+        for number, own in enumerate(gradients):
+            message = self.run.send(own, number, victim)
+            # Rounding the gradient by itself, for example, would show here: the sum is then no
+            # post-processing of noisy data.
+            if not np.array_equal(message, self.run.recompute(own, number, victim)):
+                self.problems.append(
+                    f"messages of agent {victim} are not those of its gradient, noise, offset and "
+                    "masks"
+                )
+            found.append(self.run.project(self.run.read_release(message, number, victim)))
+        # With the same noise, so that the difference is the canary's part after rounding.
+        return np.stack(found) - self.run.released[:, victim]
 
     def _compute_canaries(
         self, query: ClippedQuery
-    ) -> tuple[list[ClippedGradients], list[ClippedGradients], NDArray[np.bool_]]:
+    ) -> tuple[list[ClippedGradients], list[ClippedGradients], FloatArray]:
         """Sample, differentiate and clip for all trials; they do not depend on the victim.
 
         Returns:
-            The gradients of each release without and with the canary, and when it takes part,
-            shape (releases, trials).
+            The gradients of each release without and with the canary, and when it takes part as
+            far as the attacker knows, shape (releases, trials).
         """
         starts = range(0, self._trials, _TRIALS_AT_ONCE)
         chunks = [range(first, min(first + _TRIALS_AT_ONCE, self._trials)) for first in starts]
@@ -207,23 +189,25 @@ class StepObservation:
 
     def _compute_some(
         self, query: ClippedQuery, trials: range
-    ) -> Iterator[tuple[ClippedGradients, ClippedGradients, NDArray[np.bool_]]]:
+    ) -> Iterator[tuple[ClippedGradients, ClippedGradients, FloatArray]]:
         """Yield the gradients of some trials without and with the canary, for each release."""
+        data = self._make_data(query)
         # The sampler has one run per trial, so that each trial has coins of its own.
-        choices = [self._program.make_choices(self._seed, trial) for trial in trials]
-        sampler = self._program.make_sampler(query, self._make_data(query), choices)
+        choices = [make_choices(self._seed, trial) for trial in trials]
+        sampler = BatchSampler.of_agent(query, data, choices)
+        known = sampler
+        if self._guess is not None:
+            known = BatchSampler.of_agent(query, data, [self._guess(trial) for trial in trials])
         # A linear model whose loss is its output: a sample's gradient is its input.
         task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
         models = torch.zeros(len(trials), 1, _DIMENSIONS)
         # float64, as agents clip: in float32 the norm could exceed C by some ulps.
         clip = torch.tensor([query.clip], dtype=torch.float64)
-        for number, sign in enumerate(_signs(len(self.released)).tolist()):
+        for number, sign in enumerate(_signs(len(self.run.releases)).tolist()):
             batch = sampler.draw(number)
-            # Only samples of the canary are not zero, and padding has weight 0.
-            taken = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
             # Samples without the canary have no gradient, so that another sign is another canary.
             low, high = (
-                self._program.compute_gradients(
+                compute_gradients(
                     task,
                     models,
                     replace(batch, inputs=batch.inputs * factor),
@@ -232,7 +216,7 @@ class StepObservation:
                 )
                 for factor in (-sign if query.adjacency == "replace" else 0.0, sign)
             )
-            yield low, high, taken.any(dim=1).numpy()
+            yield low, high, _find_canary(batch if known is sampler else known.draw(number))
 
     def _make_data(self, query: ClippedQuery) -> AgentData:
         """Return the victim's samples: their gradients are their inputs, and the canary is first.
@@ -246,41 +230,31 @@ class StepObservation:
         own[:] = torch.from_numpy(self._direction * query.clip * RAW_LENGTH)
         return AgentData(inputs, torch.zeros(count), (0, count))
 
-    def _release(
-        self,
-        gradients: ClippedGradients,
-        number: int,
-        agent: int,
-        noise: FloatArray | None = None,
-    ) -> FloatArray:
-        """Return releases of an agent, and note whether they are off the grid."""
-        released = self.record.release(gradients, number, agent, noise)
-        # The grid is a power of two, so that the division is exact. Under masks there are only
-        # integers.
-        units = released / self._plan.grid
-        if not self.record.is_masked and not np.array_equal(units, np.rint(units)):
-            self.problems.append(f"releases are not multiples of the grid {self._plan.grid:g}")
-        return released
 
-    def _check_sum(self, gradients: ClippedGradients, agent: int) -> None:
-        """Note whether a release depends on the gradient other than by its sum with the noise.
+def guess_coins(seed: int) -> Callable[[int], Choices] | None:
+    """Return the coins of each trial as an attacker predicts them, or None where it cannot.
 
-        Rounding the gradient by itself would: the sum is then no post-processing of noisy data.
-        """
-        noise = self.record.noise[0, agent].reshape(-1, _DIMENSIONS)
-        factors = gradients.factors.flatten().unsqueeze(1)
-        total = torch.mul(gradients.values.flatten(1), factors).add_(torch.from_numpy(noise))
-        zeros = replace(gradients, values=torch.zeros_like(gradients.values))
-        with_gradient = self._release(gradients, 0, agent)
-        if not np.array_equal(with_gradient, self._release(zeros, 0, agent, total.numpy())):
-            self.problems.append(
-                "messages depend on a gradient other than by its sum with the noise"
-            )
+    The attacker runs the program with secrets of its own, or takes the public seed of the run.
+    Coins that it predicts do not amplify privacy.
+    """
+    guesses: tuple[Callable[[int], Choices], ...] = (
+        lambda trial: make_choices(seed + 1, trial),
+        lambda _: SeededChoices(seed),
+    )
+    sizes, practice = [_PRACTICE_COINS], range(2)
+    coins = [make_choices(seed, trial).draw_coins(0, sizes) for trial in practice]
+    for guess in guesses:
+        if np.array_equal(coins, [guess(trial).draw_coins(0, sizes) for trial in practice]):
+            return guess
+    return None
 
 
-def query_of(plan: Plan, agent: int) -> ClippedQuery:
-    """Return what an agent clips and releases under a plan."""
-    return plan.budget.of_agent(agent).query
+def _find_canary(batch: Batch) -> FloatArray:
+    """Return 1 where the canary is in a trial's batch, and 0 elsewhere, shape (trials,)."""
+    # Only samples of the canary are not zero, and padding has weight 0.
+    taken = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
+    found: FloatArray = taken.any(dim=1).double().numpy()
+    return found
 
 
 def count_samples(query: ClippedQuery) -> int:

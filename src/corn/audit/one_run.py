@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -19,15 +19,18 @@ from scipy import stats
 from torch import Tensor
 
 from corn.audit.attacks import compute_auc
-from corn.audit.program import draw_known_noise
+from corn.audit.run import draw_known_share
 from corn.audit.views import Parts, StreamWeights, View, invert_hidden, sum_parts
 from corn.checks import FloatArray, require, require_count
+from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule
 from corn.learn.simulation import Simulation
+from corn.noise import simulated_keys
 from corn.plan import Plan
 from corn.privacy import gaussian
 from corn.privacy.budget import ClippedQuery
@@ -340,6 +343,18 @@ class _Eavesdropper:
         )
         clip = torch.tensor([self._query.clip], dtype=torch.float64)
         return self._task.gradient(models.unsqueeze(1), batch, sample_clip=clip).values[:, 0]
+
+
+def draw_known_noise(
+    noise: Decomposition, view: View, *, seed: int, step: int, size: int
+) -> Tensor:
+    """Return the part of a step's noise that a view knows in a simulation of a seed, (n, d)."""
+    held = StreamWeights.of(noise).held_by(view.coalition)
+    keys = {own: key for own, key in simulated_keys(noise, seed=seed).items() if own in held}
+    # The nonce is public: all agents of the run agree on it.
+    at: dict[str, Any] = {"nonce": simulation_nonce(seed), "step": step, "size": size}
+    agents = range(noise.num_agents)
+    return torch.from_numpy(np.stack([draw_known_share(noise, k, keys, **at) for k in agents]))
 
 
 def _judge(

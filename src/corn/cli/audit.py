@@ -34,6 +34,10 @@ _ONE_RUN = "One run"
 _TRIALS = 10_000
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
+_TARGETS = {
+    "shares": "keys, noise and messages of all agents; a few releases stand for the whole run",
+    "step": "sampling, clipping, noise, rounding and messages, over the releases of a trial",
+}
 EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
 
 
@@ -77,9 +81,8 @@ def audit(
     through: Annotated[
         Literal["shares", "step"] | None,
         typer.Option(
-            help="Part of the program that is attacked: shares (keys and noise) or step (also "
-            "sampling, clipping, rounding and the message). (Default: shares; step for plans with "
-            "the sample unit.)"
+            help="Part of the program that is attacked: shares (keys, noise and messages) or step "
+            "(also sampling and clipping). (Default: shares; step for plans with the sample unit.)"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
@@ -218,7 +221,7 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
             Fact("adversary", plan.threat.describe(), "against"),
             Fact("mixing", plan.network.mixing),
             Fact("unit", plan.budget.unit),
-            Fact("through", settings.through, "attacked", _describe_target(report)),
+            Fact("through", settings.through, "attacked", _TARGETS[settings.through]),
             # The tests of messages under masks; null without masks.
             Fact("messages", found and asdict(found), "messages" if found else "", _tell(found)),
             Fact(
@@ -307,13 +310,6 @@ def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
         Column("verdict", lambda one: one.verdict, "verdict"),
         Column("excess", lambda one: one.excess),
     ]
-
-
-def _describe_target(report: AuditReport) -> str:
-    if report.settings.through == "shares":
-        what = "noise" if report.messages is None else "noise, masks and messages"
-        return f"keys, nonces and {what} of all agents; a few releases stand for the whole run"
-    return "sampling, clipping, noise, rounding and messages, over the releases of a trial"
 
 
 def _tell(found: MessageCheck | None) -> str:

@@ -22,12 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
 from corn.noise import load_compiled
-from corn.noise.masks import MaskWords, mask_release
+from corn.noise.masks import MaskWords
 from corn.privacy import ClippedQuery
 from corn.topology import Network
 
@@ -284,20 +283,6 @@ def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tenso
     """
     units = total.double()
     return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
-
-
-def release_masked(
-    gradient: Tensor,
-    factor: Tensor,
-    noise: Tensor,
-    *,
-    grid: float,
-    offset: FloatArray,
-    mask: MaskWords,
-) -> MaskWords:
-    """Return an agent's message for an exact sum, shape (…, d): its release under its masks."""
-    noisy = torch.mul(gradient, factor).add_(noise)
-    return mask_release(noisy.numpy(), grid=grid, offset=offset, mask=mask)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:

@@ -79,26 +79,6 @@ def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> Mas
     )
 
 
-def draw_mask(
-    noise: Decomposition,
-    agent: int,
-    *,
-    source: SecureSource,
-    nonce: bytes,
-    step: int,
-    size: int,
-    bits: MaskBits,
-) -> MaskWords:
-    """Return the sum of an agent's masks at a step, shape (size,): for audits."""
-    mask: MaskWords = np.zeros(size, WORDS[bits])
-    added, subtracted = list_masks(noise, agent, nonce=nonce, step=step)
-    for address in added:
-        mask += np.frombuffer(source.draw_mask_bytes(address, mask.nbytes), mask.dtype)
-    for address in subtracted:
-        mask -= np.frombuffer(source.draw_mask_bytes(address, mask.nbytes), mask.dtype)
-    return mask
-
-
 def list_masks(
     noise: Decomposition, agent: int, *, nonce: bytes, step: int
 ) -> tuple[list[StreamAddress], list[StreamAddress]]:
@@ -152,9 +132,9 @@ def make_message(
 ) -> MaskWords:
     """Return the message of an agent at a step, from its clipped gradient f·g, shape (d,).
 
-    It is :func:`mask_release` of the gradient with ``draw_share``, :func:`draw_offset` and
-    :func:`draw_mask`, bit for bit. Noise, offset and masks are drawn in parts that stay in a core's
-    cache, and are never stored: writing and reading them would take longer than drawing.
+    It is rint((f g + v)/γ + o) plus the masks, with the bits of ``draw_share`` and
+    :func:`draw_offset`. Noise, offset and masks are drawn in parts that stay in a core's cache, and
+    are never stored: writing and reading them would take longer than drawing.
 
     Args:
         gradient: g, float32 or float64.
@@ -202,23 +182,6 @@ def make_message(
         part = slice(start, start + at_once * VALUES_PER_BLOCK)
         compiled.write_message(message[part], gradient[part], *drawn, factor, grid)
     return message.view(WORDS[bits])
-
-
-def mask_release(
-    noisy: FloatArray, *, grid: float, offset: FloatArray, mask: MaskWords
-) -> MaskWords:
-    """Return the message of an agent: its noisy gradient on the grid, modulo 2^B, under its mask.
-
-    >>> words = mask_release(
-    ...     np.array([-0.6]), grid=0.5, offset=np.zeros(1), mask=np.zeros(1, np.uint16)
-    ... )
-    >>> words.tolist()  # −1 modulo 2¹⁶
-    [65535]
-    """
-    # Dividing by a power of two is exact, so ``rint`` is the only rounding after the offset.
-    units = np.rint(noisy / grid + offset)
-    # Through a signed type: conversion of a negative float to an unsigned integer is undefined.
-    return units.astype(np.int64).astype(mask.dtype) + mask
 
 
 def is_possible(total: MaskWords, largest: float) -> bool:

@@ -270,10 +270,6 @@ class SecureSource(NoiseSource):
                 found, wanted = find_overlap(sums, place, out, 0)
                 wanted[:] = found
 
-    def draw_mask_bytes(self, address: StreamAddress, num_bytes: int) -> bytes:
-        """Return the first bytes of a stream of masks."""
-        return self.start(address, num_bytes, kind="mask").update(bytes(num_bytes))
-
     def start(
         self, address: StreamAddress, num_bytes: int, *, first: int = 0, kind: str = "secure"
     ) -> CipherContext:
