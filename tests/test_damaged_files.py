@@ -182,8 +182,14 @@ def test_errors_state_the_defect_of_a_graph(
 def test_unused_parts_of_a_graph_file_are_not_checked(tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text(node_link(graph=5))
     assert load_network(tmp_path / "g.json").num_agents == 2
+
+
+def test_numbers_too_long_to_read_are_no_names(tmp_path: Path) -> None:
     (tmp_path / "g.edges").write_text(f"0 {'9' * 5000}\n")
-    assert load_network(tmp_path / "g.edges").num_agents == 2
+    error = find_complaint(load_network, tmp_path / "g.edges")
+    assert error is not None
+    assert "the name of agent 1 must be one line of 1 to 100" in str(error)
+    assert is_clear(error)
 
 
 def test_weights_too_large_for_floats_are_refused(tmp_path: Path) -> None:

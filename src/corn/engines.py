@@ -212,6 +212,7 @@ class AgentRelease:
             )
         hello = Hello(self.agent, fingerprint(self.plan), model, nonce)
         own = load_credentials(self._keys, self.agent, self.plan.num_agents)
+        own.roster.require_names(self.plan.network.agent_names)
         return hello._replace(signature=own.identity.sign(hello.statement()))
 
     def read_hellos(self, hellos: Sequence[object], model: bytes = NO_MODEL) -> dict[int, bytes]:

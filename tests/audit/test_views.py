@@ -94,10 +94,12 @@ def test_owners_of_streams_are_those_of_keys() -> None:
     assert all(0 in owner.members for owner in streams.held_by((0,)))
 
 
-@pytest.mark.parametrize("text", ["worst", "nobody", "coalition:", "coalition:1,", "coalition:x"])
+@pytest.mark.parametrize(
+    "text", ["worst", "nobody", "my coalition:1", "coalition:", "coalition:1,", "coalition:x"]
+)
 def test_other_views_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="view must be"):
-        read_view(text)
+        read_view(text, [str(agent) for agent in range(5)])
 
 
 def test_views_of_other_agents_are_refused() -> None:

@@ -130,9 +130,8 @@ def test_scores_on_private_samples_are_not_printed(
         [],
         ["plan.corn", "--neighbours", "1"],
         ["plan.corn", "--steps", "3"],
-        ["request.json", "--neighbours", "1,x"],
     ],
-    ids=["no plan", "neighbours of a plan", "what the plan decides", "neighbours"],
+    ids=["no plan", "neighbours of a plan", "what the plan decides"],
 )
 def test_misuse_exits_with_2(
     corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
@@ -140,7 +139,6 @@ def test_misuse_exits_with_2(
     monkeypatch.chdir(tmp_path)
     make_keys(tmp_path / "keys", 3)
     save_plan(small_plan("ring:3", 5), tmp_path / "plan.corn")
-    assert corn("plan", "--steps", 5, "--out", "request.json").exit_code == 0
     assert corn("agent", *arguments, "--keys", "keys", *PLACE, *TASK).exit_code == 2
 
 
@@ -164,7 +162,7 @@ def test_agents_started_by_themselves_plan_together(tmp_path: Path) -> None:
         )
         for agent, neighbours in enumerate(("1", "0,2", "1"))
     ]
-    printed = [process.communicate(timeout=120) for process in agents]
+    printed = [process.communicate(timeout=300) for process in agents]
     assert [process.returncode for process in agents] == [0, 0, 0], printed
     facts = [json.loads(stdout) for stdout, _ in printed]
     assert len({own["plan"] for own in facts}) == 1

@@ -72,7 +72,7 @@ def test_samples_are_audited_through_the_step(corn: Runner, plans: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--victim", "9"), "victim must be in 0 … 4"),
+        (("--victim", "9"), "--victim must be a number of an agent, 0 … 4, found '9'"),
         (("--view", "nobody"), "view must be eavesdropper"),
     ],
 )

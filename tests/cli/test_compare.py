@@ -43,10 +43,10 @@ def test_entry_points_share_their_defaults() -> None:
     assert Corn.default_threat == Ldp.default_threat == DEFAULT_THREAT
     assert signature(make_plan).parameters["threat"].default is None
     default = default_objective(120)
-    assert MixingOptions().choose_objective("gossip", 120) == default == Horizon(24, 0.1, 0.95)
-    assert MixingOptions(horizon=1).choose_objective("gossip", 500) == ONE_STEP
+    assert MixingOptions().choose_horizon("gossip", 120) == default == Horizon(24, 0.1, 0.95)
+    assert MixingOptions(horizon=1).choose_horizon("gossip", 500) == ONE_STEP
     exact = load_network("ring:6", mixing="sum")
-    assert MixingOptions().choose_objective("sum", 120) == replace(default, momentum=0)
+    assert MixingOptions().choose_objective(exact, 120) == replace(default, momentum=0)
     assert make_plan(exact, PrivacyBudget(1, 1e-5, num_steps=120, clip=1)).momentum == 0
     assert signature(make_plan).parameters["cooldown_steps"].default is None
     assert MixingOptions().cooldown is None

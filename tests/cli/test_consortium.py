@@ -197,7 +197,11 @@ def test_the_roster_takes_addresses_of_the_consortium_file(corn: Runner, folder:
     outcome = corn("keys", "roster", "keys", "consortium.toml", "--out", "keys/roster.json")
     assert outcome.exit_code == 0, outcome.stderr
     sites = load_roster(folder / "keys" / "roster.json").sites
-    assert sites == (Site(address=addresses[0]), Site(address=addresses[1]), Site(accepts=False))
+    assert sites == (
+        Site(address=addresses[0], name="north"),
+        Site(address=addresses[1], name="south"),
+        Site(accepts=False, name="hill"),
+    )
 
 
 def test_others_are_told_the_address_of_the_file_where_the_roster_is_older(

@@ -111,7 +111,8 @@ def test_expected_failures_exit_with_1_and_one_line(
 
 def test_escape_codes_in_names_are_printed_as_text(corn: Runner, tmp_path: Path) -> None:
     """Terminal codes, table markup and figure mathematics have no effect."""
-    path, name = tmp_path / "[bold]\x1b[2Jg.edges", "$\\frac\x1b[2J$"
+    path = tmp_path / "[bold]\x1b[2Jg.edges"
+    name = "$\\frac[2J$"
     path.write_text(f"{name} [/red]\n")
     figure = tmp_path / "g.png"
     outcome = corn("compare", "--graph", path, "--plot", figure)
@@ -119,7 +120,7 @@ def test_escape_codes_in_names_are_printed_as_text(corn: Runner, tmp_path: Path)
     assert "\x1b" not in outcome.stdout + outcome.stderr
     assert "[bold]\\x1b[2Jg.edges" in "".join(outcome.stdout.split())
     assert figure.exists()
-    path.write_text(f"{name} {name}\n")
+    path.write_text(f"{name} \x1b[2J\n")
     outcome = corn("compare", "--graph", path)
     assert outcome.exit_code == 1
     assert outcome.stderr.rstrip("\n").isprintable()

@@ -119,7 +119,7 @@ def test_wrong_arguments_are_explained(corn: Runner, keys: Path, tmp_path: Path)
     for arguments, message in (
         ([tmp_path / "none"], "is not a folder of keys and ledgers"),
         ([tmp_path], "has no agent's key or ledger"),
-        ([keys, "--agent", 5], "--agent must be one of 0, 1 for these keys, found 5"),
+        ([keys, "--agent", 5], "--agent must be a number of an agent, 0 … 1, found '5'"),
         ([keys, "--delta", 0], "delta must be in (0, 1), found 0.0"),
     ):
         outcome = corn("keys", "ledger", *arguments)

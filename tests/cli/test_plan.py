@@ -4,8 +4,10 @@ import json
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from corn import load_plan
 from corn.covariance import ThreatModel, default_objective
 from corn.distributed import PlanningRequest, read_request
 from corn.noise import load_identity, load_roster
@@ -90,9 +92,9 @@ def test_a_changed_plan_is_refused(corn: Runner, plan: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--agent", "6"], "--agent must be in 0 … 5"),
-        (["--coalition", "a,b"], "separated by commas, found 'a,b'"),
-        (["--coalition", "9"], "--coalition must be numbers of agents, 0 … 5, separated by"),
+        (["--agent", "6"], "--agent must be a number of an agent, 0 … 5, found '6'"),
+        (["--coalition", "a,b"], "--coalition must be a number of an agent, 0 … 5, found 'a'"),
+        (["--coalition", "9"], "--coalition must be a number of an agent, 0 … 5, found '9'"),
         (["--coalition", "3", "--agent", "3"], "agent 3 is one of the insiders"),
         (["--coalition", "0,1,2,3,4,5"], "nobody to protect"),
     ],
@@ -207,3 +209,23 @@ def test_without_a_graph_a_request_is_written(corn: Runner, tmp_path: Path) -> N
     refused = corn("plan", "--mechanism", "mine=R.npy", "--steps", 40, "--out", path)
     assert refused.exit_code == 1
     assert "mechanism must be one of" in refused.stderr
+
+
+def test_an_own_objective_is_a_file_or_a_function(corn: Runner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def weigh(W):\n    return W.T @ W + W.T @ W.T @ W @ W\n")
+    options = ("--graph", "ring:4", "--steps", 5, "--mechanism", "ldp", "--out")
+    made = corn("plan", *options, tmp_path / "a", "--objective", f"{tmp_path / 'mine.py'}:weigh")
+    assert made.exit_code == 0, made.stderr
+    found = load_plan(tmp_path / "a")
+    W = found.network.mixing_matrix
+    expected = W.T @ W + W.T @ W.T @ W @ W
+    assert found.network.mixing == "gossip"
+    assert np.allclose(found.objective.matrix(W), expected)
+    energy = np.trace(expected @ found.decomposition.covariance)
+    assert found.certificate.value == pytest.approx(energy)
+    np.save(tmp_path / "A.npy", expected)
+    given = ("--objective", tmp_path / "A.npy")
+    assert corn("plan", *options, tmp_path / "b", *given).exit_code == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert corn("plan", *options, tmp_path / "c", *given, "--horizon", 3).exit_code == 2
+    assert corn("plan", *options[2:], tmp_path / "c", *given).exit_code == 2

@@ -51,7 +51,7 @@ def test_a_table_calls_agents_by_their_names_in_the_graph(corn: Runner, tmp_path
     table.write_text("agent,epsilon\neast,4\nnorth,1\nwest,8\n", encoding="utf-8")
     outcome = corn(*arguments, "--out", tmp_path / "plan.corn")
     assert outcome.exit_code == 1
-    assert "there is no agent 'west': the agents are north, south, east" in outcome.stderr
+    assert "found 'west': is it east?" in outcome.stderr
 
 
 def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path) -> None:

@@ -47,7 +47,10 @@ def test_stale_states_are_named_and_exit_with_1(
     assert outcome.exit_code == 1
     conditions = {own["agent"]: own["condition"] for own in json.loads(outcome.stdout)["agents"]}
     assert conditions[0].startswith("stale: process gone")
-    assert conditions[2].startswith("stale: no news for 300 s")
+    # Seconds pass between writing the state and reading it.
+    found = re.match(r"stale: no news for (\d+) s", conditions[2])
+    assert found is not None
+    assert 300 <= int(found[1]) < 900
 
 
 def test_an_agent_that_failed_is_an_alarm_and_one_that_is_done_is_not(

@@ -11,6 +11,7 @@ def make_state(**changes: Any) -> AgentState:
     state = AgentState(
         agent=2,
         num_agents=5,
+        names=(),
         phase=TRAINING,
         step=120,
         num_steps=400,

@@ -106,6 +106,17 @@ def test_the_page_needs_nothing_from_elsewhere_and_shows_text_as_text() -> None:
     assert not re.search(r"<script|https?://|url\(|@import", page)
 
 
+def test_the_page_calls_agents_by_their_names_as_text() -> None:
+    names = ("A", "B", "<b>C", "D", 'E"')
+    page = render_page(Status(2, make_state(names=names), names))
+    assert "<h1>Agent &lt;b&gt;C: training</h1>" in page
+    assert "Neighbours</th><td>A, E&#34;</td>" in page
+    assert "lost at step 97</th><td>B</td>" in page
+    assert "takes part</th><td>A, &lt;b&gt;C, D, E&#34;</td>" in page
+    assert "<b>" not in page
+    assert r'agent_name="E\""' in render_metrics(Status(4, names=names))
+
+
 def test_the_page_and_the_metrics_tell_why_epsilon_is_simulated() -> None:
     status = Status(2, make_state(simulation="labels decide"))
     assert "This ε is simulated: labels decide." in render_page(status)

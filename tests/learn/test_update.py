@@ -259,6 +259,15 @@ def test_noise_of_phases_follows_the_step() -> None:
         assert np.abs(np.cov(draws) - expected.covariance).max() < 0.25 * scale
 
 
+def test_the_ratio_of_phases_is_that_of_all_steps() -> None:
+    mechanism = make_phases(5, 7)
+    noises = [mechanism.noise_at(step) for step in range(BUDGET.num_steps)]
+    mean = np.mean([noise.covariance.sum() for noise in noises if noise is not None])
+    assert mechanism.central_ratio == pytest.approx(mean * BUDGET.precision_caps(N).min())
+    first = replace(mechanism, later_noise=()).central_ratio
+    assert mechanism.central_ratio != pytest.approx(first, rel=0.01)
+
+
 def test_phases_keep_the_promise_of_the_whole_run() -> None:
     mechanism = make_phases(5, 7)
     spent = mechanism.epsilon_spent(12)

@@ -221,9 +221,15 @@ def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
         ("agent,epsilon\nnorth,1,1e-5\n", "line 2 must have 2 entries, found 3"),
         ("agent,epsilon\nnorth,much\n", "line 2 must have numbers"),
         (f"agent,epsilon\n{'n' * 200_000},1\n", "field larger than field limit"),
-        ("agent,epsilon\nnorth,1\nnorth,2\n", "agent 'north' must have one promise, found two"),
-        ("agent,epsilon\nnorth,1\n0,2\n", "agent '0' must have one promise, found two"),
-        ("agent,epsilon\nwest,2\n", "there is no agent 'west'.* north, south"),
+        (
+            "agent,epsilon\nnorth,1\nnorth,2\n",
+            "column agent must be a different agent",
+        ),
+        (
+            "agent,epsilon\nnorth,1\n0,2\n",
+            "column agent .* found 'north' and '0'",
+        ),
+        ("agent,epsilon\nwest,2\n", "column agent must be a name or .* found 'west': is it east"),
         ("agent,epsilon\nnorth,1\n", "every agent must have a promise, found none for south, east"),
     ],
 )

@@ -11,6 +11,7 @@ import scipy.sparse
 from corn.errors import CornError, CornWarning, FileFormatError, InvalidArgumentError
 from corn.topology import Network, check_graph, load_network, name_of
 from corn.topology.files import read_matrix
+from corn.topology.graphs import look_up_agents
 
 PETERSEN = nx.petersen_graph()
 
@@ -200,9 +201,47 @@ def test_numbers_of_numpy_are_numbers_of_agents() -> None:
     assert sorted(map(sorted, check_graph(graph).edges)) == [[0, 1], [0, 2]]
 
 
-def test_numbers_among_names_are_kept_as_names() -> None:
-    graph = check_graph(nx.Graph([("oslo", 7)]))
-    assert [name_of(graph, agent) for agent in graph] == ["oslo", "7"]
+def test_labels_are_kept_as_names() -> None:
+    graph = check_graph(nx.path_graph(["oslo", 1, (2, 3), "Zu\u0308rich", "<b>&</b>", "🏥 x"]))
+    names = [name_of(graph, agent) for agent in graph]
+    assert names == ["oslo", "1", "(2, 3)", "Z\u00fcrich", "<b>&</b>", "🏥 x"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["oslo", 7], "agent 1 cannot be called '7': a name that is a number"),
+        ([1, "1"], "agent 0 cannot be called '1'"),
+        (["1", 1, "oslo"], "cannot be called '1'"),
+        (["٣", "oslo"], "cannot be called"),
+        ([(1,), "(1,)"], r"different names, found '\(1,\)' for 0 and 1"),
+        (["a", ""], "name of agent 1 must be one line"),
+        (["a", "b\nagent 0: c"], "name of agent 1 must be one line"),
+        (["a", "b\x1b[2J"], "name of agent 1 must be one line"),
+        (["a", "b‮c"], "name of agent 1 must be one line"),
+        (["a", "b" * 101], "name of agent 1 must be one line of 1 to 100"),
+        (["a", " b"], "name of agent 1 must be one line"),
+    ],
+)
+def test_labels_that_could_be_mistaken_are_refused(labels: list[object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as refused:
+        load_network(nx.path_graph(labels))
+    assert str(refused.value).isprintable()
+
+
+def test_agents_are_found_by_name_or_number() -> None:
+    network = load_network(nx.path_graph(["St Mary", "Lyon, north", "Zürich"]))
+    assert [network.find_agent(one) for one in ("Zu\u0308rich", "2", 2, "St Mary")] == [2, 2, 2, 0]
+    assert look_up_agents(network.agent_names, 'St Mary , "Lyon, north"') == [0, 1]
+    with pytest.raises(InvalidArgumentError, match="commas"):
+        look_up_agents(network.agent_names, "0\n1")
+    with pytest.raises(InvalidArgumentError, match=r"--agent must be .* 'st mary': is it St Mary"):
+        network.find_agent("st mary", argument="--agent")
+    for wrong in ("3", "-1", "9" * 5000, "", "nowhere", True):
+        with pytest.raises(InvalidArgumentError, match="names are St Mary, Lyon, north, Z"):
+            network.find_agent(wrong)
+    with pytest.raises(InvalidArgumentError, match=r"a number of an agent, 0 … 2, found 'x'$"):
+        load_network("ring:3").find_agent("x")
 
 
 def test_sparse_weights_that_are_not_finite_are_refused() -> None:

@@ -7,8 +7,7 @@ code that designs, draws or verifies noise: an audit must not take them from wha
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner
 from corn.plan import Plan
+from corn.topology.graphs import look_up_agents
 
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
 """Agents of whose releases a view can read nothing but the sum, for each such sum."""
@@ -197,16 +197,19 @@ def split_directions(
     return scale, values, vectors, silent
 
 
-def read_view(text: str) -> View:
+def read_view(text: str, names: Sequence[str]) -> View:
     """Return the view that a text names; ``worst`` is not one view, but one for each victim.
 
-    >>> read_view("coalition:4,1"), read_view("eavesdropper")
-    (View(coalition=(1, 4)), View(coalition=()))
+    ``names`` are those of all agents. Insiders are given by name or number.
+
+    >>> read_view("coalition:2,Lake", ["0", "Lake", "2"]), read_view("eavesdropper", [])
+    (View(coalition=(1, 2)), View(coalition=()))
     """
     if text == "eavesdropper":
         return View()
-    if re.fullmatch(r"coalition:[0-9]{1,9}(,[0-9]{1,9})*", text):
-        return View(tuple(map(int, text.partition(":")[2].split(","))))
+    kind, _, insiders = text.partition(":")
+    if kind == "coalition" and insiders:
+        return View(tuple(look_up_agents(names, insiders, argument="an insider of view")))
     raise InvalidArgumentError(
         f"view must be eavesdropper, coalition:AGENT,AGENT,… or worst, found {text!r}"
     )

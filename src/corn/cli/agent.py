@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,7 @@ from corn.parsing import DEFAULT_PORT, parse_address
 from corn.plan import Plan, fingerprint, load_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
+from corn.topology.graphs import look_up_agents
 
 _MONITORING = "Monitoring"
 
@@ -122,12 +124,12 @@ class RunOptions:
     ] = None
 
     def make_workload(
-        self, learning: LearningOptions, consortium: Consortium | None = None
+        self, learning: LearningOptions, consortium: Consortium | None, names: Sequence[str]
     ) -> learn.Workload | learn.FileWorkload:
-        """Return the workload on this run's device."""
+        """Return the workload of agents with these names on this run's device."""
         if consortium is not None and learning.data is not None:
             return replace(consortium.make_workload(learning.data), device=self.device)
-        return replace(learning.make_workload(), device=self.device)
+        return replace(learning.make_workload(names), device=self.device)
 
     def make_requirements(self) -> distributed.Requirements:
         """Return the owner's requirements."""
@@ -195,7 +197,8 @@ def agent(
     neighbours: Annotated[
         str | None,
         typer.Option(
-            help="This agent's neighbours, such as 1,4,7 (for a request only).",
+            help="This agent's neighbours, such as 1,4,7, by name or number as in roster.json "
+            "(for a request only).",
             rich_help_panel=AGENTS,
         ),
     ] = None,
@@ -203,7 +206,7 @@ def agent(
         str,
         typer.Option(
             "--agent",
-            help="This agent's number, or its name in a consortium file.",
+            help="This agent's name in the plan or the consortium file, or its number.",
             rich_help_panel=_PLACE,
         ),
     ],
@@ -262,11 +265,18 @@ def agent(
     if consortium is None:
         learning.require_public_classes()
         learning.require_stated_partition()
-        number = _read_number(name)
     else:
         consortium.load_plan()
         plan = consortium.plan_path
-        number = consortium.find_site(name)
+    source = read_source(plan, "neighbours", neighbours)
+    # A request does not say how many agents there are, but all of them have a public key.
+    names = (
+        source.network.agent_names
+        if isinstance(source, Plan)
+        else load_roster(keys / "roster.json").names
+    )
+    number = look_up_agents(names, [name], argument="--agent")[0]
+    if consortium is not None:
         store = store or consortium.store
         # The roster may have been made from an earlier file, with another address.
         advertise = advertise or consortium.sites[number].address
@@ -274,21 +284,18 @@ def agent(
         listen = listen or consortium.sites[number].address
     if store is None:
         raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")
-    source = read_source(plan, "neighbours", neighbours)
     refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
-        workload=run.make_workload(learning, consortium),
+        workload=run.make_workload(learning, consortium, names),
         settings=run.make_settings(learning, source.budget, consortium),
         out=out,
         plan=plan if isinstance(source, Plan) else None,
         request=None if isinstance(source, Plan) else source,
-        neighbours=_parse_numbers(neighbours),
+        neighbours=tuple(look_up_agents(names, neighbours or [], argument="--neighbours")),
         keys=keys,
         agent=number,
-        # A request does not say how many agents there are, but all of them have a public key.
-        num_agents=(
-            source if isinstance(source, Plan) else load_roster(keys / "roster.json")
-        ).num_agents,
+        num_agents=len(names),
+        names=tuple(names),
         store=parse_address(store, default_port=DEFAULT_PORT),
         requirements=run.make_requirements(),
         wait=wait,
@@ -321,23 +328,3 @@ def agent(
 
 def _read_address(text: str | None) -> tuple[str, int] | None:
     return None if text is None else parse_address(text, default_port=DEFAULT_PORT)
-
-
-def _read_number(name: str) -> int:
-    # Five digits, because Python refuses to read integers of thousands of them.
-    if not name.isdecimal() or len(name) > 5:
-        raise typer.BadParameter(
-            f"must be the number of an agent, found {name!r}; names need a consortium file",
-            param_hint="--agent",
-        )
-    return int(name)
-
-
-def _parse_numbers(text: str | None) -> tuple[int, ...]:
-    try:
-        return () if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"must be numbers with commas, such as 1,4,7, found {text!r}",
-            param_hint="--neighbours",
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +24,7 @@ from corn.errors import InvalidArgumentError
 from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
+from corn.topology.graphs import label_agent
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, Finding, View
@@ -70,7 +72,8 @@ def audit(
         ),
     ] = "worst",
     victim: Annotated[
-        int | None, typer.Option(min=0, help="Agent with the canary. (Default: each in turn.)")
+        str | None,
+        typer.Option(help="Name or number of the agent with the canary. (Default: each in turn.)"),
     ] = None,
     trials: Annotated[int, typer.Option(min=100, help="Trials of each of the two data sets.")] = (
         _TRIALS
@@ -101,8 +104,9 @@ def audit(
     elif training != TrainingOptions():
         raise InvalidArgumentError("--task and --canaries need --one-run")
     plan = load_plan(path)
+    agents = plan.network.agent_names
     if training.one_run:
-        attacker = None if view == "worst" else read_view(view)
+        attacker = None if view == "worst" else read_view(view, agents)
         _audit_one_run(path, plan, training, attacker, seed, json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
@@ -113,8 +117,10 @@ def audit(
     )
     report = audit_plan(
         plan,
-        victims=None if victim is None else [victim],
-        view=None if view == "worst" else read_view(view),
+        victims=(
+            None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
+        ),
+        view=None if view == "worst" else read_view(view, agents),
         settings=settings,
         track=lambda pairs: progress(pairs, "attacking"),
     )
@@ -136,7 +142,8 @@ def audit(
     for one in report.findings:
         if one.excess:
             who = one.view.describe()
-            print_error(f"{path}: agent {one.victim} is exposed to {who}: {'; '.join(one.excess)}")
+            agent = label_agent(agents, one.victim)
+            print_error(f"{path}: agent {agent} is exposed to {who}: {'; '.join(one.excess)}")
     if report.violated:
         raise typer.Exit(1)
 
@@ -203,7 +210,7 @@ def _audit_one_run(
 
 def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
     settings = report.settings
-    columns = _list_columns()
+    columns = _list_columns(plan.network.agent_names)
     findings = sorted(report.findings, key=lambda one: one.victim)
     found = report.messages
     print_result(
@@ -252,13 +259,15 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
             print_note("the plan promises nothing against so many insiders")
 
 
-def _list_columns() -> list[Column[Finding]]:
+def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
     def gaussian(one: Finding) -> str:
         bound = one.gaussian_epsilon
         return "" if bound is None else f"≥ {round_bound_down(bound, 4)}"
 
     return [
-        Column("victim", lambda one: one.victim, "victim"),
+        Column(
+            "victim", lambda one: one.victim, "victim", lambda one: label_agent(names, one.victim)
+        ),
         Column("view", lambda one: one.view.describe(), "attacker"),
         Column("coalition", lambda one: one.view.coalition),
         Column("is_promised", lambda one: one.is_promised),

@@ -36,7 +36,7 @@ from corn.cli.output import (
     warn_of_large_disagreement,
     working,
 )
-from corn.covariance import Design, Horizon, Mechanism, ThreatModel, design, read_mechanisms
+from corn.covariance import Design, Mechanism, Objective, ThreatModel, design, read_mechanisms
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, measure_network
@@ -106,7 +106,7 @@ def compare(
     """
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
-    objective = mixing.choose_objective(network.mixing, budget.steps)
+    objective = mixing.choose_objective(network, budget.steps)
     # A single agent has nobody inside the network to fear.
     listed = colluders or ("1,0" if network.num_agents > 1 else "0")
     threats = [
@@ -131,7 +131,7 @@ def compare(
 def _design_all(
     network: Network,
     budget: PrivacyBudget,
-    objective: Horizon,
+    objective: Objective,
     mechanisms: Mapping[str, Mechanism],
     threats: Sequence[ThreatModel],
 ) -> list[ComparedDesign]:
@@ -188,7 +188,7 @@ def _remark(row: ComparedDesign, ldp: Design) -> str:
 def _print(
     network: Network,
     budget: PrivacyBudget,
-    objective: Horizon,
+    objective: Objective,
     rows: Sequence[ComparedDesign],
     ldp: Design,
     *,
@@ -206,7 +206,7 @@ def _print(
             Fact("weights", network.weights),
             Fact("gossip", str(network.gossip)),
             Fact("promise", budget.describe(), "promise"),
-            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.num_agents)),
+            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.agent_names)),
             Fact(
                 "",
                 None,

@@ -27,8 +27,10 @@ from corn.noise import (
     save_roster,
 )
 from corn.noise.ledger import ReleaseHistory, describe_total, find_agents
+from corn.plan import load_plan
 from corn.privacy.composition import compose_expenses
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.topology.graphs import look_up_agents
 
 EXAMPLE = "corn keys make keys --agent 3"
 # The options of each action; any other would be ignored, and is refused.
@@ -39,6 +41,7 @@ _OPTIONS = {
     "show": (),
     "ledger": ("agent", "delta"),
 }
+_NAMING = (".corn", ".toml")
 
 
 def keys(
@@ -57,12 +60,17 @@ def keys(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="Folder of keys. ledger takes several: agents of the same number in them count as "
-            "one, and must have the same data. roster takes a consortium file (.toml) besides.",
+            help="Folder of keys, and perhaps a plan (.corn) or a consortium file (.toml): it has "
+            "the names by which --agent calls agents, for the roster too, and addresses. ledger "
+            "takes several folders: agents of the same number in them count as one, and must have "
+            "the same data.",
         ),
     ],
     agent: Annotated[
-        int | None, typer.Option(min=0, help="Number of the agent (not for roster).")
+        str | None,
+        typer.Option(
+            help="Number of the agent, or its name in the roster or the file (not for roster)."
+        ),
     ] = None,
     agents: Annotated[
         int | None,
@@ -80,20 +88,23 @@ def keys(
     for name in ("agent", "agents", "out", "delta"):
         if is_given(context, name) and name not in _OPTIONS[action]:
             raise typer.BadParameter(f"does not belong to {action}", param_hint=f"--{name}")
+    files = [path for path in folders if path.suffix in _NAMING]
+    rest = [path for path in folders if path not in files]
+    if (len(rest) != 1 and (action != "ledger" or not rest)) or len(files) > 1:
+        raise typer.BadParameter(
+            f"{action} takes one folder and at most one plan or consortium file",
+            param_hint="FOLDER",
+        )
+    folder = rest[0]
+    sites = _read_sites((*files, folder / "roster.json")[0])
+    names = [site.name or str(number) for number, site in enumerate(sites)]
+    number = None if agent is None else _read_agent(agent, names)
     if action == "ledger":
-        _add_up(folders, agent, delta, json=json)
-        return
-    is_roster = action == "roster"
-    consortia = [path for path in folders if is_roster and path.suffix == ".toml"]
-    rest = [path for path in folders if path not in consortia]
-    if len(rest) != 1 or len(consortia) > 1:
-        also = " and at most one consortium file" if is_roster else ""
-        raise typer.BadParameter(f"{action} takes one folder{also}", param_hint="FOLDER")
-    (folder,) = rest
-    if is_roster:
+        _add_up(rest, number, delta, names, json=json)
+    elif action == "roster":
         if out is None:
             raise typer.BadParameter("give a file for the roster", param_hint="--out")
-        _collect_roster(folder, out, consortia, json=json)
+        _collect_roster(folder, out, sites if files else (), json=json)
     elif action == "show":
         found = load_roster(folder / "roster.json")
         _print_fingerprint(found, "compare it with the owners of all agents before the first run")
@@ -101,13 +112,40 @@ def keys(
             print_json({"agents": found.num_agents, "fingerprint": found.fingerprint.hex()})
     elif action == "rotate":
         # The old key signs the new one, and only its owner has it.
-        if agent is None:
+        if number is None:
             raise typer.BadParameter("each owner replaces its own key", param_hint="--agent")
-        _rotate(folder, agent, json=json)
+        _rotate(folder, number, json=json)
     else:
-        if (agent is None) == (agents is None):
+        if (number is None) == (agents is None):
             raise typer.BadParameter("give either --agent or --agents")
-        _make(folder, range(agents) if agents is not None else [agent or 0], json=json)
+        _make(folder, range(agents) if agents is not None else [number or 0], json=json)
+
+
+def _read_sites(path: Path) -> tuple[Site, ...]:
+    """Return the names and addresses of a consortium file, a plan or a roster, if that exists."""
+    if path.suffix == ".toml":
+        return tuple(
+            Site(own.accepts, own.address if own.accepts else None, own.name)
+            for own in load_consortium(path).sites
+        )
+    if path.suffix == ".corn":
+        network = load_plan(path).network
+        return tuple(Site(name=name if network.has_names else None) for name in network.agent_names)
+    return load_roster(path).sites if path.exists() else ()
+
+
+def _read_agent(text: str, names: Sequence[str]) -> int:
+    """Return the number of an agent, of which nothing else may be known yet."""
+    if names:
+        return look_up_agents(names, [text], argument="--agent")[0]
+    # Five digits, because Python refuses to read integers of thousands of them.
+    if not text.isdecimal() or len(text) > 5:
+        raise typer.BadParameter(
+            f"must be the number of an agent, found {text!r}; for a name add the plan or the "
+            "consortium file",
+            param_hint="--agent",
+        )
+    return int(text)
 
 
 def _make(keys: Path, numbers: Sequence[int], *, json: bool) -> None:
@@ -154,7 +192,7 @@ def _rotate(keys: Path, agent: int, *, json: bool) -> None:
         print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
 
 
-def _collect_roster(keys: Path, out: Path, consortia: Sequence[Path], *, json: bool) -> None:
+def _collect_roster(keys: Path, out: Path, sites: tuple[Site, ...], *, json: bool) -> None:
     # By number: by name, agent-10 would come before agent-2, and agents would get others' keys.
     found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
     # All of them, without gaps: a missing key would shift the agents after it.
@@ -162,12 +200,6 @@ def _collect_roster(keys: Path, out: Path, consortia: Sequence[Path], *, json: b
         names = ", ".join(path.name for path in found) or "none"
         raise FileFormatError(
             f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …, found {names}"
-        )
-    sites: tuple[Site, ...] = ()
-    for path in consortia:
-        sites = tuple(
-            Site(own.accepts, own.address if own.accepts else None)
-            for own in load_consortium(path).sites
         )
     made = Roster(tuple(_read_public_key(path) for path in found), sites=sites)
     save_roster(made, out)
@@ -205,7 +237,9 @@ def _read_public_key(path: Path) -> bytes:
         raise FileFormatError(f"{path}: not a public key in hexadecimal") from error
 
 
-def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool) -> None:
+def _add_up(
+    keys: Sequence[Path], agent: int | None, delta: float, names: Sequence[str], *, json: bool
+) -> None:
     """Add up the releases of each agent under all plans; exit 1 if a ledger is lost or damaged."""
     agents = sorted({number for folder in keys for number in find_agents(folder)})
     if agent is not None and agent not in agents:
@@ -220,7 +254,7 @@ def _add_up(keys: Sequence[Path], agent: int | None, delta: float, *, json: bool
     if json:
         print_json({"delta": delta, "agents": found})
     else:
-        _print_ledgers(found, write_exactly(delta))
+        _print_ledgers(found, write_exactly(delta), names)
     # After the tables, so that what is known is shown in full and the last lines say what is not.
     problems = [problem for own in found for problem in own["problems"]]
     for problem in problems:
@@ -266,15 +300,20 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     }
 
 
-def _print_ledgers(agents: list[dict[str, Any]], delta: str) -> None:
+def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str]) -> None:
     """Print what is known of all agents, from the facts of each."""
+
+    def name(agent: int) -> str:
+        # A folder may have the ledger of an agent that its roster does not have.
+        return names[agent] if agent < len(names) else str(agent)
+
     plans = [(own["agent"], plan) for own in agents for plan in own["plans"]]
     print_table(
         f"releases under each plan, and their ε by themselves at δ = {delta}",
         ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", ""],
         [
             [
-                str(agent),
+                name(agent),
                 plan["plan"][:16],
                 plan["unit"],
                 str(plan["max_colluders"]),
@@ -298,7 +337,7 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str) -> None:
         ["agent", "total ε", "unit", "insiders", "ε of the agent's whole data"],
         [
             [
-                str(own["agent"]),
+                name(own["agent"]),
                 # A lost ledger hides releases, so the sum of the others is no upper bound.
                 "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
                 own["total"]["unit"],

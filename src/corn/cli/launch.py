@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -111,7 +111,9 @@ def launch(
         )
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
-        run.make_workload(learning, consortium),
+        run.make_workload(
+            learning, consortium, (network or cast("Plan", source).network).agent_names
+        ),
         out=out,
         settings=run.make_settings(learning, source.budget, consortium),
         keys=keys or plan.with_suffix(".keys"),
@@ -196,6 +198,7 @@ def _facts(
         "plan": fingerprint(plan).hex(),
         "graph": plan.network.source,
         "num_agents": plan.num_agents,
+        "names": plan.network.agent_names,
         "promise": f"{'simulated: ' if simulation else ''}{plan.budget.describe()}",
         "simulation": simulation,
         **collect_sampling(plan.budget),
@@ -257,6 +260,7 @@ def _print(
 ) -> None:
     plan = launched.plan
     last = launched.measured.rows[-1]
+    names = plan.network.agent_names
     hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
     scores = {
         name.replace("_", " "): f"{value:.4g}"
@@ -268,7 +272,7 @@ def _print(
         f"{facts['task']}, {plan.num_agents} agents on {plan.network.source}",
         [
             ("promise", facts["promise"]),
-            *strictest_facts(plan.budget, plan.num_agents),
+            *strictest_facts(plan.budget, names),
             ("against", facts["adversary"]),
             (
                 "noise in the average",
@@ -282,7 +286,7 @@ def _print(
                 f"{'simulated ' if facts['simulation'] else ''}ε spent",
                 f"{spent} ({last['unit']}), the range over agents",
             ),
-            ("agents lost", ", ".join(facts["lost"]) or "none"),
+            ("agents lost", ", ".join(names[agent] for agent in launched.lost) or "none"),
         ],
     )
     for note in facts["notes"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from corn.cli.output import print_note, save_json
 from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.datasets import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
+from corn.learn.file_data import SITE_FIELD
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 
@@ -41,8 +42,8 @@ class LearningOptions:
         Path | None,
         typer.Option(
             help="Instead of a task: a .csv or .parquet file or a folder of images with a "
-            "sub-folder per class, distributed over the agents; with {agent} in its name, one for "
-            "each agent: data/agent-{agent}.csv.",
+            "sub-folder per class, distributed over the agents; with {agent} (its number) or "
+            "{site} (its name) in its name, one for each agent: data/agent-{agent}.csv.",
             rich_help_panel=OWN_DATA,
         ),
     ] = None
@@ -130,12 +131,13 @@ class LearningOptions:
         """Return the schedule that begins with a step size: constant, or the paper's."""
         return learn.make_schedule(step_size, usual_schedule(self.task or ""))
 
-    def make_workload(self) -> learn.Workload | learn.FileWorkload:
-        """Return the workload, which builds a problem for any number of agents."""
+    def make_workload(self, names: Sequence[str]) -> learn.Workload | learn.FileWorkload:
+        """Return the workload, which builds a problem for agents with these names."""
         if (self.task is None) == (self.data is None):
             raise typer.BadParameter("give either a task or --data", param_hint="--task")
         if self.data is not None:
-            return self._make_file_workload(self.data)
+            own = self._make_file_workload(self.data)
+            return replace(own, sites=tuple(names)) if SITE_FIELD in str(self.data) else own
         # Silently ignored, --bounds or --classes would leave the user with another model than
         # intended.
         self._refuse_options_of_data()

@@ -21,15 +21,19 @@ from corn.covariance import (
     MECHANISMS,
     ONE_STEP,
     Horizon,
+    Objective,
+    ObjectiveLike,
     ThreatModel,
     default_objective,
 )
+from corn.covariance.design import read_objective
 from corn.covariance.threat import (
     MOST_FOR_PAIRS,
     PARTNERS_BESIDE_HUBS,
     SPARSE_PARTNERS,
 )
 from corn.errors import InvalidArgumentError
+from corn.files import load_function
 from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling, read_promises
 from corn.topology import (
@@ -40,6 +44,7 @@ from corn.topology import (
     choose_cooldown,
     load_network,
 )
+from corn.topology.files import read_matrix
 from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
@@ -184,13 +189,21 @@ class NoiseOptions:
     """Mixing weights and rounds, and the objective of the noise."""
 
     horizon: HorizonOption = None
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --horizon, your own objective Tr(A R): A as .npy or .csv, or "
+            "FILE.py:FUNCTION, a function of the mixing matrix of a step that returns A.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None
     mixing: Annotated[
         Mixing | None,
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
             "neighbours. (Default: sum; gossip for directed links, a mixing matrix, and with "
-            "--weights, --gossip, --cooldown or --horizon.)",
+            "--weights, --gossip, --cooldown, --horizon or --objective.)",
             rich_help_panel=_NETWORK,
         ),
     ] = None
@@ -221,10 +234,28 @@ class NoiseOptions:
     def _asks_for_gossip(self) -> bool:
         """Whether an option is given that exact sums do not have."""
         is_usual = self.gossip == DEFAULT_GOSSIP
-        return not is_usual or self.weights is not None or self.horizon is not None
+        given = (self.weights, self.horizon, self.objective)
+        return not is_usual or any(option is not None for option in given)
 
-    def choose_objective(self, mixing: Mixing, num_steps: int) -> Horizon:
+    def choose_objective(self, network: Network, num_steps: int) -> Objective:
         """Return the objective asked for, or the default for this many steps."""
+        if self.objective is None:
+            return self.choose_horizon(network.mixing, num_steps)
+        for name in ("horizon", "momentum"):
+            if getattr(self, name) is not None:
+                raise typer.BadParameter("--objective decides this", param_hint=f"--{name}")
+        is_function = ".py:" in self.objective
+        given: ObjectiveLike = (
+            load_function(self.objective)
+            if is_function
+            else read_matrix(Path(self.objective), name="an objective")
+        )
+        return read_objective(given, network, num_steps)
+
+    def choose_horizon(self, mixing: Mixing, num_steps: int) -> Horizon:
+        """Return the objective asked for, or the default, on a network that is not known yet."""
+        if self.objective is not None:
+            raise typer.BadParameter("needs a graph", param_hint="--objective")
         usual = default_objective(num_steps, mixing=mixing, momentum=self.momentum)
         if self.horizon is None:
             return usual

@@ -32,6 +32,7 @@ from corn.errors import CornWarning, list_some, make_printable
 from corn.files import writing_whole
 from corn.privacy import PrivacyBudget, compare_samplings
 from corn.privacy.rounding import round_up_range, write_exactly
+from corn.topology.graphs import label_agent
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -347,21 +348,22 @@ def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
     return tuple(strictest) if len(strictest) < num_agents else ()
 
 
-def strictest_facts(budget: PrivacyBudget, num_agents: int) -> list[tuple[str, str]]:
+def strictest_facts(budget: PrivacyBudget, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the strictest promise, and what the average would gain without it; none if equal.
 
     >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
-    >>> strictest_facts(budget, 3)[0][1]
-    'agent 0: ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
+    >>> strictest_facts(budget, ["Lake", "1", "2"])[0][1]
+    'agent 0 (Lake): ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
     variance of the average would be 0.0804 ×'
     """
-    strictest = find_strictest(budget, num_agents)
+    strictest = find_strictest(budget, len(names))
     if not strictest:
         return []
-    caps = budget.precision_caps(num_agents)
+    caps = budget.precision_caps(len(names))
     following = int(np.argmin(np.where(caps == caps.min(), np.inf, caps)))
     text = (
-        f"{list_agents(strictest)}: {_describe_promise(budget, strictest[0])}; the next has "
+        f"{list_agents([label_agent(names, agent) for agent in strictest])}: "
+        f"{_describe_promise(budget, strictest[0])}; the next has "
         f"{_describe_promise(budget, following)}, with which the least noise variance of the "
         f"average would be {caps.min() / caps[following]:.3g} ×"
     )
@@ -418,8 +420,8 @@ def describe_reference(budget: PrivacyBudget) -> str:
     )
 
 
-def list_agents(agents: Sequence[int]) -> str:
-    """Return the numbers of a few agents, and how many there are beyond these.
+def list_agents(agents: Sequence[object]) -> str:
+    """Return the numbers or labels of a few agents, and how many there are beyond these.
 
     >>> list_agents([3]), list_agents(range(8))
     ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')

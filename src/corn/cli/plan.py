@@ -94,7 +94,7 @@ def plan(
             promise,
             # None leaves the adversary to the mechanism: DECOR holds against no insider.
             threat=threat.make_if_given(),
-            objective=mixing.choose_objective(network.mixing, budget.steps),
+            objective=mixing.choose_objective(network, budget.steps),
             mechanism=mechanism,
             cooldown_steps=mixing.cooldown,
         )
@@ -166,7 +166,7 @@ def _write_request(
     combined = mixing.choose_mixing()
     request = distributed.PlanningRequest(
         budget=budget.make(batch_size),
-        objective=mixing.choose_objective(combined, budget.steps),
+        objective=mixing.choose_horizon(combined, budget.steps),
         # Written into the request, so that agents do not depend on defaults of their own versions.
         threat=threat.make_if_given() or read_mechanism(chosen).default_threat,
         mechanism=chosen,
@@ -219,7 +219,7 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         Fact("graph", made.network.source),
         Fact("num_agents", made.num_agents),
         Fact("promise", made.budget.describe(), "promise"),
-        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.num_agents)),
+        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.network.agent_names)),
         *(Fact(key, value) for key, value in collect_sampling(made.budget).items()),
         Fact("", None, "declared samples" if declared else "", declared),
         Fact("adversary", made.threat.describe(), "against"),

@@ -66,15 +66,15 @@ def status(
             _COLUMNS,
             [
                 [
-                    str(own.agent),
+                    own.name(own.agent),
                     f"{own.step}/{own.num_steps}",
                     f"{own.steps_per_minute:.0f}",
                     round_up(own.epsilon),
                     write_exactly(own.promised_epsilon),
                     write_exactly(own.delta),
                     str(own.releases_left),
-                    ", ".join(map(str, own.neighbours)) or "none",
-                    ", ".join(own.lost) or "none",
+                    ", ".join(map(own.name, own.neighbours)) or "none",
+                    ", ".join(map(own.name, own.lost)) or "none",
                     f"{own.bytes_sent / 1e6:.1f}",
                     now.text,
                 ]
@@ -85,9 +85,9 @@ def status(
         others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         if others:
             print_table(
-                f"agents elsewhere, as agent {newest.agent} knows them",
+                f"agents elsewhere, as agent {newest.name(newest.agent)} knows them",
                 ("agent", "state"),
-                [[str(agent), text] for agent, text in others.items()],
+                [[newest.name(agent), text] for agent, text in others.items()],
             )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)

@@ -154,7 +154,7 @@ def train(
     if consortium is not None and learning.data is not None:
         source = consortium.make_workload(learning.data)
     else:
-        source = learning.make_workload()
+        source = learning.make_workload(network.agent_names)
     problem = source.build(network.num_agents)
     adversary: ThreatModel | None
     objective: Objective
@@ -168,7 +168,7 @@ def train(
         cooldown_steps = planned.cooldown_steps
     else:
         promise = budget.make_for_data(learning.batch_size, problem.data.sizes, network)
-        objective = mixing.choose_objective(network.mixing, budget.steps)
+        objective = mixing.choose_objective(network, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = mixing.choose_cooldown(network, budget.steps)
     # Options are checked before anything is designed, which can take minutes.
@@ -495,7 +495,7 @@ def _print_comparison(
         [
             *(("data", note) for note in result.notes),
             ("promise", f"simulated: {budget.describe()}"),
-            *strictest_facts(budget, network.num_agents),
+            *strictest_facts(budget, network.agent_names),
             ("mixing", network.describe_mixing(budget.num_steps, cooldown_steps)),
             ("runs", _describe_runs(len(result.seeds))),
             *([] if is_sum else [("scores", _SCORES)]),

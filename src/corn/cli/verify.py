@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ from corn.plan import AgentGuarantee, Plan, Verification, fingerprint, load_plan
 from corn.plan.verify import describe_coalition, guarantees_against
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology import list_connections
+from corn.topology.graphs import label_agent, look_up_agents
 
 EXAMPLE = "corn verify plan.corn --agent 3"
 _MOST_ROWS = 40
@@ -35,13 +36,14 @@ _MOST_ROWS = 40
 def verify(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")],
     agent: Annotated[
-        int | None, typer.Option(min=0, help="Number of the only agent to show.")
+        str | None, typer.Option(help="Name or number of the only agent to show.")
     ] = None,
     coalition: Annotated[
         str | None,
         typer.Option(
-            help="Insiders against whom ε is computed, such as 3,7. An agent that dropped out and "
-            "whose keys leaked counts as one. (Default: the worst coalition of the plan's threat.)"
+            help="Insiders against whom ε is computed, such as 3,7 or Lake,Hill. An agent that "
+            "dropped out and whose keys leaked counts as one. (Default: the worst coalition of the "
+            "plan's threat.)"
         ),
     ] = None,
     connections: Annotated[
@@ -56,12 +58,9 @@ def verify(
 ) -> None:
     """Recompute each agent's ε, the noise and its lower bound; exit 1 if a promise is broken."""
     plan = load_plan(path)
-    if agent is not None and agent >= plan.num_agents:
-        raise InvalidArgumentError(
-            f"--agent must be in 0 … {plan.num_agents - 1} for this plan, found {agent}"
-        )
+    number = None if agent is None else plan.network.find_agent(agent, argument="--agent")
     if connections is not None:
-        _show_connections(plan, load_roster(connections), agent, as_json=json)
+        _show_connections(plan, load_roster(connections), number, as_json=json)
         return
     with working("checking every coalition"):
         # Also with --coalition: the exit code judges the plan, not one coalition.
@@ -69,8 +68,9 @@ def verify(
     guarantees = found.guarantees
     if coalition is not None:
         # Of any size: it may be larger than the plan's threat, as after a leak of keys.
-        insiders = _read_coalition(coalition, plan.num_agents)
-        if agent in insiders:
+        names = plan.network.agent_names
+        insiders = look_up_agents(names, coalition, argument="--coalition")
+        if number in insiders:
             raise InvalidArgumentError(f"agent {agent} is one of the insiders {coalition}")
         guarantees = guarantees_against(plan, insiders)
         if len(insiders) > plan.threat.max_colluders:
@@ -78,7 +78,7 @@ def verify(
                 f"{len(insiders)} insiders are more than in the plan's threat, "
                 f"{plan.threat.describe()}"
             )
-    shown = [g for g in guarantees if agent is None or g.agent == agent]
+    shown = [g for g in guarantees if number in (None, g.agent)]
     _print(plan, found, shown, as_json=json)
     warn_of_insiders(
         plan.decomposition,
@@ -95,6 +95,7 @@ def verify(
 
 def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_json: bool) -> None:
     epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
+    names = plan.network.agent_names
     remark = f"gap {found.gap:.2g}"
     print_result(
         f"plan {fingerprint(plan).hex()[:16]}: {'verified' if found.passed else 'BROKEN'}",
@@ -111,6 +112,7 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_j
                 [
                     {
                         "agent": g.agent,
+                        "name": names[g.agent],
                         "epsilon": g.epsilon,
                         "promised_epsilon": float(epsilons[g.agent]),
                         "delta": float(deltas[g.agent]),
@@ -133,10 +135,12 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
         raise InvalidArgumentError(
             f"the roster must have the plan's {plan.num_agents} agents, found {roster.num_agents}"
         )
+    names = plan.network.agent_names
+    roster.require_names(names)
     host = roster.store_host
     links = list_connections(plan.network.graph, roster.accepts)
     store = [(other, host) for other in range(plan.num_agents) if other != host]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"agent": a, "reaches": b, "address": roster.sites[b].address, "for": purpose}
         for purpose, pairs in (("link", links), ("store", store))
         for a, b in pairs
@@ -150,15 +154,18 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
         ["agent", "must reach", "at", "for"],
         [
             [
-                str(row["agent"]),
-                f"agent {row['reaches']}",
+                names[row["agent"]],
+                names[row["reaches"]],
                 str(row["address"] or "?"),
                 str(row["for"]),
             ]
             for row in rows
         ],
     )
-    print_note(f"agent {host} opens the store (--store): the first agent that accepts connections")
+    print_note(
+        f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts "
+        "connections"
+    )
     if any(row["address"] is None for row in rows):
         print_note("? is an address that the roster does not have: give it there, or to --listen")
 
@@ -166,6 +173,7 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
 def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
     """Print each agent's ε, or on a large network those of all agents with one promise together."""
     epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
+    names = plan.network.agent_names
     rows: dict[tuple[object, ...], list[AgentGuarantee]] = {}
     for g in shown:
         promise = plan.budget.promises[g.agent] if plan.budget.num_agents else None
@@ -175,27 +183,15 @@ def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
         ["agent", "largest ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
         [
             [
-                str(own[0].agent) if len(own) == 1 else list_agents([g.agent for g in own]),
+                list_agents([label_agent(names, g.agent) for g in own]).removeprefix("agent "),
                 round_up(max(g.epsilon for g in own)),
                 write_exactly(epsilons[own[0].agent]),
                 write_exactly(deltas[own[0].agent]),
                 round_up_range([g.precision for g in own]),
-                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition),
+                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition, names),
             ]
             for own in rows.values()
         ],
     )
     if len(rows) < len(shown):
-        print_note("--agent N shows one agent, and --json all")
-
-
-def _read_coalition(text: str, num_agents: int) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    # An agent that does not exist knows no seed: its ε would be that of an eavesdropper.
-    known = {str(agent): agent for agent in range(num_agents)}
-    if not all(part in known for part in parts):
-        raise InvalidArgumentError(
-            f"--coalition must be numbers of agents, 0 … {num_agents - 1}, separated by commas, "
-            f"found {text!r}"
-        )
-    return sorted({known[part] for part in parts})
+        print_note("--agent NAME shows one agent, and --json all")

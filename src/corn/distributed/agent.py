@@ -19,7 +19,12 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.exchange import Exchange
 from corn.distributed.journal import Journal, Reports
-from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
+from corn.distributed.keyring import (
+    load_credentials,
+    make_source,
+    open_ledger,
+    share_group_seeds,
+)
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit
@@ -272,8 +277,10 @@ def run_steps(
                     "this run"
                 )
             settings.check_plan(plan)
-            accepts = rendezvous.credentials.roster.accepts
-            list_connections(plan.network.graph, accepts)  # refuses links that cannot be opened
+            roster = rendezvous.credentials.roster
+            roster.require_names(plan.network.agent_names)
+            # Refuses links that cannot be opened.
+            list_connections(plan.network.graph, roster.accepts)
             planned = check_guarantee(plan, agent).precision
             required.check(plan, agent)
             folders = None if out is None else make_folders(out, agent)
@@ -307,9 +314,9 @@ def run_steps(
                     **describe_columns(problem.schema),
                     "the data": data,
                     **describe_model(problem.task, start),
-                    "the roster of public keys": rendezvous.credentials.roster.fingerprint.hex(),
+                    "the roster of public keys": roster.fingerprint.hex(),
                     "agents that accept connections": ", ".join(
-                        str(number) for number, does in enumerate(accepts) if does
+                        str(number) for number, does in enumerate(roster.accepts) if does
                     ),
                     **settings.describe(plan),
                     "streams": STREAM_FORMAT,

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -165,6 +165,7 @@ class Journal:
         self._first = AgentState(
             agent=agent,
             num_agents=plan.num_agents,
+            names=tuple(plan.network.agent_names) if plan.network.has_names else (),
             phase=TRAINING,
             step=0,
             num_steps=settings.steps_of(plan),
@@ -216,7 +217,7 @@ class Journal:
             f"{self._budget.describe()}, against {state.adversary}"
             f"{f'; {state.simulation}' if state.simulation else ''}"
         )
-        log_event(state.agent, "start", text, fields=asdict(state))
+        log_event(state.agent, "start", text, fields=state.fields)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
@@ -226,7 +227,7 @@ class Journal:
             self._save(step, parameters)
             self._last_state = time.monotonic()
             state = self._report(step, TRAINING)
-            log_event(state.agent, "checkpoint", state.describe(), fields=asdict(state))
+            log_event(state.agent, "checkpoint", state.describe(), fields=state.fields)
         else:
             self._report_if_due(step)
 
@@ -251,7 +252,7 @@ class Journal:
         self._save(step, parameters)
         self._save_model(parameters)
         state = self._report(step, status.value)
-        log_event(state.agent, "end", f"{status}: {state.describe()}", fields=asdict(state))
+        log_event(state.agent, "end", f"{status}: {state.describe()}", fields=state.fields)
         if self._file is not None:
             self._file.close()
 

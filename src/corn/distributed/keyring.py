@@ -8,7 +8,7 @@ was released before, and keys and nonces are not published with results.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from corn.noise import (
     Roster,
     Secret,
     SecureSource,
+    Site,
     agent_keys,
     generate_identity,
     list_used_plans,
@@ -148,8 +149,11 @@ def open_ledger(
     return ledger
 
 
-def make_keys(folder: Path, num_agents: int) -> bool:
-    """Make the keys of all agents for a run on one machine, if there are none; return if made."""
+def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
+    """Make the keys of all agents for a run on one machine, if there are none; return if made.
+
+    The roster gets ``names``, where they are given.
+    """
     roster = folder / "roster.json"
     # Existing keys are never replaced: others may hold the roster that belongs to them.
     if roster.exists():
@@ -165,7 +169,8 @@ def make_keys(folder: Path, num_agents: int) -> bool:
         save_identity(identity, folder / f"agent-{agent}.key")
     # Last, as its presence means that all keys are there: after a crash before it no run begins
     # with half of them.
-    save_roster(Roster(tuple(own.public_key for own in identities)), roster)
+    sites = tuple(Site(name=name) for name in names)
+    save_roster(Roster(tuple(own.public_key for own in identities), sites=sites), roster)
     return True
 
 

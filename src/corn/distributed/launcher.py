@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -136,7 +136,7 @@ def monitor_agent(
     with suppress(CornError):
         make_folders(config.out, agent)
     folder = Folders.of_run(config.out).of_agent(agent).private
-    status = Status(agent)
+    status = Status(agent, names=config.names)
 
     def show(state: AgentState) -> None:
         status.newest = state
@@ -145,7 +145,13 @@ def monitor_agent(
 
     with ExitStack() as stack:
         stack.enter_context(
-            writing_log(config.log_format, folder=folder, to_stderr=to_stderr, forward=forward)
+            writing_log(
+                config.log_format,
+                folder=folder,
+                to_stderr=to_stderr,
+                forward=forward,
+                names=config.names,
+            )
         )
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:
@@ -547,7 +553,7 @@ class ProgressLog:
             None,
             "checkpoint",
             f"{state.describe()}, {len(running)} of {state.num_agents} agents",
-            fields=asdict(state) | {"agents": sorted(own.agent for own in running)},
+            fields=state.fields | {"agents": sorted(own.agent for own in running)},
         )
 
 
@@ -642,7 +648,8 @@ def launch(
     for agent in {promised.budget.of_agent(each): each for each in agents}.values():
         required.check(promised, agent)
     # Everything that can fail for a wrong argument has been checked; from here on files are made.
-    made_keys = make_keys(keys, known.num_agents)
+    names = tuple(known.agent_names) if known.has_names else ()
+    made_keys = make_keys(keys, known.num_agents, names)
     # An agent without its key could not even tell the others, which would wait for it.
     credentials = [load_credentials(keys, agent, known.num_agents) for agent in agents]
     folders = Folders.of_run(out)
@@ -658,7 +665,7 @@ def launch(
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
     store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
-    with closing(store), writing_log(log_format):
+    with closing(store), writing_log(log_format, names=names):
         processes = AgentProcesses(
             {
                 agent: AgentConfig(
@@ -672,6 +679,7 @@ def launch(
                     neighbours=tuple(sorted(known.graph.neighbors(agent))),
                     keys=keys.resolve(),
                     num_agents=known.num_agents,
+                    names=names,
                     store=(_LOCALHOST, store.port),
                     opens_store=False,
                     requirements=replace(

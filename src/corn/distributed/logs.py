@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, final
 
 from corn.errors import make_printable
+from corn.topology.graphs import label_agent
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -56,10 +57,11 @@ def writing_log(
     folder: Path | None = None,
     to_stderr: bool = True,
     forward: Callable[[logging.LogRecord], None] | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[None]:
     """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
 
-    ``forward`` is called with every record, too.
+    ``forward`` is called with every record, too. Lines have the name of their agent in ``names``.
     """
     handlers: list[logging.Handler] = []
     if to_stderr:
@@ -76,7 +78,7 @@ def writing_log(
     level = _LOGGER.level
     propagates = _LOGGER.propagate
     for handler in handlers:
-        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter())
+        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(names))
         _LOGGER.addHandler(handler)
     _LOGGER.setLevel(logging.INFO)
     # Handlers of the root logger would print every line a second time.
@@ -116,11 +118,15 @@ def _time_of(record: logging.LogRecord) -> str:
 
 @final
 class _TextFormatter(logging.Formatter):
-    """``TIME LEVEL agent 3: text``, in one line whatever the text contains."""
+    """``TIME LEVEL agent 3 (Lake): text``, in one line whatever the text contains."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = names
 
     def format(self, record: logging.LogRecord) -> str:
         agent = getattr(record, "agent", None)
-        who = "launch" if agent is None else f"agent {agent}"
+        who = "launch" if agent is None else f"agent {label_agent(self._names, agent)}"
         mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
         text = make_printable(record.getMessage())
         return f"{_time_of(record)} {record.levelname} {who}: {mark}{text}"

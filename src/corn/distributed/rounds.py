@@ -28,6 +28,7 @@ from corn.learn.step import AgentStepper, StepStatistics, no_statistics
 from corn.learn.sweep import Interruption
 from corn.noise.grid import require_provable
 from corn.plan import fingerprint
+from corn.topology.graphs import label_agent
 from corn.topology.mixing import GossipRound
 from corn.transport import Dropout, LinkError
 
@@ -406,20 +407,23 @@ class TrainingRounds:
     def _note_losses(self) -> None:
         """Note what a recovery has shown of broken links."""
         own = self._membership
+        names = self._plan.network.agent_names
         cut_links = own.cut_links
         leavers = own.leavers
         present = own.present
         for peer in cut_links.keys() - self._noted_cuts:
             self._journal.note(
-                f"agent {peer} is alive, as others reach it: only its link to agent {self._agent} "
-                f"was cut at step {cut_links[peer]}"
+                f"agent {label_agent(names, peer)} is alive, as others reach it: only its link to "
+                f"agent {label_agent(names, self._agent)} was cut at step {cut_links[peer]}"
             )
         self._noted_cuts = frozenset(cut_links)
         for agent in leavers.keys() - self._noted_leavers:
-            self._journal.note(f"agent {agent} left the run at step {leavers[agent]}")
+            self._journal.note(
+                f"agent {label_agent(names, agent)} left the run at step {leavers[agent]}"
+            )
         self._noted_leavers = frozenset(leavers)
         if set(range(self._plan.num_agents)) - set(present) - own.lost.keys() and len(present) > 1:
-            who = ", ".join(map(str, present))
+            who = ", ".join(label_agent(names, agent) for agent in present)
             self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
@@ -439,7 +443,8 @@ class TrainingRounds:
             Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
             Dropout.DIFFERENT: "is no longer linked, as it has another model",
         }[error.dropout]
-        self._journal.note(f"agent {peer} {how} at step {self.step}")
+        who = label_agent(self._plan.network.agent_names, peer)
+        self._journal.note(f"agent {who} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
             self._run.returns.ban(peer)
         self._membership.note(Kind.CUT, self.step, peer)

@@ -175,6 +175,7 @@ class AgentConfig:
             :func:`corn.distributed.join`.
         advertise: the address under which they reach it, where that is another.
         rejoins: whether to join a run under way, which lost this agent.
+        names: the names of all agents in the plan's graph; empty where they are only numbered.
         log_format: the format of the lines of its log.
         status: address and port of the status server; None serves nothing.
     """
@@ -186,6 +187,7 @@ class AgentConfig:
     num_agents: int
     store: tuple[str, int]
     keys: Path
+    names: tuple[str, ...] = ()
     plan: Path | None = None
     request: PlanningRequest | None = None
     neighbours: tuple[int, ...] = ()

@@ -72,6 +72,7 @@ class AgentState:
     """The state of an agent at a moment; others may read it.
 
     Attributes:
+        names: of all agents in the plan's graph; empty where they are only numbered.
         phase: ``training``, ``failed``, or the status with which the agent ended.
         epsilon: the ε spent, at most; ``delta`` is that of the promise, too.
         protects: the unit and the clipping, in words.
@@ -89,6 +90,7 @@ class AgentState:
 
     agent: int
     num_agents: int
+    names: tuple[str, ...]
     phase: str
     step: int
     num_steps: int
@@ -111,6 +113,15 @@ class AgentState:
     timeout: float
     updated: float
 
+    @property
+    def fields(self) -> dict[str, object]:
+        """The state for a line of the log, without the names, which are always the same."""
+        return {name: value for name, value in asdict(self).items() if name != "names"}
+
+    def name(self, agent: int | str) -> str:
+        """Return the name of an agent, or its number."""
+        return self.names[int(agent)] if self.names else str(agent)
+
     def describe_agents(self) -> dict[int, str]:
         """Return what this agent knows of every agent of the plan."""
         others = "takes part" if self.phase == TRAINING else "took part to the end"
@@ -121,7 +132,7 @@ class AgentState:
     def describe(self) -> str:
         """Return the state in one line; the line of the start says what ε means."""
         loss = "" if self.test_loss is None else f"test loss {self.test_loss:.4g}, "
-        lost = f"lost {', '.join(self.lost)}, " if self.lost else ""
+        lost = f"lost {', '.join(map(self.name, self.lost))}, " if self.lost else ""
         return (
             f"step {self.step} of {self.num_steps}, {loss}{lost}"
             f"{self.bytes_sent / 1e6:.3g} MB sent, {self.steps_per_minute:.0f} steps per minute, "
@@ -204,6 +215,12 @@ class Status:
 
     agent: int
     newest: AgentState | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the agent, or its number."""
+        return self.names[self.agent] if self.names else str(self.agent)
 
     @property
     def phase(self) -> str:
@@ -228,7 +245,8 @@ def render_metrics(status: Status) -> str:
         labels = {"agent": agent} | labels
         Gauge(f"corn_{name}", text, tuple(labels), registry=registry).labels(**labels).set(value)
 
-    show("info", "Version and phase.", 1, version=__version__, phase=status.phase)
+    info = {"version": __version__, "phase": status.phase, "agent_name": status.name}
+    show("info", "Version, phase, and the agent's name.", 1, **info)
     show("healthy", "1 unless /healthz fails.", not status.problem)
     state = status.newest
     if state is None:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import networkx as nx
+import numpy as np
+
 from corn.checks import require, require_choice, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import CornError, FileFormatError, make_printable
 from corn.learn.partition import TEST_FRACTION, VALIDATION_FRACTION
 from corn.learn.schema import Schema, read_record, read_schema
 from corn.parsing import quote
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget, Unit
 from corn.topology import Network, list_connections, load_network
+from corn.topology.graphs import look_up_agents
 
 if TYPE_CHECKING:  # torch takes seconds to import, and corn plan needs none of it
     from corn.learn.file_data import FileWorkload
@@ -49,7 +53,6 @@ class Site:
     accepts: bool = True
 
     def __post_init__(self) -> None:
-        require(bool(self.name.strip()), "name", "a name", quote(self.name))
         require_count("samples", self.samples)
 
 
@@ -133,12 +136,17 @@ class Consortium:
         return tuple(self.training_fraction * site.samples for site in self.sites)
 
     @property
+    def names(self) -> list[str]:
+        """The name of each site."""
+        return [site.name for site in self.sites]
+
+    @property
     def accepts(self) -> tuple[bool, ...]:
         """Whether each site accepts connections."""
         return tuple(site.accepts for site in self.sites)
 
     def load_network(self) -> Network:
-        """Return the network, which has one agent for each site."""
+        """Return the network: one agent for each site, with its name and in the order of sites."""
         network = load_network(self.graph)
         require(
             network.num_agents == len(self.sites),
@@ -146,9 +154,17 @@ class Consortium:
             f"of {len(self.sites)} agents, one for each site",
             network.num_agents,
         )
+        place = list(range(network.num_agents))
+        if network.has_names:
+            # A graph with names says which site has which links, in any order.
+            place = look_up_agents(self.names, network.agent_names, argument="an agent of graph")
+        graph = nx.relabel_nodes(network.graph, dict(enumerate(place)))
+        nx.set_node_attributes(graph, dict(enumerate(self.names)), "name")
+        back = np.argsort(place)
+        matrix = network.sparse_matrix[back][:, back]
         # Raises for a link of which neither end accepts.
-        list_connections(network.graph, self.accepts)
-        return network
+        list_connections(graph, self.accepts)
+        return replace(network, graph=graph, sparse_matrix=matrix)
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
@@ -195,6 +211,7 @@ class Consortium:
                 "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
                 "graph": set(map(frozenset, plan.network.graph.edges))
                 == set(map(frozenset, network.graph.edges)),
+                "names of sites": plan.network.agent_names == network.agent_names,
             }.items()
             if not is_same
         ]
@@ -207,14 +224,7 @@ class Consortium:
 
     def find_site(self, name: str) -> int:
         """Return the number of a site by its name or its number."""
-        names = [site.name for site in self.sites]
-        if name in names:
-            return names.index(name)
-        if name.isdecimal() and int(name) < len(names):
-            return int(name)
-        raise InvalidArgumentError(
-            f"{self.path}: there is no site {quote(name)}: sites are {', '.join(names)}"
-        )
+        return look_up_agents(self.names, [name], argument=f"a site of {self.path}")[0]
 
     def make_workload(self, data: Path) -> FileWorkload:
         """Return the training problem on the files ``data``, one of each site.
@@ -231,7 +241,7 @@ class Consortium:
             model=self.training.model,
             test_data=None if test_data is None else self.path.parent / test_data,
             held_out=self.training.held_out,
-            sites=tuple(site.name for site in self.sites),
+            sites=tuple(self.names),
         )
 
 
@@ -268,11 +278,8 @@ def load_consortium(path: Path) -> Consortium:
         read_record(Site, _as_table(own), f"[[sites]] {number + 1}", problems)
         for number, own in enumerate(listed if isinstance(listed, list) else [])
     ]
-    names = [site.name for site in sites if site is not None]
     if not sites:
         problems.append("[[sites]] must list every site with name and samples")
-    if len(set(names)) < len(names):
-        problems.append("[[sites]] must have different names")
     graph = document.get("graph")
     if not isinstance(graph, str):
         problems.append(f"graph must be a spec such as complete:{len(sites)}, or a file")

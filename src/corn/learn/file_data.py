@@ -70,7 +70,7 @@ AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
 
 SITE_FIELD = "{site}"
-"""The part of a path that stands for the name of a site of a consortium."""
+"""The part of a path that stands for an agent's name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,8 +267,8 @@ class FileWorkload:
         is_regression: whether targets are numbers to predict.
         bounds: public bounds of columns by name; those of "" are for all columns of the inputs.
         schema: the public schema of a consortium, which replaces the five fields above.
-        sites: the names of the agents, which stand for ``{site}`` in ``data``. With names, a file
-            is always the file of one agent, and never distributed.
+        sites: the names of the agents, which stand for ``{site}`` in ``data``, by default their
+            numbers. With names, a file is always the file of one agent, and never distributed.
         model: see :func:`corn.learn.workloads.make_named_task`.
         test_data: a public file to measure on; every agent has it.
         held_out: the fraction of each file that is measured on, not trained on, without test data;
@@ -311,7 +311,9 @@ class FileWorkload:
     @property
     def has_file_per_agent(self) -> bool:
         """Whether every agent has a file of its own."""
-        return bool(self.sites) or AGENT_FIELD in str(self.data)
+        return bool(self.sites) or any(
+            field in str(self.data) for field in (AGENT_FIELD, SITE_FIELD)
+        )
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all.
@@ -366,7 +368,14 @@ class FileWorkload:
 
     def _path_of(self, agent: int) -> Path:
         text = str(self.data).replace(AGENT_FIELD, str(agent))
-        return Path(text.replace(SITE_FIELD, self.sites[agent]) if self.sites else text)
+        name = self.sites[agent] if self.sites else str(agent)
+        # A name from a file of others must not lead to another folder.
+        if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
+            raise FileFormatError(
+                f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
+                f"use {AGENT_FIELD}, which stands for the agent's number, {agent}"
+            )
+        return Path(text.replace(SITE_FIELD, name))
 
     def _read(self, schema: Schema, file: DataFile, *, checks_people: bool = False) -> Rows:
         return schema.read(file.path, file.cells, file.images, checks_people=checks_people)

@@ -251,12 +251,21 @@ class Mechanism:
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
-        The server keeps the strictest agent's promise for all.
+        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean
+        over the steps of the budget, Σ_t 1ᵀR_t1 · min b / T, which is the ratio of the variances
+        summed over the run.
         """
         if self.budget is None or self.noise is None:
             return None
+        num_steps = self.budget.num_steps
+        total = before = self.noise.total_variance
+        for start, noise in self.later_noise:
+            # A change counts for the rest of the run.
+            left = max(0, num_steps - start) / num_steps
+            total += (noise.total_variance - before) * left
+            before = noise.total_variance
         # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
-        return self.noise.total_variance * float(self.precision_caps.min())
+        return total * float(self.precision_caps.min())
 
     @property
     def weighted_central_ratio(self) -> float | None:

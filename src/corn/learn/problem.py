@@ -22,7 +22,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
-from corn.errors import InvalidArgumentError, list_some
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
 from corn.learn.metrics import PARTS, Samples
 from corn.learn.optimizers import OptimizerFactory
@@ -30,6 +30,7 @@ from corn.learn.schema import Schema
 from corn.learn.tasks import Task
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
+from corn.topology.graphs import look_up_agents
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
@@ -233,7 +234,7 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
 
 def make_problem(
     task: Task,
-    datasets: Sequence[DataSource] | Mapping[str, DataSource],
+    datasets: Sequence[DataSource] | Mapping[Any, DataSource],
     agents: int | Sequence[str],
     *,
     validation: DataSource | None = None,
@@ -246,14 +247,10 @@ def make_problem(
     names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
     require_length("datasets", len(datasets), len(names), per="agent")
     if isinstance(datasets, Mapping):
-        # Numbers of agents without a label may be numbers in the mapping.
-        labelled = {str(label): each for label, each in datasets.items()}
-        missing = [name for name in names if name not in labelled]
-        rule = "those of the graph's agents"
-        found = list_some(labelled)
-        advice = f"add {list_some(missing)}"
-        require(not missing, "labels of datasets", rule, found, advice=advice)
-        datasets = [labelled[name] for name in names]
+        # As many keys as agents, all of different agents, so that none is missing.
+        owners = look_up_agents(names, datasets, argument="a key of datasets")
+        by_agent = dict(zip(owners, datasets.values(), strict=True))
+        datasets = [by_agent[agent] for agent in range(len(names))]
     own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(datasets)]
     given = {"validation": validation, "test": test}
     parts = {

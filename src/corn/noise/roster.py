@@ -47,6 +47,7 @@ from corn.noise.keys import (
 )
 from corn.noise.stream import Owner, check_fingerprint, check_nonce, encode_fields
 from corn.parsing import build_fields, parse_address, parse_hex, read_json
+from corn.topology.graphs import check_names
 
 _FORMAT = "corn roster 3"
 _FIELD_PRIME = 2**255 - 19
@@ -76,10 +77,12 @@ class Site:
     Attributes:
         accepts: whether others can connect to it; otherwise it only connects outward.
         address: HOST:PORT at which they do; None leaves it to the agent's start.
+        name: that of the agent in the plan's graph; None for one that is only numbered.
     """
 
     accepts: bool = True
     address: str | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if self.address is None:
@@ -114,6 +117,7 @@ class Roster:
             raise InvalidArgumentError(
                 f"sites must be those of {len(self.public_keys)} agents, found {len(self.sites)}"
             )
+        check_names({agent: own.name for agent, own in enumerate(self.sites) if own.name})
         owners: dict[bytes, int] = {}
         for agent, key in enumerate(self.public_keys):
             _check_public_key(key, agent)
@@ -128,6 +132,11 @@ class Roster:
     def num_agents(self) -> int:
         """The number of agents n."""
         return len(self.public_keys)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each agent, or its number."""
+        return [site.name or str(agent) for agent, site in enumerate(self.sites)]
 
     @property
     def accepts(self) -> tuple[bool, ...]:
@@ -152,6 +161,15 @@ class Roster:
                 f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
             )
         return self.public_keys[agent]
+
+    def require_names(self, names: Sequence[str]) -> None:
+        """Raise unless the roster calls agents as a plan does, as far as both have names."""
+        for agent, (own, planned) in enumerate(zip(self.names, names, strict=True)):
+            if own != planned and str(agent) not in (own, planned):
+                raise InvalidArgumentError(
+                    f"roster and plan must have the same names, found {own!r} and {planned!r} for "
+                    f"agent {agent}: one site would have the key or the links of another"
+                )
 
     def verify(self, agent: int, signature: bytes, message: bytes) -> bool:
         """Return whether an agent signed a message."""
@@ -265,7 +283,7 @@ def _choose_name(path: Path) -> Path:
 
 
 def save_roster(roster: Roster, path: Path) -> None:
-    """Write the roster as JSON: agent's number → public key, accepts and address; rotations."""
+    """Write the roster as JSON: agent's number → public key, accepts, address, name; rotations."""
     agents = {
         str(agent): {"public_key": key.hex(), **vars(site)}
         for agent, (key, site) in enumerate(zip(roster.public_keys, roster.sites, strict=True))
@@ -296,14 +314,14 @@ def _decode_roster(document: object) -> Roster:
     numbers = [str(agent) for agent in range(len(entries))]
     if fields["format"] != _FORMAT or set(entries) != set(numbers):
         raise InvalidArgumentError(f"agents 0, 1, 2, … in the format {_FORMAT!r} were expected")
-    # People write these two by hand, so they may leave them out.
-    usual: dict[str, object] = {"accepts": True, "address": None}
-    types = {"public_key": str, "accepts": bool, "address": str | None}
+    # People write these by hand, so they may leave them out.
+    usual: dict[str, object] = {"accepts": True, "address": None, "name": None}
+    types = {"public_key": str, "accepts": bool, "address": str | None, "name": str | None}
     agents = [build_fields(types, usual | entries[number], f"agent {number}") for number in numbers]
     return Roster(
         tuple(parse_hex(own["public_key"], "a public key") for own in agents),
         fields["rotations"],
-        tuple(Site(own["accepts"], own["address"]) for own in agents),
+        tuple(Site(own["accepts"], own["address"], own["name"]) for own in agents),
     )
 
 

@@ -208,9 +208,6 @@ def _decode_network(data: object) -> Network:
     fields = build_fields(hints, data, "network")
     graph = nx.DiGraph() if fields["directed"] else nx.Graph()
     for agent, name in enumerate(fields["agents"]):
-        # Names that look like other agents' numbers could be confused with them in reports.
-        if name.isdecimal() and name != str(agent):
-            raise InvalidArgumentError(f"agent {agent} cannot be called {quote(name)}")
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
     n = len(graph)
     links = fields["links"]

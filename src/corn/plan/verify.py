@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from corn.noise.grid import bound_loss, choose_grid, count_parameters
 from corn.plan.plan import Plan, allowed_groups
 from corn.privacy.floats import account_floats, find_promise
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
+from corn.topology.graphs import label_agent
 
 # Allowances for rounding: sums are recomputed in another order, ε from rounded numbers.
 _CLAIM_TOLERANCE = 1e-6
@@ -163,9 +164,10 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
     """List the agents with less privacy than promised, by the cap and by their exact ε."""
     caps = plan.precision_caps
     promised = plan.budget.epsilons(plan.num_agents)
+    names = plan.network.agent_names
     problems = [
-        f"agent {g.agent} gets ε = {round_up(g.epsilon)} instead of "
-        f"{write_exactly(promised[g.agent])} against {describe_coalition(g.worst_coalition)}"
+        f"agent {label_agent(names, g.agent)} gets ε = {round_up(g.epsilon)} instead of "
+        f"{write_exactly(promised[g.agent])} against {describe_coalition(g.worst_coalition, names)}"
         for g in guarantees
         # Both: an accountant without proof can have a cap that does not keep ε.
         if g.precision > caps[g.agent] or g.epsilon > promised[g.agent] * (1 + _EPSILON_TOLERANCE)
@@ -213,9 +215,9 @@ def _claim_problems(plan: Plan, value: float, proved: float) -> list[str]:
     return problems
 
 
-def describe_coalition(coalition: tuple[int, ...]) -> str:
-    """Return a coalition in words."""
+def describe_coalition(coalition: tuple[int, ...], names: Sequence[str]) -> str:
+    """Return a coalition in words, with the names of its agents."""
     if not coalition:
         return "an eavesdropper"
     who = "insider" if len(coalition) == 1 else "insiders"
-    return f"{who} {', '.join(map(str, coalition))}"
+    return f"{who} {', '.join(label_agent(names, agent) for agent in coalition)}"

@@ -24,6 +24,7 @@ from corn.errors import FileFormatError, InvalidArgumentError, list_some, make_p
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.rounding import write_exactly, write_range_exactly
+from corn.topology.graphs import look_up_agents
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
@@ -301,36 +302,27 @@ def _parse(
         )
     filled = [(number, row) for number, row in enumerate(rows[1:], start=2) if any(row)]
     known = [str(agent) for agent in range(len(filled))] if names is None else list(names)
-    # Agents may be given by number too. A name that is a number takes precedence.
-    places = {str(agent): agent for agent in range(len(known))}
-    places |= {name: agent for agent, name in enumerate(known)}
-    promises: dict[int, list[float]] = {}
+    promises: list[list[float]] = []
     for number, row in filled:
         if len(row) != len(header):
             raise InvalidArgumentError(
                 f"line {number} must have {len(header)} entries, found {len(row)}"
             )
-        agent = places.get(row[0])
-        if agent is None:
-            raise InvalidArgumentError(
-                f"there is no agent {make_printable(row[0], limit=60)!r}: the agents are "
-                f"{list_some(known)}"
-            )
-        if agent in promises:
-            raise InvalidArgumentError(f"agent {row[0]!r} must have one promise, found two")
         try:
-            promises[agent] = [float(cell) for cell in row[1:]]
+            promises.append([float(cell) for cell in row[1:]])
         except ValueError as error:
             found = make_printable(",".join(row), limit=60)
             raise InvalidArgumentError(
                 f"line {number} must have numbers after the agent, found {found!r}"
             ) from error
-    missing = [name for agent, name in enumerate(known) if agent not in promises]
+    owners = look_up_agents(known, [row[0] for _, row in filled], argument="column agent")
+    by_agent = dict(zip(owners, promises, strict=True))
+    missing = [name for agent, name in enumerate(known) if agent not in by_agent]
     if missing or not known:
         raise InvalidArgumentError(
             f"every agent must have a promise, found none for {list_some(missing) or 'any'}"
         )
-    epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
+    epsilons, *deltas = zip(*(by_agent[agent] for agent in range(len(known))), strict=True)
     return epsilons, deltas[0] if deltas else None
 
 

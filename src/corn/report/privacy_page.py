@@ -19,10 +19,12 @@ import jinja2
 
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
+from corn.noise import load_roster
 from corn.noise.ledger import ReleaseHistory, describe_total
 from corn.privacy.budget import Relation
 from corn.privacy.composition import TotalLoss
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.topology.graphs import label_agent
 from corn.version import __version__
 
 _FALSE_ALARMS = 0.01
@@ -134,7 +136,7 @@ def describe_privacy(
     """
     sections = [
         *_explain_promise(promise, id_column),
-        _describe_total(totals),
+        _describe_total(totals, keys),
         _describe_published(published, promise),
         _describe_checks(promise, model_digest, keys),
     ]
@@ -286,7 +288,9 @@ def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Secti
     return [meaning, who, against, assumed]
 
 
-def _describe_total(totals: Sequence[tuple[ReleaseHistory, TotalLoss]]) -> Section:
+def _describe_total(
+    totals: Sequence[tuple[ReleaseHistory, TotalLoss]], keys: Path | None
+) -> Section:
     heading = "Total of all plans so far"
     if not totals:
         return Section(
@@ -298,14 +302,16 @@ def _describe_total(totals: Sequence[tuple[ReleaseHistory, TotalLoss]]) -> Secti
         )
     worst = max((total for _, total in totals), key=lambda total: total.epsilon)
     # Sites with the same numbers share a row, so that the page stays one page.
-    sites: dict[tuple[str, ...], list[int]] = {}
+    sites: dict[tuple[str, ...], list[str]] = {}
+    roster = None if keys is None else keys / "roster.json"
+    names = [] if roster is None or not roster.exists() else load_roster(roster).names
     for history, total in sorted(totals, key=lambda own: (-own[1].epsilon, own[0].agent)):
         # Without a ledger, more was released than those that are left show.
         bound = "at least " if history.problems else ""
         epsilon = "none" if math.isinf(total.epsilon) else round_up(total.epsilon)
         releases = sum(expense.num_releases for expense in history.expenses)
         numbers = (str(len(history.records)), str(releases), f"{bound}{epsilon}")
-        sites.setdefault(numbers, []).append(history.agent)
+        sites.setdefault(numbers, []).append(label_agent(names, history.agent))
     rows = [(list_some(agents), *numbers) for numbers, agents in sites.items()]
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
     lost = [problem for history, _ in totals for problem in history.problems]

@@ -5,12 +5,15 @@ Every generator takes numbers and returns agents 0 … n−1 and their links.
 
 from __future__ import annotations
 
+import csv
+import difflib
 import inspect
 import math
 import random
 import sys
+import unicodedata
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -19,19 +22,28 @@ from typing import TypeAlias
 import networkx as nx
 
 from corn.checks import require_count, require_in_range, require_positive
-from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError, list_some
+from corn.errors import (
+    CornWarning,
+    InfeasibleError,
+    InvalidArgumentError,
+    list_some,
+    make_printable,
+)
 from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 
 Graph: TypeAlias = nx.Graph
 """Agents 0 … n−1 and links; an ``nx.DiGraph`` if links are directed (i → j: i sends to j)."""
 
+_LONGEST_NAME = 100
+
 
 def check_graph(graph: nx.Graph) -> Graph:
     """Return a copy of ``graph`` with agents 0 … n−1, or raise if agents cannot learn on it.
 
     Integer labels must be 0 … n−1 already. Other labels are numbered in the order of the graph and
-    kept as the node attribute ``name``. Edge weights, if there are any, must be positive numbers.
+    kept as the node attribute ``name``, see ``check_names``. Edge weights, if there are any, must
+    be positive numbers.
     """
     if graph.number_of_nodes() == 0:
         raise InvalidArgumentError("the graph must have at least one agent, found none")
@@ -46,6 +58,10 @@ def check_graph(graph: nx.Graph) -> Graph:
             _check_edge_weight(u, v, weight)
     # Numbered first, so that the error below can name agents as the file does.
     numbered = _number_agents(graph)
+    given = {agent: own.pop("name") for agent, own in numbered.nodes(data=True) if "name" in own}
+    # A name that is the agent's number would be wrong when survivors are numbered anew.
+    names = {agent: name for agent, name in check_names(given).items() if name != str(agent)}
+    nx.set_node_attributes(numbered, names, "name")
     _require_connected(numbered)
     return numbered
 
@@ -59,6 +75,106 @@ def is_connected(graph: Graph) -> bool:
 def name_of(graph: Graph, agent: int) -> str:
     """Return the name that an agent has in the graph's file, or its number."""
     return str(graph.nodes[agent].get("name", agent))
+
+
+def check_names(names: Mapping[int, object]) -> dict[int, str]:
+    """Return the names of agents as text, or raise if one could be taken for another.
+
+    A name is one line of at most 100 printable characters. No two agents have the same one, and one
+    that is a number must be the agent's own: so an agent can be called by either.
+
+    >>> check_names({0: "Zürich", 1: (4, 5)})
+    {0: 'Zürich', 1: '(4, 5)'}
+    """
+    checked: dict[int, str] = {}
+    owners: dict[str, int] = {}
+    for agent, given in names.items():
+        name = _normalise(str(given))
+        shown = make_printable(name, limit=_LONGEST_NAME)
+        if not name or name != shown:
+            raise InvalidArgumentError(
+                f"the name of agent {agent} must be one line of 1 to {_LONGEST_NAME} printable "
+                f"characters, found {shown!r}"
+            )
+        if name.isdecimal() and name != str(agent):
+            raise InvalidArgumentError(
+                f"agent {agent} cannot be called {name!r}: a name that is a number must be the "
+                "agent's own; number all agents from 0, or add a letter to the name"
+            )
+        if owners.setdefault(name, agent) != agent:
+            raise InvalidArgumentError(
+                f"agents must have different names, found {name!r} for {owners[name]} and {agent}"
+            )
+        checked[agent] = name
+    return checked
+
+
+def look_up_agents(
+    names: Sequence[str], given: str | Iterable[object], *, argument: str = "agent"
+) -> list[int]:
+    """Return the numbers of agents, each given by its name or its number, each of them once.
+
+    In a text they are separated by commas, and a name with a comma is in double quotes.
+
+    >>> look_up_agents(["north", "south"], ["south", 0])
+    [1, 0]
+    >>> look_up_agents(["north", "Hill, south", "2"], '2, "Hill, south"')
+    [2, 1]
+    """
+    if isinstance(given, str):
+        try:
+            given = next(csv.reader([given], skipinitialspace=True), [])
+        except csv.Error as error:
+            shown = make_printable(str(given), limit=60)
+            raise InvalidArgumentError(
+                f"{argument} must be one line of agents with commas between them, found {shown!r}"
+            ) from error
+    places = {_normalise(name): agent for agent, name in enumerate(names)}
+    found: dict[int, object] = {}
+    for one in given:
+        text = _normalise(str(one)).strip()
+        agent = places.get(text)
+        # Nine digits, because Python refuses to read integers of thousands of them.
+        if agent is None and text.isdecimal() and len(text) <= 9 and int(text) < len(names):
+            agent = int(text)
+        if agent is None:
+            raise _unknown(names, text, argument)
+        if agent in found:
+            raise InvalidArgumentError(
+                f"{argument} must be a different agent each time, found {found[agent]!r} and "
+                f"{one!r}"
+            )
+        found[agent] = one
+    return list(found)
+
+
+def _unknown(names: Sequence[str], text: str, argument: str) -> InvalidArgumentError:
+    """Return the error for an agent that does not exist, with the names that are similar."""
+    lower = {name.lower(): name for name in names if not name.isdecimal()}
+    near = [lower[name] for name in difflib.get_close_matches(text.lower(), lower)]
+    advice = f": is it {' or '.join(near)}?" if near else ""
+    if lower and not near:
+        advice = f": names are {list_some(lower.values())}"
+    return InvalidArgumentError(
+        f"{argument} must be {'a name or ' if lower else ''}a number of an agent, 0 … "
+        f"{len(names) - 1}, found {make_printable(text, limit=60)!r}{advice}"
+    )
+
+
+def label_agent(names: Sequence[str], agent: int) -> str:
+    """Return the number of an agent, as in names of files, and its name if it has one.
+
+    >>> label_agent(["north", "1"], 0), label_agent(["north", "1"], 1), label_agent([], 2)
+    ('0 (north)', '1', '2')
+    """
+    number = str(agent)
+    name = names[agent] if agent < len(names) else number
+    return number if name == number else f"{number} ({name})"
+
+
+def _normalise(name: str) -> str:
+    # Composed: terminals and file systems differ in how they write é, and people cannot see it.
+    return unicodedata.normalize("NFC", name)
 
 
 def _number_agents(graph: nx.Graph) -> Graph:

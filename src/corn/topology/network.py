@@ -22,7 +22,15 @@ from corn.topology.files import (
     read_graph,
     read_matrix,
 )
-from corn.topology.graphs import Graph, GraphSpec, SpanningTree, check_graph, find_tree, name_of
+from corn.topology.graphs import (
+    Graph,
+    GraphSpec,
+    SpanningTree,
+    check_graph,
+    find_tree,
+    look_up_agents,
+    name_of,
+)
 from corn.topology.mixing import (
     MAX_AGENTS,
     ONE_ROUND,
@@ -111,6 +119,15 @@ class Network:
     def agent_names(self) -> list[str]:
         """The label of each agent in the graph that it came from, or its number."""
         return [name_of(self.graph, agent) for agent in range(self.num_agents)]
+
+    @property
+    def has_names(self) -> bool:
+        """Whether any agent has a name besides its number."""
+        return any(name is not None for _, name in self.graph.nodes(data="name"))
+
+    def find_agent(self, given: str | int, *, argument: str = "agent") -> int:
+        """Return the number of an agent by its name or its number; raise if there is none."""
+        return look_up_agents(self.agent_names, [given], argument=argument)[0]
 
     @property
     def schedule(self) -> tuple[GossipRound, ...]:
