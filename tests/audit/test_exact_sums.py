@@ -70,7 +70,8 @@ def test_agents_through_the_step_are_tight() -> None:
 
 def test_independent_noise_is_read_release_by_release() -> None:
     plan = agent_plan(0, mechanism="ldp", mixing="sum")
-    report = audit_plan(plan, settings=SHARES)
+    # Many trials: with few, one of five agents can be above the promise by chance.
+    report = audit_plan(plan, settings=replace(SHARES, num_trials=40_000))
     assert report.messages is None
     assert {one.verdict for one in report.findings} == {"tight"}
 

@@ -409,8 +409,8 @@ def write_pdf(page: PrivacyPage) -> bytes:
     pdf.add_font("mono", "", str(fonts / "DejaVuSansMono.ttf"))
     pdf.set_title("Privacy report")
     pdf.set_creator(f"CorN {__version__}")
-    pdf.set_margin(16)
-    pdf.set_auto_page_break(True, margin=12)
+    pdf.set_margin(15)
+    pdf.set_auto_page_break(True, margin=10)
     pdf.add_page()
     # The title by hand, because HTML in fpdf2 has no boxes.
     for text, size, style, colour in (
@@ -437,11 +437,11 @@ def write_pdf(page: PrivacyPage) -> bytes:
     template = _template()
     sections = "".join(template.blocks["sections"](template.new_context({"page": page})))
     pdf.write_html(
-        sections.replace("<p>", '<p line-height="1.25">'),
+        sections.replace("<p>", '<p line-height="1.2">'),
         font_family="sans",
         li_prefix_color=_INK,
         tag_styles={
-            "h2": TextStyle("sans", "B", 10, color=_INK, t_margin=2.4, b_margin=0.6),
+            "h2": TextStyle("sans", "B", 10, color=_INK, t_margin=2.0, b_margin=0.6),
             "p": TextStyle(t_margin=0, b_margin=0.4),
             "li": TextStyle(l_margin=3, t_margin=0),
             "pre": TextStyle("mono", "", 6.6, t_margin=0, b_margin=1),
