@@ -32,9 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     limit_threads()
     budget = PrivacyBudget(10, 1e-5, num_steps=12, clip=0.1)
-    plan = make_plan(
-        load_network("ring:4"), budget, mechanism="ldp", threat=ThreatModel(), cooldown_steps=2
-    )
+    # Under gossip, where the rounds in which links are lost decide the models.
+    network = load_network("ring:4", mixing="gossip")
+    plan = make_plan(network, budget, mechanism="ldp", threat=ThreatModel(), cooldown_steps=2)
     outcomes, broken = Counter[str](), []
     for seed in range(options.first_seed, options.first_seed + options.interventions):
         intervention = Intervention.draw(seed, plan.num_agents)
