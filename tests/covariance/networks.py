@@ -38,15 +38,6 @@ def metropolis(graph: nx.Graph) -> FloatArray:
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
 
 
-def directed(num_agents: int, seed: int, parts: int = 3) -> FloatArray:
-    """An average of permutations: doubly stochastic and not symmetric."""
-    rng = np.random.default_rng(seed)
-    identity = np.eye(num_agents)
-    return sum((identity[rng.permutation(num_agents)] for _ in range(parts)), identity) / (
-        parts + 1
-    )
-
-
 def random_network(num_agents: int, p: float, seed: int) -> FloatArray:
     return metropolis(nx.gnp_random_graph(num_agents, p, seed=seed))
 
@@ -65,16 +56,8 @@ def paper_design(
 
 PROPERTY = settings(max_examples=60)
 
-NETWORKS = st.builds(
-    lambda n, p, seed, is_directed: (
-        directed(n, seed) if is_directed else random_network(n, p, seed)
-    ),
-    st.integers(1, 8),
-    st.floats(0.1, 1.0),
-    st.integers(0, 2**16),
-    st.booleans(),
-)
-"""Small networks of all kinds: dense, sparse, disconnected, directed, often with singular W."""
+NETWORKS = st.builds(random_network, st.integers(1, 8), st.floats(0.1, 1.0), st.integers(0, 2**16))
+"""Small networks of all kinds: dense, sparse, disconnected, often with singular W."""
 
 EDGE_CASES = {
     "one agent": np.ones((1, 1)),
@@ -89,6 +72,4 @@ EDGE_CASES = {
     "long path": metropolis(nx.path_graph(60)),
     "lollipop": metropolis(nx.lollipop_graph(12, 8)),
     "zero singular value": metropolis(nx.cycle_graph(3)),
-    "directed": directed(12, seed=1),
-    "directed ring": (np.eye(7) + np.roll(np.eye(7), 1, axis=1)) / 2,
 }

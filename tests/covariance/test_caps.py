@@ -23,7 +23,6 @@ from corn.covariance import (
     ZeroSum,
     design,
 )
-from corn.covariance.dual import design_whole
 from corn.covariance.insiders import certify
 from corn.errors import InfeasibleError, InvalidArgumentError
 from tests.covariance.networks import (
@@ -249,8 +248,8 @@ def test_disjoint_groups_are_designed_each_under_its_own_caps() -> None:
     # Agent 6 shares no seed.
     value = A[6, 6] / caps[6]
     for group in groups:
-        block = DesignProblem(A[np.ix_(group, group)], caps[list(group)])
-        value += design_whole(block).value
+        inside = A[np.ix_(group, group)]
+        value += paper_design(np.eye(len(group)), caps[list(group)], objective=inside).value
     assert whole.value == pytest.approx(value, rel=1e-9)
     exact = solve_split(A, groups, caps, max_colluders=0)
     assert whole.value == pytest.approx(exact, rel=1e-5)

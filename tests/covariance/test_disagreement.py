@@ -2,7 +2,6 @@
 
 import math
 
-import networkx as nx
 import numpy as np
 import pytest
 
@@ -18,9 +17,6 @@ BUDGET = PrivacyBudget(1.0, 1e-5, num_steps=120, clip=1.0)
 NETWORKS = {
     "plain": load_network("er:n=8,p=0.4,seed=1", mixing="gossip"),
     "chebyshev": load_network("ring:9", gossip=Gossip(2, "chebyshev"), mixing="gossip"),
-    "one-way": load_network(
-        nx.gnp_random_graph(7, 0.6, seed=3, directed=True), gossip=Gossip(2), mixing="gossip"
-    ),
 }
 
 

@@ -178,11 +178,6 @@ def test_one_agent_draws_alone() -> None:
     assert noise.private_variance.tolist() == [pytest.approx(0.25)]
 
 
-def test_sums_need_two_way_links() -> None:
-    with pytest.raises(InvalidArgumentError):
-        load_network("directed-ring:5", mixing="sum")
-
-
 def test_masks_have_no_streams_of_normals() -> None:
     with pytest.raises(InvalidArgumentError):
         Decomposition(np.ones(2), ((0, 1),), (np.ones((2, 1)),), is_masked=True)

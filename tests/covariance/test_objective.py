@@ -11,8 +11,8 @@ from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, ONE_STEP, FiniteRun, GivenObjective, Horizon, design
 from corn.covariance.objective import energy_of_average, momentum_gain
 from corn.errors import InvalidArgumentError
-from corn.topology import Gossip, Network, load_network
-from tests.covariance.networks import NETWORKS, PROPERTY, directed, metropolis
+from corn.topology import Gossip, load_network
+from tests.covariance.networks import NETWORKS, PROPERTY, metropolis
 
 
 def add_up(W: FloatArray, weights: FloatArray) -> FloatArray:
@@ -54,7 +54,7 @@ def test_the_weight_scales_disagreement_and_not_the_average(
 
 
 def test_parts_that_exchange_nothing_have_averages_of_their_own() -> None:
-    W = scipy.linalg.block_diag(metropolis(nx.path_graph(4)), directed(5, seed=1))
+    W = scipy.linalg.block_diag(metropolis(nx.path_graph(4)), metropolis(nx.star_graph(4)))
     A = Horizon(20, 0.1).matrix(W)
     np.testing.assert_allclose(A[:4, :4], Horizon(20, 0.1).matrix(W[:4, :4]), atol=1e-10)
     np.testing.assert_allclose(A[4:, 4:], Horizon(20, 0.1).matrix(W[4:, 4:]), atol=1e-10)
@@ -81,7 +81,7 @@ def test_chebyshev_rounds_are_weighed_like_any_other() -> None:
 def test_the_weight_needs_rows_and_columns_that_sum_to_one() -> None:
     W = 0.9 * np.eye(3)
     assert Horizon(10).matrix(W) == pytest.approx(add_up(W, discounts(10)))
-    with pytest.raises(InvalidArgumentError, match="rows and columns sum to 1"):
+    with pytest.raises(InvalidArgumentError, match="rows sum to 1"):
         Horizon(10, 0.1).matrix(W)
 
 
@@ -96,16 +96,15 @@ def test_a_finite_run_mixes_the_noise_of_each_step_until_the_end(
 
 
 def test_length_one_is_the_papers_objective() -> None:
-    W = directed(6, seed=2)
+    W = metropolis(nx.star_graph(5))
     np.testing.assert_allclose(ONE_STEP.matrix(W), W.T @ W, rtol=1e-15)
 
 
 @pytest.mark.parametrize("length", [1.0, 7.0, 1e5])
 def test_every_objective_is_symmetric_and_semidefinite(length: float) -> None:
-    for W in (metropolis(nx.path_graph(9)), directed(9, seed=0)):
-        A = Horizon(length).matrix(W)
-        np.testing.assert_array_equal(A, A.T)
-        assert np.linalg.eigvalsh(A)[0] >= -1e-12 * np.abs(A).max()
+    A = Horizon(length).matrix(metropolis(nx.path_graph(9)))
+    np.testing.assert_array_equal(A, A.T)
+    assert np.linalg.eigvalsh(A)[0] >= -1e-12 * np.abs(A).max()
 
 
 def test_the_callers_matrix_is_copied_not_kept() -> None:
@@ -161,10 +160,11 @@ def test_an_objective_without_weight_in_the_average_has_no_exact_sum() -> None:
         energy_of_average(GivenObjective(np.eye(4) - 0.25), 4)
 
 
-@pytest.mark.parametrize("W", [1.2 * np.eye(3), 1.2 * directed(5, seed=3)])
-def test_a_matrix_that_amplifies_is_refused(W: FloatArray) -> None:
+def test_matrices_that_amplify_or_are_not_symmetric_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="amplifies"):
-        Horizon(100).matrix(W)
+        Horizon(100).matrix(1.2 * np.eye(3))
+    with pytest.raises(InvalidArgumentError, match="symmetric"):
+        Horizon(100).matrix([[0.5, 0.5], [0.4, 0.6]])
 
 
 def test_parameters_are_checked() -> None:
@@ -192,10 +192,7 @@ def test_descriptions_name_the_objective() -> None:
     assert GivenObjective(np.eye(2)).describe() == "given matrix of shape (2, 2)"
 
 
-REPLAYED = {
-    "two-way": load_network("er:n=8,p=0.4,seed=1", mixing="gossip"),
-    "one-way": load_network(nx.gnp_random_graph(7, 0.6, seed=3, directed=True), mixing="gossip"),
-}
+REPLAYED = load_network("er:n=8,p=0.4,seed=1", mixing="gossip")
 
 
 def replay_noise(W: FloatArray, length: float, momentum: float, num_steps: int) -> FloatArray:
@@ -209,21 +206,17 @@ def replay_noise(W: FloatArray, length: float, momentum: float, num_steps: int) 
     return total
 
 
-@pytest.mark.parametrize("network", REPLAYED.values(), ids=list(REPLAYED))
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("length", [1.0, 2.0, 30.0])
-def test_the_objective_is_the_energy_of_replayed_noise(
-    network: Network, momentum: float, length: float
-) -> None:
-    W = network.step_matrix
+def test_the_objective_is_the_energy_of_replayed_noise(momentum: float, length: float) -> None:
+    W = REPLAYED.step_matrix
     expected = replay_noise(W, length, momentum, 1500)
     found = Horizon(length, momentum=momentum).matrix(W)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("network", REPLAYED.values(), ids=list(REPLAYED))
-def test_the_weight_scales_disagreement_alone(network: Network) -> None:
-    W, n = network.step_matrix, network.num_agents
+def test_the_weight_scales_disagreement_alone() -> None:
+    W, n = REPLAYED.step_matrix, REPLAYED.num_agents
     whole = Horizon(20, momentum=0.8).matrix(W)
     split = Horizon(20, 0.1, 0.8).matrix(W)
     P = np.full((n, n), 1 / n)

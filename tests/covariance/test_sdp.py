@@ -13,7 +13,6 @@ from corn.covariance import Corn, Horizon
 from tests.covariance.networks import (
     NETWORKS,
     PROPERTY,
-    directed,
     is_private,
     metropolis,
     paper_design,
@@ -39,7 +38,7 @@ def test_bound_sdp_and_value_are_in_order(W: FloatArray, horizon: float) -> None
 
 
 @pytest.mark.parametrize("formulation", ["single", "paper"])
-@pytest.mark.parametrize("W", [metropolis(nx.path_graph(7)), directed(7, seed=9)])
+@pytest.mark.parametrize("W", [metropolis(nx.path_graph(7)), random_network(7, 0.5, 9)])
 def test_both_formulations_find_the_dual_optimum(W: FloatArray, formulation: Formulation) -> None:
     objective = Horizon(10)
     sdp = paper_design(W, 3.0, Sdp(formulation, tolerance=1e-5), objective=objective)

@@ -107,7 +107,7 @@ def test_plans_round_trip_through_their_file(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_mechanism_can_be_planned(tmp_path: Path, mechanism: Any, dtype: Any) -> None:
     made = make_plan(
-        load_network("directed-ring:5", mixing="gossip"),
+        load_network("ring:5", mixing="gossip"),
         BUDGET,
         mechanism=mechanism,
         threat=ThreatModel(),

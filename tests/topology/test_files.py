@@ -48,19 +48,6 @@ def test_named_agents_are_numbered_in_order(tmp_path: Path) -> None:
     assert [name_of(network.graph, i) for i in range(3)] == ["oslo", "bergen", "turku"]
 
 
-def test_directed_files(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.edges", "0 1\n1 2\n2 0\n0 2\n")
-    network = load_network(f"directed:{path}")
-    assert network.graph.is_directed()
-    assert network.weights == "sinkhorn"
-    # 0 → 1 means that agent 0 sends to agent 1.
-    assert network.mixing_matrix[1, 0] > 0
-    assert network.mixing_matrix[0, 1] == 0
-    csv = write(tmp_path / "d.csv", "0,1,1\n0,0,1\n1,0,0\n")
-    assert links(load_network(csv)) == links(network)
-    assert set(load_network(csv).graph.edges) == set(network.graph.edges)
-
-
 @pytest.mark.parametrize(
     "text", ["\ufeff0 1\n1 2\n2 0\n", "0 1 {}\n1 2 {}\n2 0 {}\n", "% sym\n0 1\n1 2\n2 0\n"]
 )
@@ -152,7 +139,13 @@ def test_a_rule_replaces_the_weights_of_a_given_matrix() -> None:
         ("g.csv", "0,1,0\n1,0,0\n0,0,0\n", "cut off from the rest: 2"),
         ("g.csv", "0.5,0.5\n0.5,nan\n", "must be finite, found nan at (1, 1)"),
         ("g.csv", "1.5,-0.5\n-0.5,1.5\n", "must not be negative"),
-        ("g.csv", "0.5,0.5\n0.6,0.4\n", "doubly stochastic, found column 0 that sums to 1.1"),
+        ("g.csv", "0.5,0.5\n0.6,0.4\n", "mixing_matrix must be symmetric"),
+        ("g.csv", "0,1,0\n0,0,1\n1,0,0\n", "mixing_matrix must be symmetric"),
+        (
+            "g.graphml",
+            '<graphml><graph edgedefault="directed"><node id="0"/></graph></graphml>',
+            "the graph must be undirected",
+        ),
         ("g.csv", "1,0\n0,1\n", "cut off from the rest: 0"),
         ("g.csv", "1,1\n1,1\n", "doubly stochastic"),
         ("g.npy", "not numpy", "not a matrix of numbers"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.topology import GENERATORS, GraphSpec, check_graph, describe_kind, is_connected
+from corn.topology import GENERATORS, GraphSpec, check_graph, describe_kind
 
 EXAMPLES = [
     "er:n=20,p=0.3,seed=1",
@@ -24,8 +24,6 @@ EXAMPLES = [
     "small-world:n=15,degree=4,p=0.3,seed=3",
     "geometric:n=15,radius=0.5,seed=1",
     "karate",
-    "directed-ring:6",
-    "directed-exponential:9",
 ]
 
 
@@ -39,7 +37,7 @@ def test_generated_graphs_are_usable_and_repeatable(text: str) -> None:
     again = GraphSpec.parse(text).build()
     assert sorted(graph.nodes) == list(range(len(graph)))
     assert nx.utils.graphs_equal(nx.Graph(graph.edges), nx.Graph(again.edges))
-    assert is_connected(check_graph(graph))
+    assert nx.is_connected(check_graph(graph))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +51,6 @@ def test_generated_graphs_are_usable_and_repeatable(text: str) -> None:
         ("hypercube:16", 16, 32),
         ("exponential:8", 8, 20),
         ("karate", 34, 78),
-        ("directed-ring:2", 2, 2),
-        ("directed-exponential:9", 9, 36),
     ],
 )
 def test_sizes_of_known_graphs(text: str, num_agents: int, num_links: int) -> None:

@@ -13,18 +13,17 @@ from corn.errors import InvalidArgumentError
 from corn.topology import (
     GENERATORS,
     Graph,
-    is_connected,
     load_network,
     spectrum,
 )
 from corn.topology.mixing import sparse_mixing_matrix
 
-from .test_mixing import connected_graphs, strong_digraphs
+from .test_mixing import connected_graphs
 
 
-def brute_force_mixing_time(W: np.ndarray, accuracy: float) -> int:
+def brute_force_mixing_time(W: np.ndarray) -> int:
     power, time = np.eye(len(W)), 0
-    while np.linalg.norm(power - 1 / len(W), 2) > accuracy * (1 + 1e-12):
+    while np.linalg.norm(power - 1 / len(W), 2) > 0.01 * (1 + 1e-12):
         power, time = power @ W, time + 1
     return time
 
@@ -33,12 +32,11 @@ def test_ring_has_its_known_eigenvalues() -> None:
     n = 12
     measured = spectrum(load_network(GENERATORS["ring"](n)).mixing_matrix)
     assert measured.second_eigenvalue == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3)
-    assert measured.second_singular_value == pytest.approx(measured.second_eigenvalue)
 
 
 def test_complete_graph_mixes_in_one_step() -> None:
     measured = spectrum(load_network(nx.complete_graph(6)).mixing_matrix)
-    assert (measured.second_singular_value, measured.spectral_gap) == (0, 1)
+    assert (measured.second_eigenvalue, measured.spectral_gap) == (0, 1)
     assert measured.mixing_time == 1
 
 
@@ -47,18 +45,11 @@ def test_one_agent_mixes_in_zero_steps() -> None:
     assert (measured.mixing_time, measured.spectral_gap) == (0, 1)
 
 
-def test_mixing_time_allows_for_rounding_at_the_accuracy() -> None:
-    """The norm is ½, and slightly more in floating point."""
-    one_way = load_network(nx.cycle_graph(3, create_using=nx.DiGraph)).mixing_matrix
-    assert spectrum(one_way, accuracy=0.5).mixing_time == 1
-    assert spectrum(load_network(nx.cycle_graph(4)).mixing_matrix, accuracy=1 / 3).mixing_time == 1
-
-
 @settings(max_examples=40)
-@given(graph=st.one_of(connected_graphs(), strong_digraphs()), accuracy=st.floats(0.01, 0.9))
-def test_mixing_time_equals_brute_force(graph: Graph, accuracy: float) -> None:
+@given(graph=connected_graphs())
+def test_mixing_time_equals_brute_force(graph: Graph) -> None:
     W = load_network(graph).mixing_matrix
-    assert spectrum(W, accuracy=accuracy).mixing_time == brute_force_mixing_time(W, accuracy)
+    assert spectrum(W).mixing_time == brute_force_mixing_time(W)
 
 
 @given(n=st.integers(2, 8), edges=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7))))
@@ -66,32 +57,12 @@ def test_mixes_iff_connected_with_self_weights(n: int, edges: set[tuple[int, int
     graph = nx.empty_graph(n)
     graph.add_edges_from((i, j) for i, j in edges if i != j and max(i, j) < n)
     measured = spectrum(sparse_mixing_matrix(graph).toarray())
-    assert (measured.second_eigenvalue < 1) == is_connected(graph)
-    assert math.isfinite(measured.mixing_time) == is_connected(graph)
+    assert (measured.second_eigenvalue < 1) == nx.is_connected(graph)
+    assert math.isfinite(measured.mixing_time) == nx.is_connected(graph)
 
 
-@given(n=st.integers(2, 9), hops=st.sets(st.integers(0, 8), min_size=1, max_size=3))
-def test_mixes_iff_connected_and_aperiodic(n: int, hops: set[int]) -> None:
-    """Averages of cyclic shifts: without self-weights they may be periodic."""
-    shifts = {hop % n for hop in hops}
-    W = np.mean([np.roll(np.eye(n), hop, axis=0) for hop in shifts], axis=0)
-    digraph = nx.from_numpy_array(W.T, create_using=nx.DiGraph)
-    mixes = nx.is_strongly_connected(digraph) and nx.is_aperiodic(digraph)
-    assert (spectrum(W).second_eigenvalue < 1) == mixes
-
-
-def test_slow_digraph_contracts_in_the_long_run_only() -> None:
-    """A singular value of one does not stop a digraph from mixing; its eigenvalue decides."""
-    W = np.array([[0, 1, 0, 0], [0, 0, 1, 0], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5]])
-    measured = spectrum(W)
-    assert measured.second_singular_value == 1
-    assert measured.second_eigenvalue < 1
-    assert measured.mixing_time == brute_force_mixing_time(W, 0.01)
-
-
-def test_spectrum_refuses_bad_arguments() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"accuracy must be in \(0, 1\)"):
-        spectrum(np.eye(2), accuracy=1.0)
+def test_periodic_weights_never_mix() -> None:
+    assert spectrum(np.array([[0.0, 1.0], [1.0, 0.0]])).mixing_time == math.inf
 
 
 def test_a_large_edge_list_is_for_exact_sums(tmp_path: Path) -> None:

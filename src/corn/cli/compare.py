@@ -40,6 +40,7 @@ from corn.covariance import Design, Mechanism, Objective, ThreatModel, design, r
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, measure_network
+from corn.topology.mixing import UNMIXED
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
 WORTHLESS = 0.99
@@ -236,19 +237,18 @@ def _network_facts(network: Network) -> list[Fact]:
     """Return the size of the graph and, for gossip, how fast its weights mix."""
     degrees = [degree for _, degree in network.graph.degree]
     links = network.graph.number_of_edges()
-    kind = "directed link" if network.graph.is_directed() else "link"
-    text = f"{format_count(links, kind)}, {min(degrees)} to {max(degrees)} per agent"
+    text = f"{format_count(links, 'link')}, {min(degrees)} to {max(degrees)} per agent"
     facts = [Fact("num_links", links, "network", text)]
     if network.mixing == "gossip":
         measured = measure_network(network)
         facts += [
-            Fact("second_singular_value", measured.second_singular_value),
+            Fact("second_eigenvalue", measured.second_eigenvalue),
             Fact("spectral_gap", measured.spectral_gap),
             Fact(
                 "mixing_time",
                 measured.mixing_time,
                 "mixing time",
-                f"{measured.mixing_time} steps to {1 - measured.accuracy:.0%} agreement",
+                f"{measured.mixing_time} steps to {1 - UNMIXED:.0%} agreement",
             ),
         ]
     return facts

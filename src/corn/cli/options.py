@@ -71,7 +71,7 @@ WeightsOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
-        "(Default: metropolis; sinkhorn for directed graphs; a given mixing matrix as it is.)",
+        "(Default: metropolis; a given mixing matrix as it is.)",
         rich_help_panel=_NETWORK,
     ),
 ]
@@ -202,7 +202,7 @@ class NoiseOptions:
         typer.Option(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
-            "neighbours. (Default: sum; gossip for directed links, a mixing matrix, and with "
+            "neighbours. (Default: sum; gossip for a mixing matrix, and with "
             "--weights, --gossip, --cooldown, --horizon or --objective.)",
             rich_help_panel=_NETWORK,
         ),

@@ -21,7 +21,6 @@ from corn.covariance.dual import solve_dual
 from corn.covariance.problem import Design, DesignProblem, MechanismName, SolverName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
-from corn.topology.graphs import Graph
 
 _LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
 # Steps of 0.25 in log r at first. Each zoom keeps two steps and divides them by 20, so eight zooms
@@ -74,7 +73,9 @@ class Decor:
         """Return the best covariance of the family."""
         _require_eavesdropper(self.name, problem.threat)
         problem = replace(problem, max_noise_std=self.max_noise_std)
-        R, evaluations = _search_covariance(problem, graph_laplacian(problem.graph))
+        R, evaluations = _search_covariance(
+            problem, nx.laplacian_matrix(problem.graph, range(problem.num_agents), None).toarray()
+        )
         return conclude_in_family(problem, R, self.name, "search", evaluations)
 
 
@@ -126,17 +127,6 @@ class NoNoise:
     def solve(self, problem: DesignProblem) -> Design:
         """Return a covariance of zero."""
         return _refer(problem, self.name, 0.0)
-
-
-def graph_laplacian(graph: Graph) -> FloatArray:
-    """Return the Laplacian of the links, either direction counting as a link.
-
-    DECOR's pairs share noise both ways, so a directed graph is taken as undirected.
-    """
-    adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None) != 0
-    adjacency |= adjacency.T
-    np.fill_diagonal(adjacency, False)
-    return np.asarray(np.diag(adjacency.sum(axis=1)) - adjacency, dtype=np.float64)
 
 
 def _require_eavesdropper(mechanism: MechanismName, threat: ThreatModel) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, final
 
 import networkx as nx
 import numpy as np
-import scipy.linalg
 from numpy.typing import ArrayLike
 
 from corn.checks import (
     FloatArray,
     as_square_matrix,
+    as_symmetric_matrix,
     require,
     require_choice,
     require_count,
@@ -30,8 +29,8 @@ from corn.covariance.baselines import (
     OwnMechanism,
     ZeroSum,
 )
-from corn.covariance.decomposition import Decomposition, split_blocks
-from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_whole
+from corn.covariance.decomposition import Decomposition
+from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_groups
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.insiders import solve_split
 from corn.covariance.masks import design_masks, least_variance, whole_precision
@@ -43,7 +42,7 @@ from corn.covariance.objective import (
     disagreement_ratio,
     energy_of_average,
 )
-from corn.covariance.problem import Design, DesignProblem, MechanismName, Status, conclude
+from corn.covariance.problem import Design, DesignProblem, MechanismName, conclude
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
@@ -52,14 +51,6 @@ from corn.topology import Network, load_network
 from corn.topology.files import read_matrix
 from corn.topology.graphs import Graph
 from corn.topology.mixing import graph_of
-
-# From best to worst: a design is as good as its worst block.
-_STATUS_ORDER: tuple[Status, ...] = (
-    "optimal",
-    "accuracy limit",
-    "noise limited",
-    "iteration limit",
-)
 
 
 class Mechanism(Protocol):
@@ -120,25 +111,15 @@ class Corn:
         if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
             return _design_independent(problem)
         if are_disjoint(groups):
-            return self._solve_blocks(problem, groups)
+            return design_groups(
+                problem,
+                groups,
+                tolerance=self.tolerance or TOLERANCE,
+                max_iterations=self.max_evaluations or MAX_ITERATIONS,
+            )
         return solve_split(
             problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
         )
-
-    def _solve_blocks(self, problem: DesignProblem, groups: SeedGroups) -> Design:
-        """Return one block per group, and one for each agent that shares no seed."""
-        solve = partial(
-            design_whole,
-            tolerance=self.tolerance or TOLERANCE,
-            max_iterations=self.max_evaluations or MAX_ITERATIONS,
-        )
-        n = problem.num_agents
-        if groups == (tuple(range(n)),) or n == 1:
-            return solve(problem)
-        # An agent in no group is a block of its own, with LDP noise.
-        grouped = {agent for group in groups for agent in group}
-        alone = tuple((agent,) for agent in range(n) if agent not in grouped)
-        return design_blocks(problem, groups + alone, solve)
 
 
 def are_disjoint(groups: SeedGroups) -> bool:
@@ -269,7 +250,7 @@ def design(
 
     Args:
         network: a network, a spec or file, a graph, or the mixing matrix W of a step, shape (n, n),
-            which need not be symmetric. Seeds follow its links. Where a network sums releases
+            which must be symmetric. Seeds follow its links. Where a network sums releases
             exactly (``mixing="sum"``), CorN's noise is optimal in closed form.
         budget: the promises, or the precision caps that promises lead to: one number b for all
             agents, or b_i of each agent, shape (n,).
@@ -394,59 +375,12 @@ def require_no_options(mechanism: Corn) -> None:
     )
 
 
-def design_blocks(
-    problem: DesignProblem, groups: SeedGroups, solve: Callable[[DesignProblem], Design]
-) -> Design:
-    """Design each disjoint group's block by itself, and join the blocks.
-
-    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
-    block on its own, and the problem separates into the same problem on the diagonal blocks of A.
-    Values and lower bounds add up exactly. Very large networks are designed that way.
-
-    Agents whose noise nobody receives (a block of A that is zero) keep LDP noise. The gap is
-    against the best block-diagonal covariance for these groups.
-    """
-    caps = problem.precision_caps
-    # Tr(A R) of a block-diagonal R contains only the diagonal blocks of A.
-    blocks = [problem.objective_matrix[np.ix_(group, group)] for group in groups]
-    seen = [k for k, block in enumerate(blocks) if np.trace(block) > 0]
-    problems = [
-        replace(problem, objective_matrix=blocks[k], precision_caps=caps[list(groups[k])])
-        for k in seen
-    ]
-    designs = [solve(block) for block in problems]
-    solved = dict(zip(seen, designs, strict=True))
-    # Blocks stand in the order of the groups; this permutation restores that of the agents.
-    order = np.argsort(np.concatenate(groups))
-
-    def join(unseen: FloatArray, part: Callable[[Design], FloatArray | None]) -> FloatArray:
-        parts = [
-            part(solved[k]) if k in solved else np.diag(unseen[list(group)])
-            for k, group in enumerate(groups)
-        ]
-        return np.asarray(scipy.linalg.block_diag(*parts)[np.ix_(order, order)])
-
-    covariance = join(1 / caps, lambda block: block.covariance)
-    return replace(
-        designs[0],
-        status=max((block.status for block in designs), key=_STATUS_ORDER.index),
-        covariance=covariance,
-        precision=join(caps, lambda block: block.precision),
-        factor=join(1 / np.sqrt(caps), lambda block: block.factor),
-        precision_caps=caps,
-        value=sum(block.value for block in designs),
-        lower_bound=sum(block.lower_bound for block in designs),
-        iterations=max(block.iterations for block in designs),
-        shares=split_blocks(covariance, groups, precision_caps=caps),
-    )
-
-
 def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
     """Return the matrix of a step and the links: of a matrix, where weights are not zero."""
     if isinstance(network, Network):
         # Its graph may have links without weight, whose agents can share a seed all the same.
         return network.step_matrix, network.graph
-    W = as_square_matrix(network, name="network")
+    W = as_symmetric_matrix(network, name="network")
     return W, graph_of(W)
 
 

@@ -22,14 +22,16 @@ weights respect the symmetry: ring, torus, hypercube, complete, circulant.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
 
 from corn.checks import FloatArray
+from corn.covariance.decomposition import split_blocks
 from corn.covariance.feasibility import invert_definite, limit_noise
 from corn.covariance.problem import Design, DesignProblem, Status, conclude
+from corn.covariance.threat import SeedGroups
 
 TOLERANCE = 1e-6
 """The relative gap to stop at, unless another one is given."""
@@ -54,29 +56,61 @@ _SMALLEST_ROOT = 1e-9  # a share of the largest; roots below it cannot steer any
 _NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
 
 
-def design_whole(
-    problem: DesignProblem, *, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
+def design_groups(
+    problem: DesignProblem,
+    groups: SeedGroups,
+    *,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
 ) -> Design:
-    """Return the certified optimum of Problem (13), within the problem's noise limit.
+    """Return the certified optimum on disjoint seed groups, within the problem's noise limit.
 
-    ``tolerance`` is the relative gap to stop at. Out of ``max_iterations``, the design is private
-    all the same, and its status says so.
+    With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
+    block on its own, and the problem separates into Problem (13) on the diagonal blocks of A.
+    Values and lower bounds add up exactly. The gap is against the best covariance for these groups.
+
+    ``tolerance`` is the relative gap to stop at. Out of ``max_iterations`` in any block, the design
+    is private all the same, and its status says so.
     """
-    solution = solve_dual(
-        problem.scaled_objective, tolerance=tolerance, max_iterations=max_iterations
-    )
-    R, limited = _recover_covariance(problem, solution, max_iterations)
-    status: Status = "noise limited" if limited else "accuracy limit"
-    return conclude(
+    A = problem.objective_matrix
+    caps = problem.precision_caps
+    # LDP noise for agents in no group, and where nobody receives the noise of a group.
+    R = np.diag(problem.strictest_cap / caps)
+    bounds = A.diagonal() / caps
+    status: Status = "accuracy limit"
+    iterations = 0
+    for group in map(list, groups):
+        inside = np.ix_(group, group)
+        if not np.trace(A[inside]) > 0:
+            continue
+        block = replace(problem, objective_matrix=A[inside], precision_caps=caps[group])
+        solution = solve_dual(
+            block.scaled_objective, tolerance=tolerance, max_iterations=max_iterations
+        )
+        found, is_limited = _recover_covariance(block, solution, max_iterations)
+        # Solvers and ``conclude`` work in units of the strictest cap, here of the block.
+        R[inside] = block.restore(found) * (problem.strictest_cap / block.strictest_cap)
+        bounds[group] = 0
+        bounds[group[0]] = solution.lower_bound / block.strictest_cap
+        iterations = max(iterations, solution.iterations)
+        if not solution.converged:
+            status = "iteration limit"
+        elif is_limited and status == "accuracy limit":
+            status = "noise limited"
+    design = conclude(
         problem,
-        problem.restore(R),
+        R,
         mechanism="corn",
         solver="dual",
-        lower_bound=solution.lower_bound / problem.strictest_cap,
-        iterations=solution.iterations,
-        status=status if solution.converged else "iteration limit",
+        lower_bound=float(bounds.sum()),
+        iterations=iterations,
+        status=status,
         tolerance=tolerance,
     )
+    # The split of one group is left to ``Design.decomposition``: it costs an eigendecomposition.
+    if groups == (tuple(range(problem.num_agents)),):
+        return design
+    return replace(design, shares=split_blocks(design.covariance, groups, precision_caps=caps))
 
 
 def _recover_covariance(

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_square_matrix, as_symmetric_matrix, require, require_in_range
 from corn.covariance.decomposition import Decomposition
-from corn.topology.mixing import STOCHASTIC_TOLERANCE, find_mixing_time, is_symmetric
+from corn.topology.mixing import STOCHASTIC_TOLERANCE, require_symmetric, spectrum
 from corn.topology.network import Mixing, Network
 
 DISAGREEMENT_WEIGHT = 0.1
@@ -33,7 +33,6 @@ _MOST_MOMENTUM = 0.999
 _MOST_DEFAULT_MOMENTUM = 0.97
 _LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
-_MAX_DOUBLINGS = 64  # 2⁶⁴ terms: more than any horizon has
 
 
 @final
@@ -72,8 +71,8 @@ class Horizon:
         check_momentum(self.momentum)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return A; a weight other than 1 needs a W whose rows and columns sum to one."""
-        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+        """Return A; a weight other than 1 needs a W whose rows sum to one."""
+        W = _read_weights(mixing_matrix)
         A = _accumulate(W, self._discount, self.momentum)
         gamma = self.disagreement_weight
         if gamma == 1:
@@ -108,8 +107,7 @@ class Horizon:
 class FiniteRun:
     """Noise energy in the models at the end of a run with the given step sizes η_1 … η_T.
 
-    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum. For a non-symmetric W the cost is 2T
-    products of n×n matrices.
+    A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum.
 
     >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
     array([[2., 2.],
@@ -130,19 +128,12 @@ class FiniteRun:
         object.__setattr__(self, "step_sizes", steps)
 
     def matrix(self, mixing_matrix: ArrayLike) -> FloatArray:
-        """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues where W is symmetric."""
-        W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        if is_symmetric(W):
-            w, U = np.linalg.eigh(W)
-            a = np.zeros_like(w)
-            for step in self.step_sizes:
-                a = w**2 * (a + step**2)
-            return _rebuild(U, a)
-        A = np.zeros_like(W)
+        """Return A by Horner's rule: A ← Wᵀ(A + η_t² I)W, on eigenvalues of W."""
+        w, U = np.linalg.eigh(_read_weights(mixing_matrix))
+        a = np.zeros_like(w)
         for step in self.step_sizes:
-            A[np.diag_indices_from(A)] += step**2
-            A = W.T @ A @ W
-        return (A + A.T) / 2
+            a = w**2 * (a + step**2)
+        return _rebuild(U, a)
 
     def describe(self) -> str:
         """Return the objective in one line of words."""
@@ -208,12 +199,12 @@ def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray
 
     It is per coordinate, and the mean over agents. Disagreement follows
     x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the discount of a horizon: nothing but
-    mixing lowers it. The rows and columns of W must sum to one, and its agents must come to agree.
+    mixing lowers it. The rows of W must sum to one, and its agents must come to agree.
 
     >>> disagreement_matrix([[0.75, 0.25], [0.25, 0.75]], 0.0).round(4).tolist()
     [[0.1667, -0.1667], [-0.1667, 0.1667]]
     """
-    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    W = _read_weights(mixing_matrix)
     return _accumulate(W - 1 / len(W), 1.0, momentum)
 
 
@@ -245,7 +236,7 @@ def disagreement_ratio(
     n = network.num_agents
     if network.mixing == "sum":
         return 0.0
-    if math.isinf(find_mixing_time(network.step_matrix)):
+    if math.isinf(spectrum(network.step_matrix).mixing_time):
         energy = math.inf
     else:
         R = noise.covariance if isinstance(noise, Decomposition) else noise
@@ -256,11 +247,11 @@ def disagreement_ratio(
 
 def _project_on_averages(W: FloatArray) -> FloatArray:
     """Return P: every agent's value becomes the average of its connected part of the network."""
-    sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)]) - 1
+    sums = W.sum(axis=1) - 1
     require(
         bool(np.abs(sums).max() <= STOCHASTIC_TOLERANCE),
         "mixing_matrix",
-        "one whose rows and columns sum to 1, which splits noise into averages and disagreement",
+        "one whose rows sum to 1, which splits noise into averages and disagreement",
         f"a sum of {1 + sums[np.abs(sums).argmax()]:.9g}",
         advice="or take disagreement_weight=1",
     )
@@ -269,6 +260,12 @@ def _project_on_averages(W: FloatArray) -> FloatArray:
     _, part = scipy.sparse.csgraph.connected_components(scipy.sparse.csr_matrix(W != 0))
     together = part[:, None] == part
     return np.asarray(together / together.sum(axis=1))
+
+
+def _read_weights(mixing_matrix: ArrayLike) -> FloatArray:
+    W = as_square_matrix(mixing_matrix, name="mixing_matrix")
+    require_symmetric(W)
+    return W
 
 
 def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
@@ -285,79 +282,38 @@ def check_momentum(momentum: float) -> None:
 def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
     """Return the energy that momentum leaves in modes x ← a x + m, over that without momentum.
 
-    ``contraction`` has the numbers a of each mode, real or complex. The impulse response of the
-    mode with momentum β is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
-    (1 − |aβ|²)/((1 − |a|²)(1 − β²)|1 − aβ|²).
+    ``contraction`` has the numbers a of each mode. The impulse response of the mode with momentum β
+    is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
+    (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
 
     >>> momentum_gain([-0.5, 0.0, 0.5, 1.0], 0.5).round(4).tolist()
     [0.2, 0.3333, 0.5556, 1.0]
     """
     ab = np.asarray(contraction) * momentum
     share = (1 - momentum) / (1 + momentum)
-    return np.asarray(share * (1 - np.abs(ab) ** 2) / np.abs(1 - ab) ** 2)
-
-
-def mode_energies(eigenvalues: ArrayLike, discount: float, momentum: float) -> FloatArray:
-    """Return the energy of unit noise in each mode w of a normal W, real or complex.
-
-    Without momentum, it is the geometric series Σ_{k≥1} ρ^{2(k−1)} |w|^{2k}, ρ² the discount.
-    """
-    w = np.asarray(eigenvalues)
-    q = np.abs(w) ** 2
-    _check_converges(bool((discount * q < 1).all()))
-    gain = momentum_gain(math.sqrt(discount) * w, momentum)
-    return np.asarray(q / (1 - discount * q) * gain)
+    return np.asarray(share * (1 - ab**2) / (1 - ab) ** 2)
 
 
 def _accumulate(W: FloatArray, discount: float, momentum: float) -> FloatArray:
-    """Sum from the eigenvalues of a symmetric W, and by doubling for any other."""
-    # One term, without a series that must converge: W may be any matrix.
+    """Return the energy of unit noise over all steps.
+
+    Without momentum, it is the geometric series Σ_{k≥1} ρ^{2(k−1)} w^{2k} in each eigenvector of W,
+    with the eigenvalue w and ρ² the discount.
+    """
+    # One term, without a series that must converge: W may be any symmetric matrix.
     if discount == 0:
         return np.asarray(W.T @ W) * float(momentum_gain(0.0, momentum))
-    if not is_symmetric(W):
-        A = _accumulate_any(W, math.sqrt(discount), momentum)
-        return (A + A.T) / 2
-    # Powers of a symmetric W share its eigenvectors.
     w, U = np.linalg.eigh(W)
-    return _rebuild(U, mode_energies(w, discount, momentum))
-
-
-def _accumulate_any(W: FloatArray, rho: float, momentum: float) -> FloatArray:
-    """Sum the energy of unit noise over all steps, for any W."""
-    if not momentum:
-        return _sum_by_doubling(rho * W, W.T @ W)
-    # The state is (x, m): x ← W(ρ x + m) and m ← β m + (1 − β) v. Only x counts.
-    eye, zero = np.eye(len(W)), np.zeros_like(W)
-    transition = np.block([[rho * W, momentum * W], [zero, momentum * eye]])
-    start = (1 - momentum) * np.vstack([W, eye])
-    energy = _sum_by_doubling(transition, np.block([[eye, zero], [zero, zero]]))
-    return np.asarray(start.T @ energy @ start)
-
-
-def _sum_by_doubling(G: FloatArray, A: FloatArray) -> FloatArray:
-    """Sum (Gᵏ)ᵀ A Gᵏ over k ≥ 0; each pass doubles the number of terms summed."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(_MAX_DOUBLINGS):
-            # A has the first m terms and G is the m-th power, so that GᵀAG has the next m.
-            term = G.T @ A @ G
-            A = A + term
-            if not np.isfinite(A).all():
-                break
-            if np.abs(term).max() <= np.finfo(np.float64).eps / 8 * np.abs(A).max():
-                return A
-            G = G @ G
-    _check_converges(False)
-    return A
-
-
-def _check_converges(converges: bool) -> None:
+    q = w**2
     require(
-        converges,
+        bool((discount * q < 1).all()),
         "mixing_matrix",
         "without powers that grow faster than this horizon discounts them",
         "a matrix that amplifies",
-        advice="use weights whose rows and columns sum to 1, or a shorter length",
+        advice="use weights whose rows sum to 1, or a shorter length",
     )
+    gain = momentum_gain(math.sqrt(discount) * w, momentum)
+    return _rebuild(U, q / (1 - discount * q) * gain)
 
 
 def default_objective(

@@ -114,7 +114,7 @@ class ThreatModel:
         return replace(self, seeds=f"sparse:{number}")
 
     def seed_groups(self, graph: Graph, mixing: Mixing = "gossip") -> SeedGroups:
-        """Return the groups that share a seed on this graph; links count in either direction.
+        """Return the groups that share a seed on this graph.
 
         A group of one is private noise, so it is not listed. ``partners`` of a small network are
         neighbours in one random cycle for exact sums, which need a connected graph of seeds, and in
@@ -125,9 +125,7 @@ class ThreatModel:
             rule, number = _parse_seeds(str(self.resolve(graph, mixing).seeds))
             most = MOST_FOR_PAIRS if mixing == "sum" else _MOST_IN_ONE_CYCLE
             is_one_cycle = len(graph) <= most
-            # Both ends of a link know its seed, whichever way messages go.
-            links = nx.Graph(graph) if graph.is_directed() else graph
-            groups = _sort_groups(rule(links, number, is_one_cycle))
+            groups = _sort_groups(rule(graph, number, is_one_cycle))
         else:
             groups = self.seeds
         return tuple(group for group in groups if len(group) > 1)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from corn.checks import FloatArray, require_count, require_length
+from corn.checks import FloatArray, require, require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -29,7 +29,7 @@ from corn.parsing import build, build_fields, quote, read_json
 from corn.plan.plan import Certificate, FloatType, Plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, Mixing, Network, name_of
-from corn.topology.mixing import SparseMatrix, default_rule, sparse_mixing_matrix
+from corn.topology.mixing import SparseMatrix, sparse_mixing_matrix
 
 # Raised with every change of a plan's content. Fingerprints, and so keys, depend on the content.
 SCHEMA = 7
@@ -138,7 +138,7 @@ def _encode(plan: Plan) -> Json:
         "network": {
             "source": plan.network.source,
             "weights": "none" if is_sum else plan.network.weights,
-            "directed": graph.is_directed(),
+            "directed": False,
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
             # Sorted, as networkx keeps the order of insertion, and equal plans must have equal
             # fingerprints.
@@ -206,7 +206,8 @@ def _decode_network(data: object) -> Network:
         "mixing": Mixing,
     }
     fields = build_fields(hints, data, "network")
-    graph = nx.DiGraph() if fields["directed"] else nx.Graph()
+    require(not fields["directed"], "links", "undirected", "directed ones")
+    graph = nx.Graph()
     for agent, name in enumerate(fields["agents"]):
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
     n = len(graph)
@@ -220,7 +221,7 @@ def _decode_network(data: object) -> Network:
     rule = fields["weights"]
     matrix = _decode_weights(fields["mixing_weights"], n)
     if fields["mixing"] == "sum":
-        rule = default_rule(graph)
+        rule = "metropolis"
         matrix = sparse_mixing_matrix(graph, rule)
     return Network(graph, matrix, fields["source"], rule, fields["gossip"], fields["mixing"])
 

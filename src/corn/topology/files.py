@@ -6,7 +6,7 @@ import os
 import warnings
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, TypeAlias
+from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import networkx as nx
@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from corn.checks import FloatArray
 from corn.errors import FileFormatError, make_printable
 from corn.parsing import MAX_DIGITS, quote, read_json
-
-FileGraph: TypeAlias = nx.Graph
-"""A graph as in its file: any labels, not yet checked."""
 
 EDGE_LIST_SUFFIXES = (".edges", ".edgelist", ".txt")
 GRAPH_SUFFIXES = (*EDGE_LIST_SUFFIXES, ".graphml", ".json")
@@ -32,8 +29,8 @@ _GRAPH_ERRORS = (ParseError, nx.NetworkXError, LookupError, ValueError, TypeErro
 _MATRIX_ERRORS = (ValueError, TypeError, EOFError, OverflowError, SyntaxError, TokenError)
 
 
-def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
-    """Read a graph file by its suffix; ``directed`` applies to edge lists, which cannot state it.
+def read_graph(path: Path) -> nx.Graph:
+    """Read a graph file by its suffix: a graph of any labels, not yet checked.
 
     - ``.edges``, ``.edgelist``, ``.txt``: two labels per line and an optional weight, separated by
       blanks or commas. ``#`` starts a comment, and so does ``%`` at the start of a line. The empty
@@ -42,7 +39,7 @@ def read_graph(path: Path, *, directed: bool = False) -> FileGraph:
     """
     _require_file(path, SUFFIXES, kind="graph")
     if path.suffix in EDGE_LIST_SUFFIXES:
-        return _read_edge_list(path, directed=directed)
+        return _read_edge_list(path)
     return _read_graphml(path) if path.suffix == ".graphml" else _read_node_link(path)
 
 
@@ -93,8 +90,8 @@ def _require_file(path: Path, suffixes: tuple[str, ...], *, kind: str) -> None:
         raise FileFormatError(f"{path}: {'a folder' if os.path.isdir(path) else 'no such file'}")
 
 
-def _read_edge_list(path: Path, *, directed: bool) -> FileGraph:
-    graph: FileGraph = nx.DiGraph() if directed else nx.Graph()
+def _read_edge_list(path: Path) -> nx.Graph:
+    graph = nx.Graph()
     for number, line in enumerate(_read_text(path).splitlines(), start=1):
         fields = line.partition("#")[0].replace(",", " ").split()
         fields = [] if line.lstrip().startswith("%") else fields
@@ -120,17 +117,17 @@ def _read_weight(field: str, path: Path, line_number: int) -> float:
         ) from error
 
 
-def _read_graphml(path: Path) -> FileGraph:
+def _read_graphml(path: Path) -> nx.Graph:
     try:
         with warnings.catch_warnings():  # about attributes, which are not used
             warnings.simplefilter("ignore")
-            graph: FileGraph = nx.read_graphml(path)
+            graph: nx.Graph = nx.read_graphml(path)
     except _GRAPH_ERRORS as error:
         raise FileFormatError(f"{path}: not valid GraphML: {_explain(error)}") from error
     return _number_labels(graph)
 
 
-def _number_labels(graph: FileGraph) -> FileGraph:
+def _number_labels(graph: nx.Graph) -> nx.Graph:
     """Turn labels into numbers if all are numbers; those of too many digits count as names."""
     labels = [str(label) for label in graph]
     if all(label.isdecimal() and len(label) <= MAX_DIGITS for label in labels):
@@ -138,7 +135,7 @@ def _number_labels(graph: FileGraph) -> FileGraph:
     return graph
 
 
-def _read_node_link(path: Path) -> FileGraph:
+def _read_node_link(path: Path) -> nx.Graph:
     kind = "a graph in node-link JSON (keys 'nodes' and 'edges' or 'links')"
     data = read_json(path, kind=kind, max_bytes=_MAX_BYTES)
     if not isinstance(data, dict):
@@ -147,7 +144,7 @@ def _read_node_link(path: Path) -> FileGraph:
         edges = "links" if "links" in data else "edges"
         named = {node["id"] for node in data["nodes"]}
         # Attributes of the graph as a whole are not used, so they are not checked.
-        graph: FileGraph = nx.node_link_graph({**data, "graph": {}}, edges=edges)
+        graph: nx.Graph = nx.node_link_graph({**data, "graph": {}}, edges=edges)
     except _GRAPH_ERRORS as error:
         raise FileFormatError(f"{path}: not {kind}: {_explain(error)}") from error
     # networkx adds nodes that only edges mention, so a misspelt name would become an agent.

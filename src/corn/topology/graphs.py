@@ -33,7 +33,7 @@ from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 
 Graph: TypeAlias = nx.Graph
-"""Agents 0 … n−1 and links; an ``nx.DiGraph`` if links are directed (i → j: i sends to j)."""
+"""Agents 0 … n−1 and the undirected links between them."""
 
 _LONGEST_NAME = 100
 
@@ -47,6 +47,10 @@ def check_graph(graph: nx.Graph) -> Graph:
     """
     if graph.number_of_nodes() == 0:
         raise InvalidArgumentError("the graph must have at least one agent, found none")
+    if graph.is_directed():
+        raise InvalidArgumentError(
+            "the graph must be undirected, found directed links: agents send messages both ways"
+        )
     loops = sorted(str(node) for node in nx.nodes_with_selfloops(graph))
     if loops:
         raise InvalidArgumentError(
@@ -64,12 +68,6 @@ def check_graph(graph: nx.Graph) -> Graph:
     nx.set_node_attributes(numbered, names, "name")
     _require_connected(numbered)
     return numbered
-
-
-def is_connected(graph: Graph) -> bool:
-    """Return whether every agent can reach every other (strongly, if links are directed)."""
-    connected = nx.is_strongly_connected if graph.is_directed() else nx.is_connected
-    return bool(connected(graph))
 
 
 def name_of(graph: Graph, agent: int) -> str:
@@ -178,11 +176,10 @@ def _normalise(name: str) -> str:
 
 
 def _number_agents(graph: nx.Graph) -> Graph:
-    kind = nx.DiGraph if graph.is_directed() else nx.Graph
     # Files can describe multigraphs; parallel links count as one.
-    simple = kind(graph) if graph.is_multigraph() else graph
+    simple = nx.Graph(graph) if graph.is_multigraph() else graph
     nodes = list(simple.nodes)
-    numbered: Graph = nx.empty_graph(len(nodes), create_using=kind)
+    numbered: Graph = nx.empty_graph(len(nodes))
     # NumPy's integers too: numbers that are taken for names would be given out in another order.
     is_numbered = all(isinstance(node, Integral) for node in nodes)
     if is_numbered:
@@ -213,16 +210,13 @@ def _check_edge_weight(u: Hashable, v: Hashable, weight: object) -> None:
 
 
 def _require_connected(graph: Graph) -> None:
-    if is_connected(graph):
+    if nx.is_connected(graph):
         return
-    directed = graph.is_directed()
-    parts = nx.strongly_connected_components(graph) if directed else nx.connected_components(graph)
     # The smallest part is the most likely mistake: one agent without a link, rather than the rest.
-    smallest = min((sorted(part) for part in parts), key=len)
+    smallest = min((sorted(part) for part in nx.connected_components(graph)), key=len)
     cut_off = list_some(name_of(graph, agent) for agent in smallest)
-    how = "strongly connected (everyone can reach everyone)" if directed else "connected"
     raise InfeasibleError(
-        f"the graph must be {how}, found a part cut off from the rest: {cut_off}; "
+        f"the graph must be connected, found a part cut off from the rest: {cut_off}; "
         "add links, or train each part separately"
     )
 
@@ -338,7 +332,7 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
 def list_connections(graph: Graph, accepts: Sequence[bool] | None = None) -> list[tuple[int, int]]:
     """Return a pair for each link: the agent that connects, and the one that accepts.
 
-    A link is one connection, also where messages go one way only. By default all agents accept.
+    By default all agents accept.
 
     Raises:
         InfeasibleError: some links have no end that accepts connections; all are listed.
@@ -446,7 +440,12 @@ def hypercube(n: int) -> Graph:
 
 def exponential(n: int) -> Graph:
     """Return a graph with agent i linked to i ± 1, i ± 2, i ± 4, … (mod n)."""
-    return nx.Graph(directed_exponential(n))
+    require_count("n", n, least=2)
+    graph: Graph = nx.empty_graph(n)
+    # Powers of two below n: a message reaches every agent in about log₂ n hops.
+    hops = [1 << k for k in range((n - 1).bit_length())]
+    graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
+    return graph
 
 
 def regular(n: int, degree: int, seed: int = 0) -> Graph:
@@ -498,22 +497,6 @@ def karate() -> Graph:
     return graph
 
 
-def directed_ring(n: int) -> Graph:
-    """Return a directed cycle: agent i sends to i+1 (mod n)."""
-    require_count("n", n, least=2)
-    return nx.cycle_graph(n, create_using=nx.DiGraph)
-
-
-def directed_exponential(n: int) -> Graph:
-    """Return a directed graph in which agent i sends to i+1, i+2, i+4, … (mod n)."""
-    require_count("n", n, least=2)
-    graph: Graph = nx.empty_graph(n, create_using=nx.DiGraph)
-    # Powers of two below n: a message reaches every agent in about log₂ n hops.
-    hops = [1 << k for k in range((n - 1).bit_length())]
-    graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
-    return graph
-
-
 GENERATORS: dict[str, Callable[..., Graph]] = {
     "er": erdos_renyi,
     "ring": ring,
@@ -528,8 +511,6 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
     "small-world": small_world,
     "geometric": geometric,
     "karate": karate,
-    "directed-ring": directed_ring,
-    "directed-exponential": directed_exponential,
 }
 """The generators by their names in a graph spec, whose parameters are those of the function."""
 

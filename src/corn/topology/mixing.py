@@ -1,8 +1,9 @@
-"""Mixing: doubly stochastic weights on the links of a graph, their speed, and the rounds of a step.
+"""Mixing: symmetric weights on the links of a graph, their speed, and the rounds of a step.
 
-Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link from j to i (or i = j). Rounds
-of gossip only post-process messages that the adversary has already observed: they cost messages but
-no privacy.
+Agent i replaces its model by Σ_j w_ij x_j, so w_ij > 0 needs a link between i and j (or i = j). As
+W is symmetric and its rows sum to one, so do its columns, and mixing keeps the average. Rounds of
+gossip only post-process messages that the adversary has already observed: they cost messages but no
+privacy.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import networkx as nx
 import numpy as np
 import scipy.linalg
 import scipy.sparse
-import scipy.sparse.csgraph
 from numpy.typing import ArrayLike
 
 from corn.checks import (
@@ -35,12 +34,15 @@ from corn.topology.graphs import Graph
 SparseMatrix: TypeAlias = scipy.sparse.csr_array
 
 STOCHASTIC_TOLERANCE = 1e-8
-"""The largest distance from one of the sum of a row or column of a mixing matrix."""
+"""The largest distance from one of the sum of a row of a mixing matrix."""
 
 MAX_AGENTS = 5000
 """The largest network that mixes by gossip: its weights are a dense matrix of 0.2 GB."""
 
-_SYMMETRY_TOLERANCE = 1e-12
+UNMIXED = 0.01
+"""The part of any disagreement that is left after the mixing time."""
+
+_SYMMETRY_TOLERANCE = 1e-9  # relative
 _SINKHORN_SWEEPS = 50
 _NEWTON_STEPS = 100
 _BALANCED = 1e-13
@@ -51,10 +53,8 @@ def _metropolis(graph: Graph) -> SparseMatrix:
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
-    # The larger degree of both ends makes the weights symmetric. If the rows of a symmetric matrix
-    # sum to one, so do its columns.
-    links, degrees = _undirected_links(graph, "metropolis")
-    return _weigh_links(links, 1 / (1 + _larger_degrees(links, degrees)))
+    links = adjacency(graph)
+    return _weigh_links(links, 1 / (1 + _larger_degrees(links)))
 
 
 def _lazy_metropolis(graph: Graph) -> SparseMatrix:
@@ -62,40 +62,55 @@ def _lazy_metropolis(graph: Graph) -> SparseMatrix:
 
     Every agent keeps at least half of its own model, so no eigenvalue is negative.
     """
-    links, degrees = _undirected_links(graph, "lazy")
-    return _weigh_links(links, 1 / (2 * _larger_degrees(links, degrees)))
+    links = adjacency(graph)
+    return _weigh_links(links, 1 / (2 * _larger_degrees(links)))
 
 
-def sinkhorn_weights(graph: Graph) -> FloatArray:
-    """Scale rows and columns of (links + self-links) until both sum to one; also for digraphs.
+def _sinkhorn(graph: Graph) -> SparseMatrix:
+    """Scale links and self-links to D·A·D, D diagonal, until rows and columns sum to one.
 
-    Edge weights, where the graph has any, are the entries that are scaled. With self-links such a
-    scaling exists exactly if every link lies on a cycle, which a strongly connected digraph
-    guarantees.
+    Edge weights, where the graph has any, are the entries of A; others and self-links are 1.
     """
-    # networkx has row i sending to column j; W has row i receiving from column j.
-    links = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float).T
-    return balance(links + np.eye(len(links)))
+    A = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float)
+    np.fill_diagonal(A, 1)
+    # Sinkhorn's sweeps come close from any start, but converge slowly on long graphs. Newton's
+    # method converges quadratically, but from a close start only.
+    d = np.ones(len(A))
+    for _ in range(_SINKHORN_SWEEPS):
+        d = np.sqrt(d / (A @ d))
+    u = np.log(d)
+    for _ in range(_NEWTON_STEPS):
+        W = A * np.exp(np.add.outer(u, u))
+        sums = W.sum(axis=1)
+        if np.abs(sums - 1).max() <= _BALANCED:
+            return SparseMatrix(W)
+        # Of the convex potential ½ Σ a_ij e^{u_i+u_j} − Σu. Self-links make its Hessian definite.
+        step = scipy.linalg.solve(W + np.diag(sums), 1 - sums, assume_a="pos")
+        # Limiting the step to a factor e per entry keeps the potential decreasing.
+        u += step / max(1.0, float(np.abs(step).max()))
+    raise InfeasibleError(
+        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
+        "are some edge weights many orders of magnitude apart?"
+    )
 
 
-WEIGHTS: dict[str, Callable[[Graph], FloatArray | SparseMatrix]] = {
+WEIGHTS: dict[str, Callable[[Graph], SparseMatrix]] = {
     "metropolis": _metropolis,
     "lazy": _lazy_metropolis,
-    "sinkhorn": sinkhorn_weights,
+    "sinkhorn": _sinkhorn,
 }
 """The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
 
 
-def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatrix:
+def sparse_mixing_matrix(graph: Graph, weights: str = "metropolis") -> SparseMatrix:
     """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
 
-    The default rule is Metropolis, or Sinkhorn where links are directed. A ``CornWarning`` is given
-    for a graph with edge weights and a rule that does not use them.
+    A ``CornWarning`` is given for a graph with edge weights and a rule that does not use them.
 
     >>> sparse_mixing_matrix(nx.path_graph(3)).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    rule = require_choice("weights", weights or default_rule(graph), WEIGHTS)
+    rule = require_choice("weights", weights, WEIGHTS)
     if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
         raise InvalidArgumentError(
             f"{rule} weights are for at most {MAX_AGENTS} agents, found {len(graph)} "
@@ -108,18 +123,13 @@ def sparse_mixing_matrix(graph: Graph, weights: str | None = None) -> SparseMatr
             CornWarning,
             stacklevel=2,
         )
-    return SparseMatrix(WEIGHTS[rule](graph))
-
-
-def default_rule(graph: Graph) -> str:
-    """Return the rule of :data:`WEIGHTS` that is used unless another is named."""
-    return "sinkhorn" if graph.is_directed() else "metropolis"
+    return WEIGHTS[rule](graph)
 
 
 def check_mixing_matrix(matrix: ArrayLike) -> FloatArray:
     """Return ``matrix`` as a float64 copy if agents can mix with it, or raise.
 
-    It must be square, finite, without negative weights, with rows and columns that sum to one.
+    It must be square, finite, symmetric, without negative weights, with rows that sum to one.
     """
     W = as_square_matrix(matrix, name="mixing_matrix")
     check_sparse_weights(SparseMatrix(W))
@@ -135,72 +145,38 @@ def check_sparse_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None
         raise InvalidArgumentError(
             f"mixing weights must not be negative, found w[{i},{j}] = {W[i, j]:g}"
         )
-    # Rows that sum to one preserve agreement, columns that do preserve the average model.
-    for axis, what in ((1, "row"), (0, "column")):
-        sums = W.sum(axis=axis)
-        worst = int(np.abs(sums - 1).argmax())
-        if abs(sums[worst] - 1) > STOCHASTIC_TOLERANCE:
-            raise InvalidArgumentError(
-                f"a mixing matrix must be doubly stochastic, found {what} {worst} that sums to "
-                f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
-            )
+    sums = W.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > STOCHASTIC_TOLERANCE:
+        raise InvalidArgumentError(
+            f"a mixing matrix must be doubly stochastic, found row {worst} that sums to "
+            f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
+        )
+    require_symmetric(W)
     if graph is not None:
         _check_support(W, graph)
 
 
-def is_symmetric(matrix: FloatArray | SparseMatrix) -> bool:
-    """Return whether W equals its transpose up to rounding."""
-    return bool(abs(matrix - matrix.T).max() <= _SYMMETRY_TOLERANCE)
+def require_symmetric(matrix: FloatArray | SparseMatrix) -> None:
+    """Raise unless W equals its transpose up to rounding."""
+    asymmetry = float(abs(matrix - matrix.T).max())
+    is_symmetric = asymmetry <= _SYMMETRY_TOLERANCE * float(abs(matrix).max())
+    found = f"mirrored weights that differ by {asymmetry:.3g}"
+    require(is_symmetric, "mixing_matrix", "symmetric", found)
 
 
 def graph_of(matrix: FloatArray) -> Graph:
-    """Return the links that a mixing matrix uses: j → i where w_ij ≠ 0, undirected if mutual."""
+    """Return the links that a symmetric mixing matrix uses, where w_ij ≠ 0."""
     used = matrix != 0
     np.fill_diagonal(used, False)
-    symmetric = bool((used == used.T).all())
-    return nx.from_numpy_array(
-        used.T.astype(int), create_using=nx.Graph if symmetric else nx.DiGraph, edge_attr=None
-    )
+    return nx.from_numpy_array(used.astype(int), edge_attr=None)
 
 
-def balance(matrix: FloatArray) -> FloatArray:
-    """Return diag(r) · matrix · diag(c) whose rows and columns sum to one.
-
-    Such r, c > 0 exist exactly if every positive entry lies on a permutation of positive entries
-    (total support); otherwise :class:`InfeasibleError` names an entry that does not.
-
-    >>> balance(np.array([[1.0, 1.0], [1.0, 3.0]])).sum(axis=0).round(12).tolist()
-    [1.0, 1.0]
-    """
-    # Sinkhorn's sweeps come close from any start, but converge slowly on long graphs. Newton's
-    # method converges quadratically, but from a close start only.
-    A = as_square_matrix(matrix, name="matrix")
-    if (A < 0).any():
-        raise InvalidArgumentError(f"matrix must not be negative, found {A.min():g}")
-    _require_total_support(A)
-    r, c = _sweep(A)
-    return _polish(r[:, None] * A * c)
-
-
-def _undirected_links(graph: Graph, rule: str) -> tuple[SparseMatrix, FloatArray]:
-    if graph.is_directed():
-        raise InvalidArgumentError(
-            f"{rule} weights need undirected links, found a directed graph: try sinkhorn"
-        )
-    links = _adjacency(graph)
-    return links, links.sum(axis=1)
-
-
-def _adjacency(graph: Graph) -> SparseMatrix:
-    """Return an (n, n) matrix of 0 and 1: whether agent j sends to agent i."""
-    n = len(graph)
-    neighbours = dict(graph.adjacency())
-    starts = np.cumsum([0, *(len(neighbours[agent]) for agent in range(n))])
-    ends = np.fromiter(
-        chain.from_iterable(neighbours[agent] for agent in range(n)), np.int64, starts[-1]
-    )
-    sends = SparseMatrix((np.ones(len(ends)), ends, starts), shape=(n, n))
-    return SparseMatrix(sends.T)
+def adjacency(graph: Graph) -> SparseMatrix:
+    """Return an (n, n) matrix of 0 and 1: whether agents i and j are linked."""
+    i, j = np.array(graph.edges, np.int64).reshape(-1, 2).T
+    ends = np.concatenate([i, j]), np.concatenate([j, i])
+    return SparseMatrix((np.ones(2 * len(i)), ends), shape=(len(graph), len(graph)))
 
 
 def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
@@ -209,8 +185,9 @@ def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
     return rows, np.asarray(matrix.indices)
 
 
-def _larger_degrees(links: SparseMatrix, degrees: FloatArray) -> FloatArray:
+def _larger_degrees(links: SparseMatrix) -> FloatArray:
     """Return max(d_i, d_j) of each link (i, j)."""
+    degrees = links.sum(axis=1)
     rows, columns = _places(links)
     return np.asarray(np.maximum(degrees[rows], degrees[columns]))
 
@@ -227,69 +204,14 @@ def _check_support(W: SparseMatrix, graph: Graph) -> None:
         raise InvalidArgumentError(
             f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
         )
-    allowed = _adjacency(graph) + scipy.sparse.eye_array(n)
+    allowed = adjacency(graph) + scipy.sparse.eye_array(n)
     stray = SparseMatrix(W - W.multiply(allowed))
     stray.eliminate_zeros()
     if stray.nnz:
         i, j = (places[0] for places in _places(stray))
         raise InvalidArgumentError(
             f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
-            f"and no link from {j} to {i}"
-        )
-
-
-def _sweep(A: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return r and c of Sinkhorn's alternating scaling: safe, but slow to end on long graphs."""
-    c = np.ones(len(A))
-    r = c
-    for _ in range(_SINKHORN_SWEEPS):
-        r = 1 / (A @ c)
-        c = 1 / (A.T @ r)
-    return r, c
-
-
-def _polish(P: FloatArray) -> FloatArray:
-    """Balance P by damped Newton steps on the convex potential Σ p_ij e^{u_i+v_j} − Σu − Σv."""
-    n = len(P)
-    for _ in range(_NEWTON_STEPS):
-        residual = np.concatenate([P.sum(axis=1), P.sum(axis=0)]) - 1
-        if np.abs(residual).max() <= _BALANCED:
-            return P
-        hessian = np.block([[np.diag(P.sum(axis=1)), P], [P.T, np.diag(P.sum(axis=0))]])
-        # The direction (1, −1) does not change P; filling it in makes the system regular. There is
-        # one more such direction per connected part, for which the small ridge suffices.
-        gauge = np.concatenate([np.ones(n), -np.ones(n)])
-        hessian += np.outer(gauge, gauge) / n + 1e-14 * np.eye(2 * n)
-        step = -scipy.linalg.solve(hessian, residual, assume_a="pos")
-        # Limiting the step to a factor e per entry keeps the potential decreasing.
-        step /= max(1.0, float(np.abs(step).max()))
-        P = np.exp(step[:n])[:, None] * P * np.exp(step[n:])
-    raise InfeasibleError(
-        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
-        "are some edge weights many orders of magnitude apart?"
-    )
-
-
-def _require_total_support(A: FloatArray) -> None:
-    # An entry lies on a positive permutation iff its row and column are in one strong component
-    # after the columns are permuted by any perfect matching.
-    pattern = scipy.sparse.csr_matrix(A > 0)
-    match = scipy.sparse.csgraph.maximum_bipartite_matching(pattern, perm_type="column")
-    if (match < 0).any():
-        raise InfeasibleError(
-            f"no doubly stochastic weights exist: row {int(np.argmin(match))} cannot be matched "
-            "with a column of its own"
-        )
-    _, part = scipy.sparse.csgraph.connected_components(
-        pattern[:, match], directed=True, connection="strong"
-    )
-    i, k = np.nonzero(A[:, match])
-    stray = np.flatnonzero(part[i] != part[k])
-    if len(stray):
-        row, column = int(i[stray[0]]), int(match[k[stray[0]]])
-        raise InfeasibleError(
-            "no doubly stochastic weights exist that use every link: the one from agent "
-            f"{column} to agent {row} lies on no cycle; remove it or add a way back"
+            "and no link between them"
         )
 
 
@@ -298,17 +220,12 @@ class Spectrum:
     """The quantities that determine how fast disagreement between agents decays.
 
     Attributes:
-        second_singular_value: σ₂ = ‖W − 11ᵀ/n‖₂, the worst contraction of disagreement in one step.
-            The paper's λ₂(WᵀW) is its square.
-        second_eigenvalue: |λ₂|, the contraction per step in the long run; equals σ₂ if W = Wᵀ.
-        mixing_time: steps until at most ``accuracy`` of any disagreement is left; inf if never.
-        accuracy: the remaining disagreement to which ``mixing_time`` refers.
+        second_eigenvalue: |λ₂| = ‖W − 11ᵀ/n‖₂, what mixing leaves of disagreement, at most.
+        mixing_time: steps until at most ``UNMIXED`` of any disagreement is left; inf if never.
     """
 
-    second_singular_value: float
     second_eigenvalue: float
     mixing_time: float
-    accuracy: float
 
     @property
     def spectral_gap(self) -> float:
@@ -316,62 +233,22 @@ class Spectrum:
         return 1 - self.second_eigenvalue
 
 
-def spectrum(mixing_matrix: FloatArray, *, accuracy: float = 0.01) -> Spectrum:
-    """Return the spectrum of a doubly stochastic mixing matrix.
+def spectrum(mixing_matrix: FloatArray) -> Spectrum:
+    """Return the spectrum of a symmetric mixing matrix.
 
     >>> complete = np.full((4, 4), 0.25)
     >>> spectrum(complete).mixing_time, spectrum(complete).spectral_gap
     (1, 1.0)
     """
-    require(0 < accuracy < 1, "accuracy", "in (0, 1)", accuracy)
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    time = find_mixing_time(W, accuracy=accuracy)
-    return Spectrum(disagreement(W), _second_eigenvalue(W), time, accuracy)
-
-
-def find_mixing_time(W: FloatArray, *, accuracy: float = 0.01) -> float:
-    """Return the smallest t with ‖Wᵗ − 11ᵀ/n‖₂ ≤ accuracy; inf if there is none."""
-    # A norm that equals the accuracy up to rounding counts as reached.
-    accuracy *= 1 + 1e-12
-    contraction = _second_eigenvalue(W)
-    if contraction >= 1:
-        return math.inf
+    second = _clean(float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max()), len(W))
+    if second >= 1:
+        return Spectrum(second, math.inf)
     if len(W) == 1:
-        return 0
-    # For a symmetric W the norm of Wᵗ − 11ᵀ/n is |λ₂|ᵗ, which can be solved for t.
-    if is_symmetric(W):
-        steps = math.log(accuracy) / math.log(contraction) if contraction > 0 else 1
-        return max(1, math.ceil(steps))
-    # By doubling, then bit by bit.
-    powers = [W - 1 / len(W)]
-    while np.linalg.norm(powers[-1], 2) > accuracy:
-        powers.append(powers[-1] @ powers[-1])
-    # The norm never grows with t, so the largest t that still fails can be built bit by bit.
-    failing = np.eye(len(W))
-    time = 0
-    for bit in reversed(range(len(powers) - 1)):
-        candidate = failing @ powers[bit]
-        if np.linalg.norm(candidate, 2) > accuracy:
-            failing = candidate
-            time += 1 << bit
-    return time + 1
-
-
-def disagreement(W: FloatArray) -> float:
-    """Return ‖W − 11ᵀ/n‖₂: the most that mixing with W leaves of a unit of disagreement."""
-    deflated = W - 1 / len(W)
-    # Eigenvalues of a symmetric matrix are several times faster than singular values.
-    if is_symmetric(W):
-        return _clean(float(np.abs(np.linalg.eigvalsh(deflated)).max()), len(W))
-    return _clean(float(np.linalg.norm(deflated, 2)), len(W))
-
-
-def _second_eigenvalue(W: FloatArray) -> float:
-    if is_symmetric(W):
-        return disagreement(W)
-    # Subtracting 11ᵀ/n moves the eigenvalue 1 of the average to 0 and keeps the others.
-    deflated = W - 1 / len(W)
-    return _clean(float(np.abs(np.linalg.eigvals(deflated)).max()), len(W))
+        return Spectrum(second, 0)
+    # ‖Wᵗ − 11ᵀ/n‖₂ is |λ₂|ᵗ. A norm that equals the limit up to rounding counts as reached.
+    steps = math.log(UNMIXED * (1 + 1e-12)) / math.log(second) if second > 0 else 1
+    return Spectrum(second, max(1, math.ceil(steps)))
 
 
 def _clean(value: float, n: int) -> float:
@@ -400,7 +277,7 @@ class Gossip:
 
     Plain rounds replace y by W y and compute Wʳ. Chebyshev rounds compute the polynomial of degree
     r in W that preserves the average and leaves the least of the worst disagreement: with λ from
-    ``a`` to ``b`` the eigenvalues of a symmetric W other than that of the average, and
+    ``a`` to ``b`` the eigenvalues of W other than that of the average, and
     t(λ) = (2λ − a − b)/(b − a), it is T_r(t(W))/T_r(t(1)). Its matrix may have negative entries.
 
     >>> Gossip.parse("chebyshev:3"), str(Gossip(2))
@@ -431,14 +308,10 @@ class Gossip:
         return f"{self.kind}:{self.rounds}"
 
     def schedule(self, mixing_matrix: FloatArray) -> tuple[GossipRound, ...]:
-        """Return the rounds of a step; Chebyshev rounds need a symmetric W that mixes."""
+        """Return the rounds of a step; Chebyshev rounds need a W that mixes."""
         if self.kind == "plain":
             return (GossipRound(0.0, 1.0),) * self.rounds
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        if not is_symmetric(W):
-            raise InvalidArgumentError(
-                "Chebyshev gossip needs a symmetric mixing matrix: try plain rounds"
-            )
         eigenvalues = np.asarray(np.linalg.eigvalsh(W), dtype=np.float64)
         # Without the largest, which is 1 and belongs to the average.
         return accelerate(eigenvalues[:-1], self.rounds)

@@ -40,8 +40,8 @@ from corn.topology.mixing import (
     Spectrum,
     check_mixing_matrix,
     check_sparse_weights,
-    default_rule,
     graph_of,
+    require_symmetric,
     sparse_mixing_matrix,
     spectrum,
 )
@@ -49,16 +49,15 @@ from corn.topology.mixing import (
 Mixing: TypeAlias = Literal["sum", "gossip"]
 """How the releases of a step are combined: summed exactly over a tree, or mixed with neighbours."""
 
-_DIRECTED = "directed:"
 _MAX_REASON = 300
 
 
 @dataclass(frozen=True)
 class Network:
-    """A connected graph of agents 0 … n−1 and a doubly stochastic mixing matrix on it.
+    """A connected graph of agents 0 … n−1 and a symmetric, doubly stochastic mixing matrix on it.
 
     Attributes:
-        graph: the links; an ``nx.DiGraph`` where they have a direction.
+        graph: the links.
         sparse_matrix: W of one round, shape (n, n), dense or sparse when given and sparse after;
             w_ij is the weight of agent j's model at i.
         source: the spec or file that it came from, for people to read.
@@ -93,9 +92,6 @@ class Network:
         object.__setattr__(self, "sparse_matrix", matrix)
         require_choice("mixing", self.mixing, get_args(Mixing))
         if self.mixing == "sum":
-            # A sum travels up and down the tree, over every link of it in both directions.
-            is_two_way = not graph.is_directed()
-            require(is_two_way, "mixing", "gossip on directed links", "sum", advice="use gossip")
             require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
         else:
             require(
@@ -206,11 +202,10 @@ def load_network(
 ) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
-    ``weights`` names the rule for the mixing matrix (default: Metropolis, Sinkhorn if directed). If
-    the source is a mixing matrix, the default is that matrix; a named rule keeps only its links.
-    ``gossip`` are the mixing rounds of a step (default: one). ``mixing`` is ``sum`` by default, and
-    ``gossip`` where a mixing matrix, ``weights`` or more rounds are given, which exact sums do not
-    use, or links have a direction, which exact sums cannot use.
+    ``weights`` names the rule for the mixing matrix (default: Metropolis). If the source is a
+    mixing matrix, the default is that matrix; a named rule keeps only its links. ``gossip`` are the
+    mixing rounds of a step (default: one). ``mixing`` is ``sum`` by default, and ``gossip`` where a
+    mixing matrix, ``weights`` or more rounds are given, which exact sums do not use.
 
     >>> load_network("ring:4").mixing, load_network("ring:4", weights="lazy").mixing
     ('sum', 'gossip')
@@ -220,7 +215,7 @@ def load_network(
     graph, matrix, name, rule = _load(source, weights)
     if mixing is None:
         asks_for_gossip = weights is not None or rule == "given" or gossip != ONE_ROUND
-        mixing = "gossip" if asks_for_gossip or graph.is_directed() else "sum"
+        mixing = "gossip" if asks_for_gossip else "sum"
     return Network(graph, matrix, name, rule, gossip, mixing)
 
 
@@ -236,13 +231,13 @@ def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> _Weig
     # A suffix decides before the parser of specs does, so that a misspelt file name is reported as
     # a missing file and not as an unknown graph.
     text = str(source)
-    path = Path(text.removeprefix(_DIRECTED))
+    path = Path(text)
     # Not Path's own is_file, which raises for a spec that is too long to be the name of a file.
     if path.suffix not in SUFFIXES and not os.path.isfile(path):
         spec = GraphSpec.parse(text)
         return _weigh(spec.build(), str(spec), weights)
     try:
-        return _weigh(_read(path, directed=text.startswith(_DIRECTED)), text, weights)
+        return _weigh(_read(path), text, weights)
     except FileFormatError:
         raise
     except CornError as error:
@@ -256,24 +251,18 @@ def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> _Weigh
             # Here, and not in the record alone: an error is then about the file.
             return check_graph(graph), what, source, "given"
         what = graph
-    rule = weights or default_rule(what)
+    rule = weights or "metropolis"
     return what, sparse_mixing_matrix(what, rule), source, rule
 
 
-def _read(path: Path, *, directed: bool) -> Graph | FloatArray:
+def _read(path: Path) -> Graph | FloatArray:
     if path.suffix not in MATRIX_SUFFIXES:
-        return check_graph(read_graph(path, directed=directed))
+        return check_graph(read_graph(path))
     edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
     matrix = read_matrix(path, advice=f"an edge list belongs in a file that ends in {edge_lists}")
-    # Zeros and ones with an empty diagonal are links (row i sends to column j); anything else must
-    # be a mixing matrix. A permutation without fixed points, which is both, is read as links.
+    # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
+    # permutation without fixed points, which is both, is read as links.
     if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
-        return check_graph(_graph_of_adjacency(matrix))
+        require_symmetric(matrix)
+        return check_graph(graph_of(matrix))
     return check_mixing_matrix(matrix)
-
-
-def _graph_of_adjacency(matrix: FloatArray) -> Graph:
-    symmetric = bool((matrix == matrix.T).all())
-    return nx.from_numpy_array(
-        matrix, create_using=nx.Graph if symmetric else nx.DiGraph, edge_attr=None
-    )
