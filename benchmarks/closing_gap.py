@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import stats
 
 from corn.covariance import EAVESDROPPER, default_objective
 from corn.learn import (
@@ -34,6 +33,7 @@ from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Network, choose_cooldown, load_network
+from measuring import describe, format_table
 
 _GRAPH, _BATCH = "er:n=20,p=0.2,seed=1", 128
 # Fractions of the run at its end over which models are averaged; 0 is the last model.
@@ -167,12 +167,11 @@ def main() -> None:
         for way, step_size, loss, score in run(study, network, seed):
             found.setdefault(way, {}).setdefault(step_size, []).append((loss, score))
     print(f"{arguments.task}: {study.budget.describe()}")
-    print("| way of training | step size | test", study.score, "|\n|---|---|---|")
+    rows = [["way of training", "step size", f"test {study.score}"]]
     for way, sizes in found.items():
         best = min(sizes, key=lambda size: float(np.mean([loss for loss, _ in sizes[size]])))
-        scores = np.array([score for _, score in sizes[best]])
-        half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
-        print(f"| {way} | {best:.3g} | {scores.mean():.4f} ± {half:.4f} |")
+        rows.append([way, f"{best:.3g}", describe([score for _, score in sizes[best]])])
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 import scipy.linalg
 
 from corn.checks import FloatArray
@@ -30,6 +29,7 @@ from corn.covariance import (
     design,
 )
 from corn.threads import limit_threads
+from corn.topology.mixing import sparse_mixing_matrix
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -38,11 +38,9 @@ from tests.oracles.sdp import Sdp
 DUAL = Corn()
 
 
-def metropolis(graph: nx.Graph) -> FloatArray:
-    adjacency = nx.to_numpy_array(graph, weight=None)
-    degrees = adjacency.sum(axis=1)
-    W = adjacency / (1 + np.maximum.outer(degrees, degrees))
-    return np.asarray(W + np.diag(1 - W.sum(axis=1)))
+def weigh(graph: nx.Graph) -> FloatArray:
+    """Return the Metropolis weights of a graph, which may have parts."""
+    return sparse_mixing_matrix(nx.convert_node_labels_to_integers(graph)).toarray()
 
 
 def solve(W: FloatArray, horizon: float, mechanism: Corn | Sdp = DUAL) -> Design:
@@ -62,7 +60,7 @@ def median_seconds(run: Callable[[], object], *, repeats: int) -> float:
 
 def small() -> None:
     print("\nn = 20, Erdős–Rényi p = 0.2 (target: under 10 ms)")
-    W = metropolis(nx.gnp_random_graph(20, 0.2, seed=1))
+    W = weigh(nx.gnp_random_graph(20, 0.2, seed=1))
     for horizon in (1, 1000):
         run = partial(solve, W, horizon)
         seconds = median_seconds(run, repeats=21)
@@ -80,7 +78,7 @@ def against_eigh(n: int) -> None:
         "grid": nx.grid_2d_graph(25, n // 25),
     }
     for name, graph in networks.items():
-        W = metropolis(graph)
+        W = weigh(graph)
         for horizon in (1, 1000):
             _print_ratios(name, W, horizon)
 
@@ -110,7 +108,7 @@ def against_cvxpy(*, patient: bool) -> None:
         f"  {'n':>3s} {'solver':16s} {'seconds':>9s} {'slower by':>9s} {'value':>12s} {'gap':>8s}"
     )
     for n in (10, 20, 40):
-        W = metropolis(nx.gnp_random_graph(n, 0.3, seed=2))
+        W = weigh(nx.gnp_random_graph(n, 0.3, seed=2))
         dual = partial(solve, W, 1000)
         reference = median_seconds(dual, repeats=11)
         _print_solver(n, "dual", dual(), reference, reference)
@@ -136,7 +134,7 @@ def _print_solver(n: int, name: str, result: Design, seconds: float, reference: 
 
 def large(n: int = 5000) -> None:
     print(f"\nn = {n}: time, and peak memory in arrays of n×n (target: at most 10)")
-    W = metropolis(nx.gnp_random_graph(n, 20 / n, seed=1))
+    W = weigh(nx.gnp_random_graph(n, 20 / n, seed=1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     result = solve(W, 1000)

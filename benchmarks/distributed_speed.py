@@ -1,7 +1,7 @@
 """Time, messages and bytes of a step of agents as processes: exact sums, gossip, gloo.
 
 Run ``python benchmarks/distributed_speed.py [--agents 8|20 ...] [--size N ...] [--delay MS]
-[--batch N] [--kinds NAME ...] [--steps N] [--turns N] [--start] [--json]``. Agents on a random
+[--batch N] [--kinds NAME ...] [--steps N] [--turns N]``. Agents on a random
 graph, each a process with one thread, take turns with all kinds of steps, in changing order, over
 the same sealed links. So does ``all_reduce`` of gloo on d float32 numbers, which is neither private
 nor sealed. Gradients are given, so that a step is clipping, noise, masks, messages and the new
@@ -12,8 +12,7 @@ disturb less. A private step is compared with the same step without noise, if th
 turn by turn, with the quartiles. A turn of exact sums includes the closing sum.
 
 With ``--delay`` every link passes through a proxy that hands bytes on after so many milliseconds,
-as many as arrive. It delays no connection of gloo, which is left out then. With ``--start``, 20
-agents are started by ``corn launch``, up to everyone's first step.
+as many as arrive. It delays no connection of gloo, which is left out then.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import math
 import multiprocessing
 import queue
@@ -42,7 +40,7 @@ import torch.distributed as gloo
 from torch import Tensor, nn
 
 from corn.covariance import MechanismName, ThreatModel
-from corn.distributed import Rendezvous, RunSettings, launch
+from corn.distributed import Rendezvous, RunSettings
 from corn.distributed.exchange import Exchange
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
@@ -63,7 +61,6 @@ from corn.learn.step import (
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import ModuleTask
 from corn.learn.tasks.protocol import Gradients
-from corn.learn.workloads import Workload
 from corn.noise.masks import WORDS, is_possible, read_total
 from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
@@ -484,25 +481,6 @@ def summarize(own: Any, plain: Any) -> dict[str, Any]:
     return row
 
 
-def measure_start() -> float:
-    """Return the seconds from the start of 20 agents to everyone's first step."""
-    network = load_network(GRAPHS[20], mixing="gossip")
-    budget = PrivacyBudget(10, 1e-5, num_steps=20, clip=0.1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        plan = make_plan(network, budget, mechanism="decor", threat=ThreatModel())
-        save_plan(plan, folder / "plan.corn")
-        settings = RunSettings(Constant(0.1), batch_size=32)
-        launched = launch(
-            folder / "plan.corn",
-            Workload("breast-cancer"),
-            out=folder,
-            settings=settings,
-            keys=folder / "keys",
-        )
-    return launched.seconds_to_start
-
-
 def main() -> None:
     """Measure and print one table for each number of agents and parameters."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -515,30 +493,20 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--start", action="store_true")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     limit_threads()
-    results: list[Any] = []
     for n, d in itertools.product(options.agents, options.size):
-        found = measure(
-            n,
-            d,
-            options.kinds,
-            batch=options.batch,
-            steps=options.steps,
-            turns=options.turns,
-            delay=options.delay / 1000,
+        show(
+            measure(
+                n,
+                d,
+                options.kinds,
+                batch=options.batch,
+                steps=options.steps,
+                turns=options.turns,
+                delay=options.delay / 1000,
+            )
         )
-        results.append(found)
-        if not options.json:
-            show(found)
-    if options.start:
-        results.append({"seconds to start 20 agents": measure_start()})
-        if not options.json:
-            print(results[-1])
-    if options.json:
-        print(json.dumps(results, indent=1))
 
 
 def show(found: dict[str, Any]) -> None:

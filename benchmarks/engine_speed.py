@@ -1,9 +1,8 @@
 """Time of a training step on one core, next to its unavoidable products and to a plain loop.
 
-Run ``python benchmarks/engine_speed.py [--steps N] [--turns N] [--json]``. The programs run in
-turns and the best time of each counts: a busy machine then slows all of them, and the ratios stay
-right. *Bare* computes the matrix products and normal random numbers of a step and nothing else: no
-batches, no clipping, no half step. *Loop* is one backward pass for each agent of each run.
+Run ``python benchmarks/engine_speed.py [--steps N] [--turns N]``. *Bare* computes the matrix
+products and normal random numbers of a step and nothing else: no batches, no clipping, no half
+step. *Loop* is one backward pass for each agent of each run.
 
 For a user's module with every sample clipped, the engine is compared with *one by one*: samples
 vectorised by ``torch.func``, but one model after the other.
@@ -20,7 +19,6 @@ regression and the 784–32–10 network). Values are random, because the time d
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,10 +35,10 @@ from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task,
 from corn.privacy import PrivacyBudget, Sampling
 from corn.threads import limit_threads
 from corn.topology import Mixing, Network, load_network
+from measuring import best_seconds, print_times
 
 NUM_AGENTS, BATCH, SAMPLES_PER_AGENT = 20, 128, 1700
 GRAPH = f"er:n={NUM_AGENTS},p=0.2,seed=1"
-NETWORK = load_network(GRAPH, mixing="gossip")
 BUDGET = PrivacyBudget(10, 1e-5, num_steps=5000, clip=0.1)
 STEP_SIZES = (1e-1, 5e-2, 1e-2, 5e-3, 1e-3)
 
@@ -82,7 +80,7 @@ SWEEPS = (
 )
 
 
-def make_mechanisms(count: int, network: Network = NETWORK) -> list[Mechanism]:
+def make_mechanisms(count: int, network: Network) -> list[Mechanism]:
     """Make CorN for different horizons."""
     # Neither mechanism nor threat changes the time of a step. Designs against an eavesdropper are
     # the fastest to make.
@@ -100,13 +98,15 @@ def make_samples(case: Case) -> tuple[Tensor, Tensor]:
     return X, torch.randint(0, case.num_classes, (rows,), generator=generator)
 
 
-def make_engine(case: Case, mixing: Mixing = "gossip") -> Callable[[], object]:
+def make_engine(
+    case: Case, mixing: Mixing = "gossip", mechanisms: list[Mechanism] | None = None
+) -> Callable[[], object]:
     X, y = make_samples(case)
     offsets = tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))
     network = load_network(GRAPH, mixing=mixing)
     trials = [
-        Trial(method, Constant(step_size))
-        for method in make_mechanisms(case.num_methods, network)
+        Trial(mechanism, Constant(step_size))
+        for mechanism in mechanisms or make_mechanisms(case.num_methods, network)
         for step_size in STEP_SIZES[: case.num_step_sizes]
     ]
     simulation = Simulation(
@@ -176,7 +176,6 @@ def make_loop(case: Case) -> Callable[[], object]:
 
 def make_sampled(case: Case, sampling: Sampling) -> Callable[[], object]:
     """Return a step with every sample clipped, by batches of fixed size or by Poisson sampling."""
-    X, y = make_samples(case)
     budget = PrivacyBudget(
         10,
         1e-5,
@@ -188,54 +187,26 @@ def make_sampled(case: Case, sampling: Sampling) -> Callable[[], object]:
         samples_per_agent=None if sampling == "every-step" else SAMPLES_PER_AGENT,
     )
     # Without noise, which would take the same time for both.
-    methods = [Mechanism.non_private(*budget.queries, name=f"{k}") for k in range(case.num_methods)]
-    trials = [
-        Trial(method, Constant(step_size))
-        for method in methods
-        for step_size in STEP_SIZES[: case.num_step_sizes]
-    ]
-    simulation = Simulation(
-        case.task,
-        AgentData(case.task.prepare(X), y, tuple(range(0, len(X) + 1, SAMPLES_PER_AGENT))),
-        NETWORK,
-        trials,
-        settings=SweepSettings(BUDGET.num_steps, BATCH),
+    count = case.num_methods
+    return make_engine(
+        case,
+        mechanisms=[Mechanism.non_private(*budget.queries, name=f"{k}") for k in range(count)],
     )
-    return simulation.advance
 
 
-def measure_sampled(num_steps: int, num_turns: int) -> dict[str, dict[str, float]]:
-    results = {}
-    for case in CASES:
-        times = best_milliseconds(
-            {
-                "Poisson": (make_sampled(case, "poisson"), num_steps),
-                "fixed": (make_sampled(case, "every-step"), num_steps),
-            },
-            num_turns,
-        )
-        results[f"{case.name}, every sample clipped"] = {
-            **{f"{name}, ms a step": value for name, value in times.items()},
-            "Poisson / fixed": times["Poisson"] / times["fixed"],
-        }
-    return results
-
-
-def measure_mixing(num_steps: int, num_turns: int) -> dict[str, dict[str, float]]:
-    results = {}
-    for case in SWEEPS:
-        times = best_milliseconds(
-            {
-                "exact sums": (make_engine(case, "sum"), num_steps),
-                "gossip": (make_engine(case), num_steps),
-            },
-            num_turns,
-        )
-        results[f"{case.name}, exact sums"] = {
-            **{f"{name}, ms a step": value for name, value in times.items()},
-            "gossip / exact sums": times["gossip"] / times["exact sums"],
-        }
-    return results
+def compare(
+    title: str,
+    first: tuple[str, Callable[[], object]],
+    second: tuple[str, Callable[[], object]],
+    *,
+    steps: tuple[int, int],
+    num_turns: int,
+) -> dict[str, dict[str, float]]:
+    """Return the times of two programs, and how many times the first takes that of the second."""
+    (name, one), (other_name, other) = first, second
+    times = best_milliseconds({name: (one, steps[0]), other_name: (other, steps[1])}, num_turns)
+    shown = {f"{own}, ms a step": value for own, value in times.items()}
+    return {title: {**shown, f"{name} / {other_name}": times[name] / times[other_name]}}
 
 
 MODULES: tuple[tuple[str, nn.Module, tuple[int, ...]], ...] = (
@@ -280,32 +251,17 @@ def make_clipped(
     return lambda: task.gradient(models, batch, sample_clip=clip), one_by_one
 
 
-def measure_clipped(num_turns: int) -> dict[str, dict[str, float]]:
-    results = {}
-    for name, model, shape in MODULES:
-        together, one_by_one = make_clipped(model, shape)
-        times = best_milliseconds(
-            {"engine": (together, 10), "one by one": (one_by_one, 1)}, num_turns
-        )
-        results[f"{name}, every sample clipped, {MODULE_RUNS} runs"] = {
-            **{f"{own}, ms a step": value for own, value in times.items()},
-            "one by one / engine": times["one by one"] / times["engine"],
-        }
-    return results
-
-
 def best_milliseconds(
     programs: dict[str, tuple[Callable[[], object], int]], num_turns: int
 ) -> dict[str, float]:
     """Return the least time per step of each program, in turns of some steps each."""
-    best = dict.fromkeys(programs, float("inf"))
-    for _ in range(num_turns):
-        for name, (step, num_steps) in programs.items():
-            start = time.perf_counter()
-            for _ in range(num_steps):
-                step()
-            best[name] = min(best[name], 1000 * (time.perf_counter() - start) / num_steps)
-    return best
+
+    def repeat(step: Callable[[], object], num_steps: int) -> Callable[[], object]:
+        return lambda: [step() for _ in range(num_steps)]
+
+    turns = {name: repeat(step, count) for name, (step, count) in programs.items()}
+    best = best_seconds(turns, num_turns, time.perf_counter)
+    return {name: 1000 * best[name] / count for name, (_, count) in programs.items()}
 
 
 def measure(case: Case, num_steps: int, num_turns: int) -> dict[str, float]:
@@ -331,20 +287,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100, help="steps of the engine per turn")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     limit_threads()
     results = {w.name: measure(w, arguments.steps, arguments.turns) for w in (*CASES, *SWEEPS)}
-    results |= measure_clipped(arguments.turns)
-    results |= measure_sampled(max(1, arguments.steps // 10), arguments.turns)
-    results |= measure_mixing(max(1, arguments.steps // 20), arguments.turns)
-    if arguments.json:
-        print(json.dumps(results, indent=1))
-        return
+    for name, model, shape in MODULES:
+        together, one_by_one = make_clipped(model, shape)
+        results |= compare(
+            f"{name}, every sample clipped, {MODULE_RUNS} runs",
+            ("one by one", one_by_one),
+            ("engine", together),
+            steps=(1, 10),
+            num_turns=arguments.turns,
+        )
+    for case in CASES:
+        results |= compare(
+            f"{case.name}, every sample clipped",
+            ("Poisson", make_sampled(case, "poisson")),
+            ("fixed", make_sampled(case, "every-step")),
+            steps=(max(1, arguments.steps // 10),) * 2,
+            num_turns=arguments.turns,
+        )
+    for case in SWEEPS:
+        results |= compare(
+            f"{case.name}, exact sums",
+            ("gossip", make_engine(case)),
+            ("exact sums", make_engine(case, "sum")),
+            steps=(max(1, arguments.steps // 20),) * 2,
+            num_turns=arguments.turns,
+        )
     for title, row in results.items():
-        print(title)
-        for name, value in row.items():
-            print(f"    {name:<24}{value:10.2f}")
+        print_times(title, row)
 
 
 if __name__ == "__main__":

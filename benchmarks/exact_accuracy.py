@@ -12,16 +12,14 @@ Exact sums and Opacus run at the step size that is chosen for the server.
 
 Every run is one line of FILE, written when its sweep ends. The same command continues an
 interrupted benchmark: sweeps that the file has are not repeated. Tables are printed from the file.
-Opacus is no dependency of CorN; ``opacus_peer.py`` describes its environment.
+Opacus is no dependency of CorN; ``opacus_pooled.py`` describes its environment.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -52,7 +50,8 @@ from corn.learn.workloads import make_named_task
 from corn.privacy import Adjacency, PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import choose_cooldown, load_network
-from opacus_peer import train_opacus
+from measuring import append_runs, describe, format_table, read_runs
+from opacus_pooled import train_opacus
 
 _ROOT = Path(__file__).parent.parent
 _GRAPH, _AGENTS, _DELTA, _MOMENTUM, _SPLIT_SEED = "er:n=20,p=0.2,seed=1", 20, 1e-5, 0.9, 1
@@ -227,33 +226,34 @@ class Runs:
         return -1.0 if math.isnan(accuracy) else accuracy
 
     def _read(self) -> Iterator[tuple[Run, Score]]:
-        if not self._path.exists():
-            return
-        with self._path.open(newline="", encoding="utf-8") as file:
-            for row in csv.reader(file):
-                if row[0] == _COLUMNS[0]:
-                    continue
-                model, epsilon, optimizer, partition, adjacency, mechanism, part, *rest = row
-                size, seed, *numbers = rest
-                known: Any = adjacency
-                case = Case(model, float(epsilon), optimizer, partition, known)
-                run = Run(case, mechanism, part, float(size), int(seed))
-                yield run, Score(*map(float, numbers))
+        for row in read_runs(self._path):
+            known: Any = row["adjacency"]
+            case = Case(
+                row["model"], float(row["epsilon"]), row["optimizer"], row["partition"], known
+            )
+            run = Run(
+                case, row["mechanism"], row["part"], float(row["step_size"]), int(row["seed"])
+            )
+            yield run, Score(*(float(row[name]) for name in Score._fields))
 
     def _append(self, new: dict[Run, Score]) -> None:
-        is_new = not self._path.exists()
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if is_new:
-                writer.writerow(_COLUMNS)
-            for run, score in new.items():
-                numbers = [f"{value:.6g}" for value in score]
-                case = [f"{x:g}" if isinstance(x, float) else x for x in astuple(run.case)]
-                writer.writerow(
-                    [*case, run.mechanism, run.part, f"{run.step_size:.12g}", run.seed, *numbers]
-                )
-                # As in the file: a run that is read again must not change a choice.
-                self.scores[run] = Score(*map(float, numbers))
+        append_runs(
+            self._path,
+            _COLUMNS,
+            [
+                [
+                    *astuple(run.case),
+                    run.mechanism,
+                    run.part,
+                    f"{run.step_size:.12g}",
+                    run.seed,
+                    *score,
+                ]
+                for run, score in new.items()
+            ],
+        )
+        # As in the file: a run that is read again must not change a choice.
+        self.scores |= dict(self._read())
 
 
 @cache
@@ -377,10 +377,19 @@ def pool(
                 if case.optimizer == "sgd"
                 else torch.optim.Adam(model.parameters(), size)
             )
-            accuracy, loss, _ = train_opacus(
-                problem, model, optimizer, budget, num_agents=_AGENTS, part=part
+            found[Run(case, "opacus", part, size, seed)] = train_opacus(
+                problem,
+                model,
+                optimizer,
+                rate=budget.query.sampling_rate or 1.0,
+                clip=budget.clip,
+                # Of a trusted server in units of the clip, as Opacus counts it.
+                noise_multiplier=(budget.batch_size or 1)
+                * budget.independent_noise_std
+                / budget.clip,
+                num_steps=budget.num_steps,
+                part=part,
             )
-            found[Run(case, "opacus", part, size, seed)] = accuracy, loss
     return found
 
 
@@ -389,17 +398,6 @@ def make_module(model: str) -> nn.Module:
     if model == "cnn":
         return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), small_cnn((28, 28), 10))
     return nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
-def half_width(values: FloatArray) -> float:
-    """Return half the width of Student's 95 % interval of the mean."""
-    count = len(values)
-    return float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count))
-
-
-def describe(values: FloatArray, sign: str = "") -> str:
-    """Return mean ± half the width of Student's 95 % interval."""
-    return f"{values.mean():{sign}.4f} ± {half_width(values):.4f}".replace("-", "−")
 
 
 def compare(first: FloatArray, second: FloatArray) -> str:
@@ -415,7 +413,7 @@ def tabulate(cases: Sequence[Case], runs: Runs) -> str:
     other = "Opacus" if is_pooled else "gossip"
     columns = ["case", "step sizes", "exact sums", "trusted server", "sums − server"]
     columns += [other, f"sums − {other}"]
-    lines = [columns, ["---"] * len(columns)]
+    lines = [columns]
     for case in cases:
         accuracy = {
             name: np.array([score.accuracy for score in scores])
@@ -432,7 +430,7 @@ def tabulate(cases: Sequence[Case], runs: Runs) -> str:
         else:
             line += [describe(last), describe(sums - last, "+")]
         lines.append(line)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return format_table(lines)
 
 
 def main() -> None:
@@ -443,9 +441,6 @@ def main() -> None:
     default = _ROOT / "docs" / "results" / "exact-sums.csv"
     parser.add_argument("--out", type=Path, default=default, metavar="FILE")
     arguments = parser.parse_args()
-    # Opacus warns of hooks that torch is to change.
-    warnings.filterwarnings("ignore", module="opacus|torch")
-    warnings.filterwarnings("ignore", message="Full backward hook")
     limit_threads()
     runs = Runs(arguments.out, arguments.data_dir)
     for group in arguments.groups:

@@ -1,7 +1,7 @@
 """Success rate of an attacker that identifies the gradient of a message by its low-order bits.
 
-Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--equal] [--only TEXT]
-[--processes N] [--json]``.
+Run ``python benchmarks/float_attack.py [--trials N] [--release NAME] [--only TEXT]
+[--processes N]``.
 
 The attacker (``tests/oracles/low_order_bits.py``) knows the plan, the model, the step size and two
 candidate gradients, and trains on releases with keys of its own. It observes all messages, knows
@@ -9,9 +9,8 @@ all other gradients, and is an insider if the plan's threat has one. Ideal noise
 rate of Φ(μ/2); the verdict is by a binomial test. The column ``values`` shows how often
 the best test for ideal noise is right alone.
 
-Releases are the library's, or one of these unsafe alternatives: ``sum`` draws and adds NumPy's
-normals in the type of messages, without a grid; ``each`` rounds every stream, and so the gradient,
-separately, which is worst if all coordinates of a gradient have equal size (``--equal``).
+Releases are the library's, or with ``--release sum`` an unsafe alternative, which draws and adds
+NumPy's normals in the type of messages, without a grid.
 
 ``--processes N`` runs six real agents N times for one step, with one label of one agent flipped or
 not, and attacks the messages on their links.
@@ -20,7 +19,6 @@ not, and attacks the messages on their links.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -39,7 +37,7 @@ from scipy.stats import binomtest, norm
 # The attacker belongs to the tests, which are not part of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from corn import Decomposition, Plan, PrivacyBudget, ThreatModel, load_network, make_plan
+from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
 from corn.distributed import RunSettings
 from corn.distributed.agent import prepare_work
 from corn.learn.batches import SeededChoices
@@ -83,7 +81,6 @@ class Setting:
         model_scale: the standard deviation of the public model.
         num_steps: that the attacker sees.
         planned_steps: T.
-        has_equal_sizes: whether a gradient has the same size in all coordinates.
     """
 
     noise: str
@@ -92,7 +89,6 @@ class Setting:
     model_scale: float = 0.0
     num_steps: int = 1
     planned_steps: int = 500
-    has_equal_sizes: bool = False
 
     def __str__(self) -> str:
         model = f"x ~ {self.model_scale:g}" if self.model_scale else "x = 0"
@@ -164,8 +160,6 @@ HEADER = (
 def draw_pair(setting: Setting, generator: np.random.Generator) -> Pair:
     """Draw two clipped gradients as far apart as the promise allows."""
     g = generator.standard_normal(setting.num_parameters)
-    if setting.has_equal_sizes:
-        g = np.sign(g)
     g = (g * CLIP / np.linalg.norm(g)).astype(setting.message_type).astype(np.float64)
     return g, -g
 
@@ -236,58 +230,19 @@ def release_sum(
     """
     real = np.dtype(plan.dtype).type
     s = np.zeros(len(gradient), real)
-    for weight, stream in zip(
-        stream_weights(plan.decomposition, agent),
-        draw_streams(plan, agent, source, step, 1),
-        strict=True,
-    ):
-        normals = np.random.Generator(np.random.SFC64(stream.view(np.uint64)))
+    # Seeds from the keys of the trial, which is all that the streams of it must have in common.
+    seed = draw_share(plan.decomposition, agent, source=source, nonce=NONCE, step=step, stop=1)
+    normals = np.random.Generator(np.random.SFC64(seed.view(np.uint64)))
+    for weight in stream_weights(plan.decomposition, agent):
         s += real(weight) * normals.standard_normal(len(gradient), dtype=real)
     s += gradient.astype(real)
-    return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
-
-
-def release_rounded_streams(
-    plan: Plan, agent: int, gradient: Array, source: NoiseSource, step: int, sent: Sent
-) -> Floats:
-    """Round every stream to the grid by itself, and so the gradient; see :func:`release`."""
-    real = np.dtype(plan.dtype).type
-    total = gradient.copy()
-    for stream in draw_streams(plan, agent, source, step, len(gradient)):
-        total += plan.grid * np.rint(stream / plan.grid)
-    s = (plan.grid * np.rint(total / plan.grid)).astype(real)
     return np.asarray(np.asarray(sent.model, real) - real(sent.step_size) * s)
 
 
 RELEASES: dict[str, Release] = {
     "deployed": release,
     "sum": release_sum,
-    "each": release_rounded_streams,
 }
-
-
-def draw_streams(
-    plan: Plan, agent: int, source: NoiseSource, step: int, size: int
-) -> Iterator[Array]:
-    """Yield each term of the agent's noise separately."""
-    for part in _split_streams(plan.decomposition, agent):
-        yield draw_share(part, agent, source=source, nonce=NONCE, step=step, stop=size)
-
-
-def _split_streams(decomposition: Decomposition, agent: int) -> Iterator[Decomposition]:
-    """Yield a split for each term of the agent's noise, with weight 0 for all others."""
-    nothing = tuple(np.zeros_like(factor) for factor in decomposition.factors)
-    groups = decomposition.seed_groups
-    if decomposition.private_variance[agent] > 0:
-        yield Decomposition(decomposition.private_variance, groups, nothing)
-    for number, (group, factor) in enumerate(zip(groups, decomposition.factors, strict=True)):
-        if agent not in group:
-            continue
-        for stream in np.flatnonzero(factor[group.index(agent)]).tolist():
-            only = np.zeros_like(factor)
-            only[:, stream] = factor[:, stream]
-            factors = (*nothing[:number], only, *nothing[number + 1 :])
-            yield Decomposition(np.zeros(decomposition.num_agents), groups, factors)
 
 
 # Real processes: one label of one agent is flipped or not, and the attacker reads the links.
@@ -378,34 +333,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="messages or runs per setting")
     parser.add_argument("--release", choices=RELEASES, default="deployed")
-    parser.add_argument("--equal", action="store_true", help="all coordinates of the same size")
     parser.add_argument("--only", default="", help="settings that contain this text")
     parser.add_argument("--processes", type=int, default=0, help="runs of real processes")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     limit_threads()
-    results: list[Result] = []
-    if not options.json:
-        print(f"release: {options.release}\n{HEADER}", flush=True)
-
-    def show(result: Result) -> None:
-        results.append(result)
-        if not options.json:
-            print(result, flush=True)
-
+    print(f"release: {options.release}\n{HEADER}", flush=True)
     plans: dict[tuple[str, str, int], Plan] = {}
-    for chosen in list_settings():
-        setting = replace(chosen, has_equal_sizes=options.equal)
+    for setting in list_settings():
         if options.only in str(setting) and options.trials:
             key = setting.noise, setting.message_type, setting.planned_steps
             plan = plans.setdefault(key, plans.get(key) or setting.make_plan())
             make_message = RELEASES[options.release]
-            show(attack(setting, plan, num_trials=options.trials, make_message=make_message))
+            found = attack(setting, plan, num_trials=options.trials, make_message=make_message)
+            print(found, flush=True)
     if options.processes:
-        show(attack_processes(options.processes))
-    if options.json:
-        rows = [vars(result) | {"p": result.p, "verdict": result.verdict} for result in results]
-        print(json.dumps(rows, indent=1))
+        print(attack_processes(options.processes), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from corn.engines import AgentRelease, average_updates
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from measuring import describe
 
 _AGENTS, _ROUNDS, _ROWS = 6, 15, 100
 
@@ -89,8 +90,7 @@ def main() -> None:
     print(f"{plan.describe()}; noise of the average {plan.central_ratio:.3f} × a trusted server's")
     for name, noise_std in noises.items():
         found = [run(noise_std, budget.clip, seed) for seed in range(arguments.seeds)]
-        half = 1.96 * np.std(found) / len(found) ** 0.5
-        print(f"{name:15s} test accuracy {np.mean(found):.3f} ± {half:.3f}")
+        print(f"{name:15s} test accuracy {describe(found)}")
     client, server, size = time_round(plan, arguments.parameters)
     print(
         f"{arguments.parameters:,} parameters: {client:.3f} s for the message of a client, of "

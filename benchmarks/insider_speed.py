@@ -18,6 +18,7 @@ import numpy as np
 from corn.covariance import Corn, Design, Horizon, ThreatModel, design
 from corn.threads import limit_threads
 from corn.topology import load_network
+from measuring import best_seconds
 
 CASES = [
     ("er:n=7,p=0.5,seed=1", 1),
@@ -44,12 +45,7 @@ def timed_design(graph: str, colluders: int) -> tuple[Design, float]:
 def inversion_seconds(num_coalitions: int, num_agents: int) -> float:
     """One batch of inverses of the coalitions' matrices: what an evaluation cannot do without."""
     batch = np.repeat(2 * np.eye(num_agents)[None], num_coalitions, axis=0)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        np.linalg.inv(batch)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+    return best_seconds({"": lambda: np.linalg.inv(batch)}, 5, time.perf_counter)[""]
 
 
 def main() -> None:

@@ -1,21 +1,15 @@
 """Speed of drawing noise on one core: the secure stream against NumPy and its own keystream.
 
-Run ``python benchmarks/noise_speed.py [--step] [--json]``. Candidates take turns and the best time
-of each counts, so that a busy machine slows all of them equally and the ratios stay the same.
+Run ``python benchmarks/noise_speed.py [--step]``.
 
 With ``--step``: the parts of a private step of exact sums with a million parameters, without its
-messages, over the same step without noise; and the least that this ratio can be with the same
-cipher and the same transform: the keystream of noise, masks and offset, and the normals, without
-any pass over memory.
+messages, over the same step without noise.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,33 +29,21 @@ from corn.noise import (
     draw_all_shares,
     draw_share,
     factor_covariance,
-    load_compiled,
     simulated_keys,
 )
 from corn.noise.masks import WORDS, make_message
-from corn.noise.normals import PAIRS_PER_BLOCK, VALUES_PER_BLOCK, WORDS_PER_BLOCK
+from corn.noise.normals import VALUES_PER_BLOCK, WORDS_PER_BLOCK
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import load_network
 from distributed_speed import GRAPHS, PlainStepper, Silence, Work
+from measuring import best_seconds, print_times
 from tests.distributed.rehearsal import make_public_source
 
 NUM_VALUES = 1 << 20
 NUM_AGENTS = 20
 NONCE = bytes(32)
-
-
-def best_seconds(candidates: dict[str, Callable[[], object]], num_turns: int) -> dict[str, float]:
-    """Return the least time of each candidate, measured in turns."""
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(num_turns):
-        for name, run in candidates.items():
-            # Of the processor: other programs disturb it less.
-            start = time.process_time()
-            run()
-            best[name] = min(best[name], time.process_time() - start)
-    return best
 
 
 def measure_streams() -> dict[str, float]:
@@ -165,44 +147,20 @@ def measure_private_step(num_agents: int) -> dict[str, float]:
         "grid": plan.grid,
         "bits": bits,
     }
-    num_masks = len(noise.memberships[0][noise.memberships[0] == 0])
-    blocks = -(-size // VALUES_PER_BLOCK)
-    shape = 1, 64, WORDS_PER_BLOCK
-    words = np.random.default_rng(0).integers(0, 1 << 32, shape, dtype=np.uint32)
-    normals = np.empty((64, 2, PAIRS_PER_BLOCK))
-    chunk = bytes(1 << 18)
-    keystream = bytearray(len(chunk) + 16)
-    num_bytes = blocks * WORDS_PER_BLOCK * 4 + (num_masks * bits // 8 + 4) * size
-
-    def encrypt_least() -> None:
-        """Encrypt as many zeros as noise, masks and offset need, in a cache."""
-        cipher = Cipher(algorithms.AES(bytes(16)), modes.GCM(bytes(12))).encryptor()
-        for _ in range(num_bytes // len(chunk)):
-            cipher.update_into(chunk, keystream)
-
-    def transform_least() -> None:
-        """Make as many normals of words that are in a cache."""
-        for _ in range(blocks // 64):
-            load_compiled().sum_blocks(words, np.ones(1), normals)
-
     seconds = best_seconds(
         {
             "step without noise": lambda: take_step(plain, Silence(plan)),
             "private step": lambda: take_step(private, share),
             "noise, rounding and masks": lambda: make_message(gradient, 1.0, **at),
             "digest of the model": lambda: digest_model(work.start),
-            "keystream alone": encrypt_least,
-            "normals of words in a cache": transform_least,
         },
         num_turns=150,
     )
     milliseconds = {name: 1000 * value for name, value in seconds.items()}
     without = milliseconds["step without noise"]
-    least_ms = milliseconds["keystream alone"] + milliseconds["normals of words in a cache"]
     return {
         **milliseconds,
         "private step over one without noise (×)": milliseconds["private step"] / without,
-        "the least possible (×)": 1 + least_ms / without,
     }
 
 
@@ -223,13 +181,8 @@ def main() -> None:
             for num_coordinates in (100, 10**5, 10**6):
                 title = f"ms/step, n={NUM_AGENTS}, d={num_coordinates}, {name}"
                 results[title] = measure_shares(decomposition, num_coordinates)
-    if "--json" in sys.argv:
-        print(json.dumps(results, indent=1))
-        return
     for title, row in results.items():
-        print(title)
-        for name, value in row.items():
-            print(f"    {name:<44}{value:10.2f}")
+        print_times(title, row)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ lines of exact sums are the figure of the README.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
 
 from corn.covariance import default_objective
 from corn.learn import (
@@ -43,6 +41,7 @@ from corn.privacy import PrivacyBudget
 from corn.report.figures import LineEnd, choose_styles, figure_style, label_ends, save_figure
 from corn.threads import limit_threads
 from corn.topology import Mixing, Network, load_network
+from measuring import append_runs, format_table, half_width, read_runs
 
 _GRAPH, _DELTA, _CLIP, _COOLDOWN = "er:n=20,p=0.2,seed=1", 1e-5, 1.0, 25
 _MIXINGS: tuple[Mixing, ...] = ("sum", "gossip")
@@ -117,7 +116,8 @@ class Trials:
             scores = self._train(setting, step_size, seed)
             # As in the file: a run that is read again must not change which step size is chosen.
             self._rows[key] = {name: float(f"{value:.6g}") for name, value in scores.items()}
-            self._write(key)
+            row = [setting.epsilon, setting.line, step_size, seed, *self._rows[key].values()]
+            append_runs(self._path, _COLUMNS, [row])
         return self._rows[key]
 
     def tune(self, setting: Setting, start: float) -> float:
@@ -212,23 +212,13 @@ class Trials:
         }
 
     def _read(self) -> Iterator[tuple[tuple[Setting, float, int], dict[str, float]]]:
-        if not self._path.exists():
-            return
-        with self._path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                setting = Setting(float(row["epsilon"]), row["line"])
-                key = (setting, float(row["step_size"]), int(row["seed"]))
-                yield key, {name: float(row[name]) for name in _COLUMNS[4:]}
-
-    def _write(self, key: tuple[Setting, float, int]) -> None:
-        is_new = not self._path.exists()
-        setting, step_size, seed = key
-        with self._path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if is_new:
-                writer.writerow(_COLUMNS)
-            scores = (f"{value:.6g}" for value in self._rows[key].values())
-            writer.writerow([f"{setting.epsilon:g}", setting.line, step_size, seed, *scores])
+        for row in read_runs(self._path):
+            key = (
+                Setting(float(row["epsilon"]), row["line"]),
+                float(row["step_size"]),
+                int(row["seed"]),
+            )
+            yield key, {name: float(row[name]) for name in _COLUMNS[4:]}
 
 
 def score_own(
@@ -248,14 +238,6 @@ def score_own(
     return losses / len(samples[0]), hits / len(samples[0])
 
 
-def mean_and_half_width(values: list[float]) -> tuple[float, float]:
-    """Return the mean and half the width of its 95 % interval, infinite for one value."""
-    mean, count = float(np.mean(values)), len(values)
-    if count == 1:
-        return mean, math.inf
-    return mean, float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
-
-
 def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting, float]:
     """Return the step size of every cell, from the largest ε of a line to the smallest."""
     chosen: dict[Setting, float] = {}
@@ -270,11 +252,11 @@ def choose_step_sizes(trials: Trials, epsilons: Sequence[float]) -> dict[Setting
 
 def tabulate(title: str, cells: dict[Setting, str], epsilons: Sequence[float]) -> str:
     """Return a Markdown table with one row for each line and one column for each ε."""
-    rows = [[title, *(f"ε = {epsilon:g}" for epsilon in epsilons)], ["---"] * (len(epsilons) + 1)]
+    rows = [[title, *(f"ε = {epsilon:g}" for epsilon in epsilons)]]
     for name, line in reversed(_LINES.items()):
         own = [math.inf if name == "none" else epsilon for epsilon in epsilons]
         rows.append([line.label, *(cells[Setting(epsilon, name)] for epsilon in own)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return format_table(rows)
 
 
 def draw(
@@ -332,9 +314,10 @@ def main() -> None:
     scores = {}
     for setting, step_size in chosen.items():
         runs = [trials.run(setting, step_size, seed) for seed in range(arguments.seeds)]
-        scores[setting] = mean_and_half_width([row["test_accuracy"] for row in runs])
-    accuracies = {setting: "{:.3f} ± {:.3f}".format(*score) for setting, score in scores.items()}
-    print(tabulate("test accuracy", accuracies, epsilons))
+        accuracies = [row["test_accuracy"] for row in runs]
+        scores[setting] = float(np.mean(accuracies)), half_width(accuracies)
+    shown = {setting: "{:.3f} ± {:.3f}".format(*score) for setting, score in scores.items()}
+    print(tabulate("test accuracy", shown, epsilons))
     print(tabulate("step size", {key: f"{eta:g}" for key, eta in chosen.items()}, epsilons))
     print(f"{trials.num_runs} runs, {trials.seconds:,.0f} s")
     with figure_style():

@@ -21,7 +21,6 @@ Flower 20 client apps send their messages within one process.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import subprocess
@@ -54,6 +53,7 @@ from corn.learn.workloads import select_agents
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Network, choose_cooldown, load_network
+from measuring import append_runs
 from when_correlation_pays import tune_step_sizes
 
 _GRAPH, _AGENTS, _DELTA, _CLIP = "er:n=20,p=0.2,seed=1", 20, 1e-5, 1.0
@@ -357,12 +357,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "peers.csv"
     comparison = Comparison(arguments)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Score._fields)
-        for score in comparison.run():
-            writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in score])
-            file.flush()
+    path.unlink(missing_ok=True)
+    for score in comparison.run():
+        append_runs(path, Score._fields, [score])
     print(path)
 
 

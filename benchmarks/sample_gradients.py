@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +35,7 @@ from corn.learn.own_loop import ClippedSums
 from corn.learn.tasks import ModuleTask, small_cnn
 from corn.learn.user_model import UserModel
 from corn.threads import limit_threads
+from measuring import best_seconds
 
 _CLIP, _LIMIT = 1.0, 1.5
 
@@ -93,7 +92,7 @@ def compute_by_opacus(
 
 
 def main() -> None:
-    """Compare times of alternating calls, so that other work on the machine hits all alike."""
+    """Compare times of calls in turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--side", type=int, default=28)
@@ -117,18 +116,12 @@ def main() -> None:
     expected = ways["task"]()
     for name, run in ways.items():
         torch.testing.assert_close(run().double(), expected, rtol=1e-4, atol=1e-6, msg=name)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.repeats):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(own) for name, own in seconds.items()}
+    seconds = best_seconds(ways, arguments.repeats)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters} parameters, batch of {arguments.batch}, {arguments.side}×{arguments.side}")
-    for name, median in medians.items():
-        print(f"{name:7s} {1e3 * median:7.1f} ms, {median / medians['opacus']:.2f} × opacus")
-    sys.exit(0 if medians["loop"] <= _LIMIT * medians["opacus"] else 1)
+    for name, best in seconds.items():
+        print(f"{name:7s} {1e3 * best:7.1f} ms, {best / seconds['opacus']:.2f} × opacus")
+    sys.exit(0 if seconds["loop"] <= _LIMIT * seconds["opacus"] else 1)
 
 
 if __name__ == "__main__":

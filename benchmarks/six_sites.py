@@ -1,6 +1,6 @@
 """Six hospitals of examples/six_hospitals.py against Opacus on their pooled rows, at the same ε.
 
-Run in an environment with Opacus, which ``opacus_peer.py`` describes::
+Run in an environment with Opacus, which ``opacus_pooled.py`` describes::
 
     OMP_NUM_THREADS=1 /tmp/opacusenv/bin/python benchmarks/six_sites.py
 
@@ -12,18 +12,13 @@ sampler, noise and accountant (PRV), and add-or-remove-one adjacency, which need
 from __future__ import annotations
 
 import importlib
-import math
 import runpy
 import tempfile
-import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from corn.covariance import default_objective
 from corn.learn import (
@@ -35,13 +30,13 @@ from corn.learn import (
     run_sweep,
 )
 from corn.learn.consortium import Consortium, load_consortium
+from measuring import describe
+from opacus_pooled import train_opacus
 
 SEEDS = range(10)
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", module="opacus|torch")
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     torch.set_num_threads(1)
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "six_hospitals.py"))
     with tempfile.TemporaryDirectory() as name:
@@ -57,53 +52,40 @@ def main() -> None:
     trials = [Trial(made[0], Constant(consortium.step_size))]
     result = run_sweep(problem, network, trials, settings=settings)
     ours = np.array([float(row["test_accuracy"]) for row in result.last_rows])
-    theirs = np.array([train_opacus(problem, consortium, seed) for seed in SEEDS])
+    theirs = np.array([train_pooled(problem, consortium, seed) for seed in SEEDS])
     inputs = problem.data.inputs
     print(f"{len(inputs):,} training rows; {budget.describe()}")
     for label, values in (("CorN, six sites", ours), ("Opacus, pooled rows", theirs)):
-        half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-        print(f"{label:20s} test accuracy {values.mean():.4f} ± {half:.4f}")
+        print(f"{label:20s} test accuracy {describe(values)}")
     print(f"difference {ours.mean() - theirs.mean():+.4f}")
 
 
-def train_opacus(problem: TrainingProblem, consortium: Consortium, seed: int) -> float:
-    """Return the test accuracy of one run on the pooled rows."""
-    opacus = importlib.import_module("opacus")
+def train_pooled(problem: TrainingProblem, consortium: Consortium, seed: int) -> float:
+    """Return the test accuracy of one run on the pooled rows, at the noise that Opacus asks for."""
+    utils = importlib.import_module("opacus.accountants.utils")
     torch.manual_seed(seed)
     promise, training = consortium.promise, consortium.training
-    inputs, targets = problem.data.inputs.float(), problem.data.targets
-    # Opacus samples at a rate of one over the number of batches.
-    num_batches = round(1 / (consortium.make_budget().query.sampling_rate or 1.0))
-    model = nn.Linear(inputs.shape[1], int(targets.max()) + 1)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    optimizer = torch.optim.SGD(model.parameters(), training.step_size)
-    loader: Any = DataLoader(
-        TensorDataset(inputs, targets), batch_size=math.ceil(len(inputs) / num_batches)
-    )
-    engine = opacus.PrivacyEngine(accountant="prv")
-    private, optimizer, loader = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=optimizer,
-        data_loader=loader,
+    rate = 1 / round(1 / (consortium.make_budget().query.sampling_rate or 1.0))
+    noise_multiplier = utils.get_noise_multiplier(
         target_epsilon=promise.epsilon,
         target_delta=promise.delta,
-        epochs=training.steps / num_batches,
-        max_grad_norm=training.clip,
+        sample_rate=rate,
+        steps=training.steps,
+        accountant="prv",
     )
-    step = 0
-    while step < training.steps:
-        for X, y in loader:
-            optimizer.zero_grad()
-            loss: Any = nn.functional.cross_entropy(private(X), y)
-            loss.backward()
-            optimizer.step()
-            step += 1
-            if step == training.steps:
-                break
-    X, y = problem.parts["test"]
-    with torch.no_grad():
-        return float((model(X.float()).argmax(dim=1) == y).double().mean())
+    model = nn.Linear(problem.data.inputs.shape[1], int(problem.data.targets.max()) + 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    accuracy, _ = train_opacus(
+        problem,
+        model,
+        torch.optim.SGD(model.parameters(), training.step_size),
+        rate=rate,
+        clip=training.clip,
+        noise_multiplier=noise_multiplier,
+        num_steps=training.steps,
+    )
+    return accuracy
 
 
 if __name__ == "__main__":

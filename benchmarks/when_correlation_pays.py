@@ -15,13 +15,12 @@ from: levels are powers of two. Agents alone have their own choice for each n an
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
@@ -47,6 +46,7 @@ from corn.privacy import PrivacyBudget
 from corn.report.figures import INK, MECHANISM_COLOURS, figure_style, save_figure
 from corn.threads import limit_threads
 from corn.topology import load_network
+from measuring import append_runs, format_table, read_runs
 
 _ROOT = Path(__file__).parent.parent
 _DELTA, _CLIP, _SPLIT_SEED = 1e-5, 1.0, 1
@@ -348,33 +348,11 @@ def run_alone(
 
 def read_scores(path: Path) -> list[Score]:
     """Return the runs of a file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Score(
-                row["study"],
-                int(row["agents"]),
-                float(row["epsilon"]),
-                row["mechanism"],
-                float(row["noise_number"]),
-                float(row["step_size"]),
-                int(row["seed"]),
-                float(row["accuracy"]),
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-def append_scores(path: Path, scores: Sequence[Score]) -> None:
-    """Add runs to a file."""
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(Score._fields)
-        for score in scores:
-            writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in score])
+    hints = get_type_hints(Score)
+    return [
+        Score(**{name: hints[name](value) for name, value in row.items()})
+        for row in read_runs(path)
+    ]
 
 
 Accuracies = dict[tuple[str, int, float, str], FloatArray]
@@ -406,7 +384,6 @@ def tabulate(accuracies: Accuracies, name: str) -> str:
     """Return a Markdown table with one line for each n, and one for all n."""
     study = STUDIES[name]
     lines = [["agents", *(f"ε = {epsilon:g}" for epsilon in study.epsilons)]]
-    lines.append(["---"] * len(lines[0]))
     for n in study.agents:
         line = [str(n)]
         for epsilon in study.epsilons:
@@ -422,7 +399,7 @@ def tabulate(accuracies: Accuracies, name: str) -> str:
         accuracies[name, _REFERENCE_AGENTS, epsilon, "central"] for epsilon in study.epsilons
     ]
     lines.append(["server", *(f"{100 * own.mean():.1f}" for own in servers)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return format_table(lines)
 
 
 def draw_gains(accuracies: Accuracies) -> Figure:
@@ -477,7 +454,7 @@ def main() -> None:
         if any(score.study == name for score in read_scores(arguments.out)):
             continue
         start = time.process_time()
-        append_scores(arguments.out, list(run_study(name, arguments.data_dir)))
+        append_runs(arguments.out, Score._fields, list(run_study(name, arguments.data_dir)))
         print(f"{name}: {time.process_time() - start:,.0f} s of CPU time", flush=True)
     accuracies = group(read_scores(arguments.out))
     for name in STUDIES:
