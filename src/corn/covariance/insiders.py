@@ -29,14 +29,12 @@ large networks by low-rank updates of one inverse (`PairUpdates`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Protocol
 
 import numpy as np
 import scipy.optimize
-import scipy.sparse
 from numpy.typing import NDArray
 
 from corn.checks import FloatArray, IntArray
@@ -77,7 +75,6 @@ _SMALLEST_RIDGE = 1e-6
 _BOUND_ITERATIONS = 30  # any point of the dual is a bound, so it need not converge
 _MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 MB of text
 _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
-_CHUNK_ROWS = 300  # of n numbers each: larger arrays leave the cache, smaller ones cost overhead
 
 
 def solve_split(
@@ -530,21 +527,6 @@ class Pressure:
     blocks: FloatArray
 
 
-class Evaluation(Protocol):
-    """A way to evaluate the coalitions of q insiders among n agents, who share streams."""
-
-    streams: Streams
-    outside: NDArray[np.bool_]
-
-    def press(
-        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
-    ) -> Pressure | None:
-        """Return the pressure of all coalitions on a candidate, or None if it is singular.
-
-        ``log_prior`` has shape (coalitions, n): −∞ for members, whose privacy is not at stake.
-        """
-
-
 class SplitSearch:
     """L-BFGS in rounds on log θ and the coordinates C⁻¹f of each factor in a metric C.
 
@@ -552,7 +534,7 @@ class SplitSearch:
     """
 
     def __init__(
-        self, problem: DesignProblem, evaluation: Evaluation, *, ridge: float = 0.0
+        self, problem: DesignProblem, evaluation: Inverses | PairUpdates, *, ridge: float = 0.0
     ) -> None:
         A = problem.scaled_objective
         added = ridge * float(np.trace(A)) / len(A)
@@ -771,7 +753,10 @@ class Inverses:
     def press(
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
     ) -> Pressure | None:
-        """See ``Evaluation``."""
+        """Return the pressure of all coalitions on a candidate, or None if it is singular.
+
+        ``log_prior`` has shape (coalitions, n): −∞ for members, whose privacy is not at stake.
+        """
         sums = _Sums(self.streams, sharpness)
         x = np.empty_like(log_prior)
         for chunk in self._chunks:
@@ -806,58 +791,66 @@ class PairUpdates:
 
     def __init__(self, streams: Streams, max_colluders: int) -> None:
         self.streams = streams
-        num_agents = streams.num_agents
-        pairs = streams.members
-        self.outside = list_outside(num_agents, max_colluders)
-        self._num_agents = num_agents
+        self.outside = list_outside(streams.num_agents, max_colluders)
         self._max_colluders = max_colluders
-        ends = np.concatenate([pairs[:, 0], pairs[:, 1]])
-        # Pairs by agent, in compressed rows: those of agent c are at starts[c] … starts[c + 1].
-        order = np.argsort(ends, kind="stable")
-        self._starts = np.searchsorted(ends[order], np.arange(num_agents + 1))
-        self._numbers = np.tile(np.arange(len(pairs)), 2)[order]
-        self._sides = np.repeat([0, 1], len(pairs))[order]
+        # The numbers of each agent's pairs, and which end of them it is.
+        self._own = [np.nonzero(streams.members == agent) for agent in range(streams.num_agents)]
 
     def press(
         self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
     ) -> Pressure | None:
-        """See ``Evaluation``."""
-        n = self._num_agents
+        """See ``Inverses.press``."""
+        n = len(theta)
         pairs = self.streams.members
         # The pressure on a pair is divided by these numbers.
         factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
         sums = _Sums(self.streams, sharpness)
+        # Σ BV and Σ Λ over the insiders of a base, where (I + BZ) Λ (I + BZ)ᵀ is
+        # Λ + BV + (BV)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
         inner = np.zeros((n, n))
         diagonal = np.zeros(n)
-        # By pair and end: the pressure of the insider at the other end. The last row is a dummy.
-        known = np.zeros((len(pairs) + 1, 2))
+        # By pair and end: the pressure of the insider at the other end.
+        known = np.zeros((len(pairs), 2))
         sums.arrays += [inner, diagonal, known]
         x = np.empty_like(log_prior)
-        for first, outer, last in self._split():
+        number = 0
+        for outer in combinations(range(n), max(self._max_colluders - 1, 0)):
             # The outer members' streams are left out; those of each last member are updates.
+            last = range(outer[-1] + 1 if outer else 0, n) if self._max_colluders else (None,)
             is_known: NDArray[np.bool_] = np.isin(pairs, outer).max(axis=1)
             unknown = np.where(is_known[:, None], 0.0, factors)
-            R = self.streams.hide(theta, unknown, np.ones((1, n), dtype=bool))[0]
-            Y = invert_definite(R)
+            Y = invert_definite(self.streams.hide(theta, unknown, np.ones((1, n), dtype=bool))[0])
             if Y is None:
                 return None
-            if not last:
-                x[first] = Y.diagonal()
-                diagonal += sums.weigh(x[[first]], log_prior[[first]])[0]
-            for insiders in self._stack(last):
-                rows = first + insiders.members - last.start
-                # K is k × k and definite as long as the noise that the insider does not know is.
+            for insider in last:
+                row = slice(number, number + 1)
+                number += 1
+                if insider is None:
+                    x[row] = Y.diagonal()
+                    diagonal += sums.weigh(x[row], log_prior[row])[0]
+                    continue
+                own, ends = self._own[insider]
+                partners = pairs[own, 1 - ends]
+                # The columns of B have f at the insider and g at the partner. P = BᵀY.
+                f, g = unknown[own, ends], unknown[own, 1 - ends]
+                P = g[:, None] * Y[partners] + f[:, None] * Y[insider]
+                K = np.eye(len(own)) - P[:, partners] * g - P[:, [insider]] * f
                 try:
-                    P, Z = insiders.update(Y, unknown)
+                    Z = np.linalg.solve(K, P)
                 except np.linalg.LinAlgError:
                     return None
-                own = Y.diagonal() + np.einsum("mkn,mkn->mn", P, Z)
+                found = Y.diagonal() + np.einsum("kn,kn->n", P, Z)
                 # Where a step of the search went too far, K is not definite and x is no precision.
-                x[rows] = np.where(own > 0, own, np.finfo(np.float64).max ** 0.25)
-                Lambda = sums.weigh(x[rows], log_prior[rows])
-                diagonal += Lambda.sum(axis=0)
-                insiders.add(Z, Lambda, unknown, inner=inner, known=known)
-            # B V and its transpose, as each insider added only the first.
+                x[row] = np.where(found > 0, found, np.finfo(np.float64).max ** 0.25)
+                Lambda = sums.weigh(x[row], log_prior[row])[0]
+                V = Z * Lambda
+                H = V @ Z.T
+                known[own, 1 - ends] += H.diagonal()
+                V[:, partners] += H * g / 2
+                V[:, insider] += H @ f / 2
+                inner[partners] += g[:, None] * V
+                inner[insider] += f @ V
+                diagonal += Lambda
             G = inner + inner.T
             G[np.diag_indices_from(G)] += diagonal
             T = Y @ G @ Y
@@ -870,116 +863,5 @@ class PairUpdates:
         # Without the pressure of insiders on their own pairs: row a of B_cᵀ M_c is f times the
         # partner's row of M_c.
         for end in (0, 1):
-            sums.blocks[:, end, end] -= known[:-1, end] / np.square(factors[:, end])
+            sums.blocks[:, end, end] -= known[:, end] / np.square(factors[:, end])
         return sums.finish(x, log_prior)
-
-    def _split(self) -> Iterator[tuple[int, tuple[int, ...], range]]:
-        """Yield the number of a first coalition, all its members but the last, and the last ones.
-
-        Coalitions are numbered in lexicographic order.
-        """
-        n = self._num_agents
-        q = self._max_colluders
-        if q == 0:
-            yield 0, (), range(0)
-            return
-        first = 0
-        for outer in combinations(range(n), q - 1):
-            inner = range(outer[-1] + 1 if outer else 0, n)
-            if inner:
-                yield first, outer, inner
-            first += len(inner)
-
-    def _stack(self, last: range) -> Iterator[_Insiders]:
-        """Yield insiders in order of their number of pairs, so that few places are filled up."""
-        agents = np.array(last, dtype=int)
-        counts = np.diff(self._starts)[agents]
-        order = np.argsort(counts, kind="stable")
-        agents, counts = agents[order], counts[order]
-        start = 0
-        while start < len(agents):
-            size = 1
-            while start + size < len(agents) and (
-                (size + 1) * int(counts[start + size]) <= _CHUNK_ROWS
-            ):
-                size += 1
-            yield self._stack_some(agents[start : start + size])
-            start += size
-
-    def _stack_some(self, members: IntArray) -> _Insiders:
-        begin, end = self._starts[members], self._starts[members + 1]
-        width = int((end - begin).max())
-        places = begin[:, None] + np.arange(width)
-        filled = places < end[:, None]
-        places = np.where(filled, places, 0)
-        # The number one past the last pair has a factor of zero, so it adds nothing anywhere.
-        pairs = np.where(filled, self._numbers[places], len(self.streams.members))
-        sides = np.where(filled, self._sides[places], 0)
-        partners = self.streams.members[np.where(filled, pairs, 0), 1 - sides]
-        return _Insiders(members, pairs, sides, np.where(filled, partners, members[:, None]))
-
-
-@dataclass(frozen=True, eq=False)
-class _Insiders:
-    """Insiders with about the same number of pairs, stacked.
-
-    Attributes:
-        members: the insiders, shape (m,).
-        pairs: the numbers of their pairs, shape (m, k); a pair without noise fills up the rows.
-        sides: which end of a pair the insider is, 0 or 1, shape (m, k).
-        partners: the other end, shape (m, k); the insider itself in the places filled up.
-    """
-
-    members: IntArray
-    pairs: IntArray
-    sides: IntArray
-    partners: IntArray
-
-    def update(self, Y: FloatArray, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return P = BᵀY and Z = K⁻¹P of each insider, shape (m, k, n)."""
-        d = self.members
-        J = self.partners
-        m, k = J.shape
-        own, other = self._weights(factors)
-        P = other[:, :, None] * Y[J]
-        P += own[:, :, None] * Y[d][:, None, :]
-        at_partners = np.take_along_axis(P, np.broadcast_to(J[:, None, :], (m, k, k)), axis=2)
-        at_own = np.take_along_axis(P, d[:, None, None], axis=2)
-        K = np.eye(k) - at_partners * other[:, None, :] - at_own * own[:, None, :]
-        return P, np.linalg.inv(K) @ P
-
-    def add(
-        self,
-        Z: FloatArray,
-        Lambda: FloatArray,
-        factors: FloatArray,
-        *,
-        inner: FloatArray,
-        known: FloatArray,
-    ) -> None:
-        """Add B V of these insiders to ``inner``, and their pressure on own pairs to ``known``.
-
-        (I + BZ) Λ (I + BZ)ᵀ = Λ + B V + (B V)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
-        """
-        d = self.members
-        J = self.partners
-        m, k = J.shape
-        own, other = self._weights(factors)
-        V = Z * Lambda[:, None, :]
-        H = V @ Z.transpose(0, 2, 1)
-        known[self.pairs, 1 - self.sides] += np.einsum("mkk->mk", H)
-        rows = np.arange(m)[:, None, None], np.arange(k)[None, :, None]
-        V[(*rows, J[:, None, :])] += H * other[:, None, :] / 2
-        V[(*rows, d[:, None, None])] += (H @ own[:, :, None]) / 2
-        scatter = scipy.sparse.csr_array(
-            (
-                np.concatenate([own.ravel(), other.ravel()]),
-                (np.concatenate([np.repeat(d, k), J.ravel()]), np.tile(np.arange(m * k), 2)),
-            ),
-            shape=(len(inner), m * k),
-        )
-        inner += scatter @ V.reshape(m * k, -1)
-
-    def _weights(self, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
-        padded = np.vstack([factors, np.zeros(2)])
-        return padded[self.pairs, self.sides], padded[self.pairs, 1 - self.sides]
