@@ -114,13 +114,3 @@ def test_the_lines_of_the_authors_code_are_drawn_by_name_and_for_samples() -> No
     assert [study.panel.name for study in make_studies(["fig5a"], alone)] == ["fig5a-sample"]
     with pytest.raises(InvalidArgumentError, match="fig5a-sample"):
         make_studies(["fig1a"], alone)
-
-
-@pytest.mark.slow
-def test_the_lines_of_the_authors_code_are_trained(tmp_path: Path) -> None:
-    scale = TINY.restrict(mechanisms=AUTHORS_MECHANISMS, epsilons=[10])
-    made = reproduce(["fig5a-sample"], scale, store=CellStore(tmp_path), jobs=1)
-    assert {row["accounting"] for row in made.runs} == {"rdp"}
-    ((panel, points),) = made.panels
-    assert {point.mechanism for point in points} == set(AUTHORS_MECHANISMS)
-    assert panel.unit == "sample"

@@ -14,10 +14,8 @@ from rich.progress import Progress
 
 from corn.cli import run_command
 from reproduction.__main__ import CellBar, app
-from reproduction.cells import Cell, DesignCell, TrainingCell
+from reproduction.cells import Cell, DesignCell
 from tests.cli.commands import Outcome
-
-from .scales import PILOTS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -76,35 +74,6 @@ def test_it_runs_as_a_module_with_several_processes(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout)["scale"]["num_agents"] == 5
     assert len(stored_cells(tmp_path)) == 2
-
-
-@pytest.mark.slow
-def test_an_interruption_between_pilots_and_further_seeds_keeps_the_pilots(
-    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("fig4b", "--out", tmp_path, "--jobs", 1)
-
-    def interrupt_repeats(self: TrainingCell, *arguments: Any) -> Any:
-        if self.seeds != (0,):
-            raise KeyboardInterrupt
-        return compute(self, *arguments)
-
-    compute = TrainingCell.compute
-    monkeypatch.setattr("reproduction.__main__.QUICK", PILOTS)
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingCell, "compute", interrupt_repeats)
-        outcome = run(*arguments)
-    assert outcome.exit_code == 130
-    # The designs and the pilot were finished; two further seeds were not.
-    kept = len(stored_cells(tmp_path))
-    assert f"interrupted: {kept} of {kept + 2} cells are kept" in outcome.stderr
-    again = run(*arguments, "--json")
-    assert again.exit_code == 0, again.stderr
-    facts = json.loads(again.stdout)
-    assert facts["scale"]["regression"]["num_pilots"] == 1
-    assert any("chosen on 1 pilot seed of 3" in note for note in facts["notes"])
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert f"; {kept} of {kept + 2} cells were already finished" in page
 
 
 def test_the_progress_bar_counts_a_cell_once_and_grows_with_the_plan() -> None:

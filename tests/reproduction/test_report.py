@@ -22,7 +22,6 @@ from reproduction.mechanisms import (
     LDP_PAPER,
     MECHANISMS,
     NONE,
-    Mechanism,
 )
 from reproduction.report import plot_panel, style_of, write_report
 from reproduction.run import Reproduction, reproduce
@@ -97,19 +96,6 @@ def test_labels_of_the_horizontal_axis_do_not_touch(places: tuple[float, ...]) -
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def test_only_widely_and_unevenly_spread_places_get_a_logarithmic_axis() -> None:
-    scales = {
-        (0.5, 1, 2, 5, 20): "log",
-        (0.2, 0.4, 0.6, 0.8, 1.0): "linear",
-        tuple(range(1, 21)): "linear",
-        (0, 1, 20): "linear",
-    }
-    for places, scale in scales.items():
-        panel = Panel("fig2", "fig2", "title", "x", "y")
-        points = [Point(CORN_PAPER, x, (1.0,)) for x in places]
-        assert plot_panel(panel, points).axes[0].get_xscale() == scale
-
-
 def test_titles_are_not_cut() -> None:
     panels = [study.panel for scale in (QUICK, FULL) for study in make_studies(["all"], scale)]
     # If the longest titles fit, so do the others.
@@ -134,11 +120,6 @@ def test_no_two_lines_of_a_panel_look_the_same(scale: Scale) -> None:
         assert len({style_of(mechanism) for mechanism in mechanisms}) == len(mechanisms)
     named = (*MECHANISMS, *AUTHORS_MECHANISMS)
     assert len({style_of(mechanism) for mechanism in named}) == len(named)
-
-
-def test_a_method_without_a_style_gets_the_colour_of_its_mechanism() -> None:
-    added = Mechanism("corn-new", "CorN, new", "corn")
-    assert style_of(added).colour == style_of(CORN_PAPER).colour
 
 
 @pytest.mark.parametrize("values", [(), (0.0, 0.0), (1.0, 1.0)])
@@ -194,23 +175,17 @@ def test_the_axis_of_an_accuracy_ends_at_zero_and_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "label"), [((120.0, 270.0), "200"), ((4000.0, 52000.0), "10,000")]
+    ("values", "label"),
+    [((120.0, 270.0), "200"), ((4000.0, 52000.0), "10,000"), ((1.0, 1e-5), "10^")],
 )
-def test_a_short_logarithmic_axis_has_plain_numbers(
+def test_logarithmic_axes_have_plain_numbers_or_over_many_decades_powers_of_ten(
     values: tuple[float, float], label: str
 ) -> None:
     figure = plot_panel(NOISE, [Point(CORN_PAPER, x, (values[x],)) for x in (0, 1)])
     figure.draw_without_rendering()
-    ticks = figure.axes[0].get_yticklabels(which="both")
-    texts = [tick.get_text() for tick in ticks if tick.get_text()]
-    assert label in texts
-    assert not any("$" in text for text in texts)
-
-
-def test_a_logarithmic_axis_over_many_decades_has_powers_of_ten() -> None:
-    figure = plot_panel(NOISE, [Point(CORN_PAPER, x, (10.0**-x,)) for x in (0, 5)])
-    figure.draw_without_rendering()
-    assert any("10^" in tick.get_text() for tick in figure.axes[0].get_yticklabels())
+    texts = [tick.get_text() for tick in figure.axes[0].get_yticklabels(which="both")]
+    assert any(label in text for text in texts)
+    assert any("$" in text for text in texts) == (label == "10^")
 
 
 def test_a_line_that_ends_early_is_named_at_its_end() -> None:

@@ -102,31 +102,6 @@ def test_finished_cells_are_not_computed_again(
     assert not any(seen.finished.values())
 
 
-def test_an_interrupted_reproduction_resumes(
-    tmp_path: Path, whole: tuple[CellStore, Reproduction], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken, (_, expected) = CellStore(tmp_path), whole
-    count = 0
-    compute = TrainingCell.compute
-
-    def interrupt_second(self: TrainingCell, *arguments: object) -> object:
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise KeyboardInterrupt
-        return compute(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TrainingCell, "compute", interrupt_second)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce(FIGURES, TINY, store=broken, jobs=1)
-    found, seen = watch(FIGURES, TINY, broken)
-    assert list(seen.finished.values()).count(True) == 1
-    assert len(seen.finished) > 1
-    assert found.panels == expected.panels
-    assert found.runs == expected.runs
-    assert count == 3
-
-
 def test_blocks_of_seeds_do_not_change_results(tmp_path: Path) -> None:
     joint = replace(TINY, connectivities=(0.4,))
     split = replace(joint, regression=replace(joint.regression, seeds_per_cell=1))
