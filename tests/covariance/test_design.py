@@ -1,7 +1,7 @@
 """The entry point: oracles, feasibility of every mechanism, defaults, invariances, misuse."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -175,44 +175,22 @@ def test_seeds_follow_the_links_of_the_network_even_where_weights_are_zero() -> 
 def test_mechanisms_for_an_eavesdropper_name_their_threat_and_refuse_insiders(
     mechanism: MechanismName,
 ) -> None:
-    assert (
-        design(load_network("ring:6", mixing="gossip"), BUDGET, mechanism=mechanism).threat
-        == EAVESDROPPER
-    )
-    for threat in (DEFAULT_THREAT, ThreatModel(2, "global")):
+    network = load_network("ring:6", mixing="gossip")
+    assert design(network, BUDGET, mechanism=mechanism).threat == EAVESDROPPER
+    for threat in (DEFAULT_THREAT, ThreatModel(2, "global"), ThreatModel(0, "edges")):
         with pytest.raises(InvalidArgumentError):
-            design(
-                load_network("ring:6", mixing="gossip"), BUDGET, mechanism=mechanism, threat=threat
-            )
-    with pytest.raises(InvalidArgumentError):
-        design(
-            load_network("ring:6", mixing="gossip"),
-            BUDGET,
-            mechanism=mechanism,
-            threat=ThreatModel(0, "edges"),
-        )
+            design(network, BUDGET, mechanism=mechanism, threat=threat)
 
 
 def test_ldp_holds_against_any_number_of_insiders() -> None:
-    assert (
-        design(
-            load_network("ring:6", mixing="gossip"), BUDGET, mechanism="ldp"
-        ).threat.max_colluders
-        == 1
-    )
+    network = load_network("ring:6", mixing="gossip")
+    assert design(network, BUDGET, mechanism="ldp").threat.max_colluders == 1
     for colluders in range(6):
-        result = design(
-            load_network("ring:6", mixing="gossip"),
-            BUDGET,
-            mechanism=Ldp(),
-            threat=ThreatModel(colluders, "pairs"),
-        )
+        result = design(network, BUDGET, mechanism=Ldp(), threat=ThreatModel(colluders, "pairs"))
         assert result.threat.max_colluders == colluders
         np.testing.assert_allclose(result.noise_std, BUDGET.independent_noise_std)
     with pytest.raises(InvalidArgumentError, match="max_colluders"):
-        design(
-            load_network("ring:6", mixing="gossip"), BUDGET, mechanism=Ldp(), threat=ThreatModel(6)
-        )
+        design(network, BUDGET, mechanism=Ldp(), threat=ThreatModel(6))
 
 
 def test_references_hold_against_nobody() -> None:
@@ -312,15 +290,6 @@ def test_noise_limits_hold(name: str, limit: float) -> None:
     assert one_step.status in ("optimal", "noise limited")
 
 
-def test_a_looser_noise_limit_costs_less() -> None:
-    W = random_network(15, 0.5, 1)
-    values = [
-        paper_design(W, 1.0, Corn(max_noise_std=limit), objective=Horizon(200)).value
-        for limit in (1.0, 1.3, 2.0, 4.0, 8.0, math.inf)
-    ]
-    assert values == sorted(values, reverse=True)
-
-
 def test_noise_below_ldp_is_infeasible() -> None:
     with pytest.raises(InfeasibleError):
         paper_design(np.eye(3), 4.0, Corn(max_noise_std=0.49))
@@ -346,10 +315,6 @@ def test_arguments_are_left_alone() -> None:
     np.testing.assert_array_equal(W, before)
 
 
-def test_every_mechanism_has_a_name() -> None:
-    assert sorted(get_args(MechanismName)) == sorted([*MECHANISMS, "own"])
-
-
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -364,6 +329,8 @@ def test_every_mechanism_has_a_name() -> None:
         (lambda: paper_design(np.eye(3), objective="horizon"), "objective must be a matrix"),
         (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
         (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
+        (lambda: paper_design(np.eye(3), "1"), "must be a PrivacyBudget"),
+        (lambda: paper_design(np.eye(3), [True] * 3), "must be a PrivacyBudget"),
         (
             lambda: design(load_network("ring:6", mixing="gossip"), 1.0),
             "objective must be given with a precision cap",
@@ -375,20 +342,7 @@ def test_misuse_is_named(make: Any, named: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("cap", ["1", ["1"] * 5, None, True, [True] * 5])
-def test_a_budget_that_is_no_number_is_named(cap: Any) -> None:
-    with pytest.raises(InvalidArgumentError):
-        design(np.full((5, 5), 0.2), cap, objective=Horizon())
-
-
 GROUPED = random_network(12, 0.4, seed=2)
-
-
-def test_one_group_is_the_whole_problem_and_singletons_are_ldp() -> None:
-    everyone = paper_design(GROUPED, threat=ThreatModel(seeds="groups:1"))
-    assert everyone.value == pytest.approx(paper_design(GROUPED).value, rel=1e-12)
-    alone = paper_design(GROUPED, threat=ThreatModel(seeds="groups:12"))
-    assert alone.value == pytest.approx(paper_design(GROUPED, 1.0, "ldp").value, rel=1e-9)
 
 
 def test_merging_groups_never_costs() -> None:
@@ -423,17 +377,14 @@ def test_the_worst_block_sets_the_status() -> None:
     assert result.status == "iteration limit"
 
 
-def test_groups_whose_noise_nobody_receives_get_ldp_noise() -> None:
+def test_agents_in_no_group_and_groups_that_nobody_receives_get_ldp_noise() -> None:
+    result = paper_design(GROUPED, threat=ThreatModel(seeds=((0, 1, 2),)))
+    np.testing.assert_allclose(result.noise_std[3:], 1.0)
+    assert not result.covariance[0, 3:].any()
     A = np.diag([1.0, 2.0, 0.0, 0.0])
     result = paper_design(np.eye(4), 4.0, objective=A, threat=ThreatModel(seeds="groups:2"))
     np.testing.assert_allclose(result.noise_std, 0.5)
     assert result.value == pytest.approx(0.75)
-
-
-def test_agents_in_no_group_draw_alone() -> None:
-    result = paper_design(GROUPED, threat=ThreatModel(seeds=((0, 1, 2),)))
-    np.testing.assert_allclose(result.noise_std[3:], 1.0)
-    assert not result.covariance[0, 3:].any()
 
 
 @pytest.mark.parametrize(("gamma", "ratio"), [(1.0, 1.45), (0.1, 1.14)])
@@ -459,20 +410,6 @@ def test_more_rounds_a_step_come_closer_still(rounds: int, ratio: float) -> None
     network = load_network("er:n=20,p=0.2,seed=1", gossip=Gossip(rounds), mixing="gossip")
     result = design(network, 1.0, objective=Horizon(300, 0.1), threat=EAVESDROPPER)
     assert result.central_ratio == pytest.approx(ratio, abs=0.005)
-
-
-def test_chebyshev_rounds_need_fewer_messages_on_a_random_graph() -> None:
-    """Not on every graph: they reduce the slowest disagreement, plain rounds all of it."""
-    ratios = {
-        text: design(
-            load_network("er:n=20,p=0.2,seed=1", gossip=Gossip.parse(text), mixing="gossip"),
-            1.0,
-            objective=Horizon(300, 0.1),
-            threat=EAVESDROPPER,
-        ).central_ratio
-        for text in ("plain:3", "chebyshev:3", "plain:4")
-    }
-    assert ratios["chebyshev:3"] < ratios["plain:4"] < ratios["plain:3"]
 
 
 def test_the_ratio_of_zero_sum_noise_is_the_best() -> None:

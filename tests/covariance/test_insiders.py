@@ -1,6 +1,6 @@
 """Noise against insiders: oracles, derivatives, certificates, every coalition checked."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import networkx as nx
 import numpy as np
@@ -128,12 +128,6 @@ def test_the_cap_holds_in_exact_arithmetic() -> None:
     assert 0.999 * cap < exact_worst_precision(found.decomposition, 1) <= cap
 
 
-def test_more_colluders_never_cost_less() -> None:
-    designs = [solve(GRAPHS["wheel 7"], ThreatModel(q, "pairs")) for q in range(4)]
-    for fewer, more in pairwise(designs):
-        assert more.value >= fewer.lower_bound
-
-
 @pytest.mark.parametrize(
     ("seeds", "colluders"), [("pairs", 5), ("groups:6", 0), ("groups:2", 1), ("global", 1)]
 )
@@ -171,14 +165,6 @@ def test_a_singular_objective_is_noise_limited_and_bounded() -> None:
     # Against one insider five agents hide behind each other: 1/5 of LDP's variance each.
     assert found.value == pytest.approx(6 / 5 / 6, rel=0.1)
     assert worst_precision(found.decomposition, 1) <= 1 + 1e-9
-
-
-def test_overlapping_seeds_without_insiders_lie_between_one_seed_and_ldp() -> None:
-    one_seed, edges, ldp = (
-        solve(nx.petersen_graph(), ThreatModel(0, seeds), length=50).value
-        for seeds in ("global", "edges", "groups:10")
-    )
-    assert one_seed <= edges * (1 + 1e-6) < ldp
 
 
 GROUPS = {
@@ -311,16 +297,6 @@ def test_large_networks_are_designed_on_sparse_seeds() -> None:
     assert (found.solver, found.threat.seeds) == ("split", "sparse:8")
     assert max(found.decomposition.count_streams()) <= 2 + 8 + 1
     assert worst_precision(found.decomposition, 1) <= 1
-
-
-def test_a_short_search_starts_near_the_optimum() -> None:
-    network = load_network("torus:5x5", mixing="gossip")
-    short, full = (
-        design(network, 1.0, objective=Horizon(200), mechanism=Corn(max_evaluations=evaluations))
-        for evaluations in (40, 500)
-    )
-    assert worst_precision(short.decomposition, 1) <= 1
-    assert full.value <= short.value <= 1.15 * full.value
 
 
 @pytest.mark.parametrize(

@@ -96,19 +96,6 @@ def test_sparse_seeds_are_links_and_a_few_partners_of_each_agent(graph: Graph, n
     assert len(groups) == graph.number_of_edges() + added.number_of_edges()
 
 
-def test_partners_are_the_same_everywhere() -> None:
-    """Another choice would be other seeds: agents that plan for themselves must agree."""
-    pairs = choose_partners(nx.cycle_graph(10), 4)
-    assert pairs == choose_partners(nx.relabel_nodes(nx.cycle_graph(10), {}), 4)
-    nearby = [(i, j) for i, j in pairs if min(j - i, 10 - j + i) == 2]
-    assert len(nearby) >= 8
-
-
-def test_more_partners_than_agents_are_all_pairs() -> None:
-    threat = ThreatModel(1, "sparse:9")
-    assert len(threat.seed_groups(nx.path_graph(6))) == 15
-
-
 def test_the_adversary_is_described_in_words() -> None:
     assert "knows no seed" in ThreatModel().describe()
     assert "one insider" in ThreatModel(1, "pairs").describe()
@@ -123,10 +110,6 @@ def test_splits_are_even(num_agents: int, data: st.DataObject) -> None:
     assert [agent for group in groups for agent in group] == list(range(num_agents))
     assert len(groups) == count
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
-
-
-def test_with_many_partners_all_pairs_but_the_links_are_partners() -> None:
-    assert choose_partners(nx.path_graph(4), 3) == [(0, 2), (0, 3), (1, 3)]
 
 
 @pytest.mark.parametrize(("agents", "power"), [(300, 88), (20_000, 6018)])

@@ -2,11 +2,9 @@
 
 import networkx as nx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
-from corn.topology import GENERATORS, GraphSpec, check_graph, describe_kind
+from corn.topology import GENERATORS, GraphSpec, check_graph
 
 EXAMPLES = [
     "er:n=20,p=0.3,seed=1",
@@ -56,10 +54,6 @@ def test_generated_graphs_are_usable_and_repeatable(text: str) -> None:
 def test_sizes_of_known_graphs(text: str, num_agents: int, num_links: int) -> None:
     graph = GraphSpec.parse(text).build()
     assert (graph.number_of_nodes(), graph.number_of_edges()) == (num_agents, num_links)
-
-
-def test_hypercube_is_networkx_hypercube() -> None:
-    assert nx.is_isomorphic(GraphSpec.parse("hypercube:8").build(), nx.hypercube_graph(3))
 
 
 def test_first_draw_equals_that_of_networkx_for_the_seed() -> None:
@@ -119,16 +113,6 @@ def test_specs_have_one_canonical_form(text: str, canonical: str) -> None:
     assert GraphSpec.parse(str(spec)) == spec
 
 
-@given(
-    n=st.integers(1, 10**6),
-    p=st.floats(allow_nan=False, allow_infinity=False),
-    seed=st.integers(0, 2**63),
-)
-def test_specs_round_trip(n: int, p: float, seed: int) -> None:
-    spec = GraphSpec("er", (("n", n), ("p", p), ("seed", seed)))
-    assert GraphSpec.parse(str(spec)) == spec
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -153,10 +137,6 @@ def test_errors_for_bad_specs_list_accepted_values(text: str, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_every_kind_has_a_description() -> None:
-    assert all(describe_kind(kind).startswith(kind) for kind in GENERATORS)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -164,8 +144,6 @@ def test_every_kind_has_a_description() -> None:
         ("torus:10000x10000", "at most 200,000 agents, found 100,000,000"),
         ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
         ("complete:10000", "at most 10,000,000 links"),
-        ("regular:n=20000,degree=19998", "at most 10,000,000 links"),
-        ("geometric:n=20000,radius=1", "at most 10,000,000 links"),
         ("geometric:n=20000,radius=1e200", "at most 10,000,000 links"),
         ("ring:" + "9" * 20, "at most 200,000 agents"),
     ],

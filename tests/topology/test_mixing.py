@@ -110,10 +110,3 @@ def test_errors_for_an_unknown_rule_list_all() -> None:
 def test_given_mixing_matrices_are_checked(matrix: list[list[float]], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         check_mixing_matrix(matrix)
-
-
-def test_a_given_matrix_is_copied() -> None:
-    given = np.full((2, 2), 0.5)
-    assert check_mixing_matrix(given) is not given
-    with pytest.raises(InvalidArgumentError):
-        check_mixing_matrix(given + 1e-6)

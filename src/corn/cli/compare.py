@@ -39,7 +39,7 @@ from corn.cli.output import (
 from corn.covariance import Design, Mechanism, Objective, ThreatModel, design, read_mechanisms
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.privacy import PrivacyBudget
-from corn.topology import Network, measure_network
+from corn.topology import Network, spectrum
 from corn.topology.mixing import UNMIXED
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
@@ -240,7 +240,7 @@ def _network_facts(network: Network) -> list[Fact]:
     text = f"{format_count(links, 'link')}, {min(degrees)} to {max(degrees)} per agent"
     facts = [Fact("num_links", links, "network", text)]
     if network.mixing == "gossip":
-        measured = measure_network(network)
+        measured = spectrum(network.step_matrix)
         facts += [
             Fact("second_eigenvalue", measured.second_eigenvalue),
             Fact("spectral_gap", measured.spectral_gap),

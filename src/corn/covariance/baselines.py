@@ -71,12 +71,8 @@ class Decor:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best covariance of the family."""
-        _require_eavesdropper(self.name, problem.threat)
-        problem = replace(problem, max_noise_std=self.max_noise_std)
-        R, evaluations = _search_covariance(
-            problem, nx.laplacian_matrix(problem.graph, range(problem.num_agents), None).toarray()
-        )
-        return conclude_in_family(problem, R, self.name, "search", evaluations)
+        links = nx.laplacian_matrix(problem.graph, range(problem.num_agents), None)
+        return _search_family(self, problem, links.toarray())
 
 
 @final
@@ -93,11 +89,8 @@ class ZeroSum:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best covariance of the family."""
-        _require_eavesdropper(self.name, problem.threat)
-        problem = replace(problem, max_noise_std=self.max_noise_std)
         n = problem.num_agents
-        R, evaluations = _search_covariance(problem, np.eye(n) - 1 / n)
-        return conclude_in_family(problem, R, self.name, "search", evaluations)
+        return _search_family(self, problem, np.eye(n) - 1 / n)
 
 
 @final
@@ -129,23 +122,30 @@ class NoNoise:
         return _refer(problem, self.name, 0.0)
 
 
-def _require_eavesdropper(mechanism: MechanismName, threat: ThreatModel) -> None:
-    """Raise for a threat that the mechanism does not hold against, or seeds it does not use.
+def _search_family(
+    mechanism: Decor | ZeroSum, problem: DesignProblem, laplacian: FloatArray
+) -> Design:
+    """Return the best c·(I + r L), or raise for a threat that it does not hold against.
 
     An insider subtracts every cancelling pair that it shares, so a covariance of these families
     says nothing about insiders.
     """
+    name = mechanism.name
+    threat = problem.threat
     if threat.max_colluders:
         raise InvalidArgumentError(
-            f"mechanism {mechanism!r} is designed against an eavesdropper only, found "
+            f"mechanism {name!r} is designed against an eavesdropper only, found "
             f"max_colluders={threat.max_colluders}: use 'corn' or 'ldp', or ask for a threat "
             "without insiders (--colluders 0)"
         )
     if threat.seeds != EAVESDROPPER.seeds:
         raise InvalidArgumentError(
-            f"seeds apply to mechanism 'corn', while {mechanism!r} has seeds of its own, found "
+            f"seeds apply to mechanism 'corn', while {name!r} has seeds of its own, found "
             f"{threat.seeds!r}: leave seeds to the mechanism"
         )
+    problem = replace(problem, max_noise_std=mechanism.max_noise_std)
+    R, evaluations = _search_covariance(problem, laplacian)
+    return conclude_in_family(problem, R, name, "search", evaluations)
 
 
 def conclude_in_family(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
 from itertools import combinations
 
 import networkx as nx
@@ -22,6 +21,7 @@ from corn.checks import FloatArray
 from corn.covariance.decomposition import Decomposition, masked_precision
 from corn.covariance.threat import SeedGroups
 from corn.errors import InfeasibleError
+from corn.topology.mixing import adjacency
 
 _MOST_LISTED = 20_000
 _MOST_AGENTS_LISTED = 40
@@ -143,18 +143,19 @@ def bound_second_eigenvalue(pairs: SeedGroups, num_agents: int) -> float:
     >>> round(bound_second_eigenvalue(tuple(combinations(range(6), 2)), 6), 5)
     6.0
     """
-    L = _laplacian(pairs, num_agents)
+    A = adjacency(pairs, num_agents)
+    L = scipy.sparse.csr_array(scipy.sparse.diags_array(A.sum(axis=1)) - A)
     largest = 2 * float(L.diagonal().max(initial=0))  # at least λ_n, by Gershgorin
     if num_agents <= _MOST_DENSE:
         return float(scipy.linalg.eigvalsh(L.toarray())[1]) - _ROUNDING * largest
     # The largest eigenvalue of c − L among vectors that sum to zero is c − λ₂.
-    found = max(_lanczos(L, largest))
+    found = _lanczos(L, largest)
     root = math.log(1.648 * math.sqrt(num_agents) / _FAILURE) / (2 * _LANCZOS_STEPS - 1)
     return largest - found * (1 + _ROUNDING) / (1 - root**2)
 
 
-def _lanczos(L: scipy.sparse.csr_array, shift: float) -> Iterator[float]:
-    """Return the Ritz values of shift − L after a number of steps, among vectors of sum zero."""
+def _lanczos(L: scipy.sparse.csr_array, shift: float) -> float:
+    """Return the largest Ritz value of shift − L among vectors of sum zero."""
     n = L.shape[0]
     # New randomness in each call, so that nobody can make a graph for which the start is bad.
     q = np.random.default_rng(secrets.randbits(128)).standard_normal(n)
@@ -176,12 +177,4 @@ def _lanczos(L: scipy.sparse.csr_array, shift: float) -> Iterator[float]:
         before = q
         q = v / beta
     values = scipy.linalg.eigh_tridiagonal(alphas, betas[: len(alphas) - 1], eigvals_only=True)
-    return iter(values.tolist())
-
-
-def _laplacian(pairs: SeedGroups, num_agents: int) -> scipy.sparse.csr_array:
-    i, j = np.array(pairs, np.int64).reshape(-1, 2).T
-    ones = np.ones(len(i))
-    A = scipy.sparse.coo_array((ones, (i, j)), shape=(num_agents, num_agents)).tocsr()
-    A = A + A.T
-    return scipy.sparse.csr_array(scipy.sparse.diags_array(A.sum(axis=1)) - A)
+    return float(values.max())

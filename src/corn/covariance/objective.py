@@ -78,17 +78,9 @@ class Horizon:
         if gamma == 1:
             return A
         # Of all of A, only the energy of averages keeps its full weight.
-        return np.asarray(gamma * A + (1 - gamma) * self.average_energy * _project_on_averages(W))
-
-    @property
-    def average_energy(self) -> float:
-        """The energy of unit noise in an average: the length, without momentum."""
-        return self.length * float(momentum_gain(self.contraction, self.momentum))
-
-    @property
-    def contraction(self) -> float:
-        """ρ, by which perturbations contract in a step."""
-        return math.sqrt(self._discount)
+        # That of unit noise in an average is the length, without momentum.
+        energy = self.length * float(momentum_gain(math.sqrt(self._discount), self.momentum))
+        return np.asarray(gamma * A + (1 - gamma) * energy * _project_on_averages(W))
 
     @property
     def _discount(self) -> float:

@@ -24,7 +24,6 @@ from corn.topology.network import (
     Network,
     choose_cooldown,
     load_network,
-    measure_network,
 )
 
 __all__ = [
@@ -44,7 +43,6 @@ __all__ = [
     "graph_of",
     "list_connections",
     "load_network",
-    "measure_network",
     "name_of",
     "opens_link",
     "spectrum",

@@ -98,23 +98,23 @@ def _read_edge_list(path: Path) -> nx.Graph:
         fields = fields[:-1] if fields[2:] == ["{}"] else fields
         if not fields:
             continue
-        if len(fields) not in (2, 3):
+        is_edge = len(fields) == 2 or (len(fields) == 3 and _is_number(fields[2]))
+        if not is_edge:
             raise FileFormatError(
                 f"{path}, line {number}: an edge is two labels and perhaps a weight, found "
                 f"{quote(line)}"
             )
-        weight = {} if len(fields) == 2 else {"weight": _read_weight(fields[2], path, number)}
+        weight = {"weight": float(fields[2])} if len(fields) == 3 else {}
         graph.add_edge(*fields[:2], **weight)
     return _number_labels(graph)
 
 
-def _read_weight(field: str, path: Path, line_number: int) -> float:
+def _is_number(text: str) -> bool:
     try:
-        return float(field)
-    except ValueError as error:
-        raise FileFormatError(
-            f"{path}, line {line_number}: the weight must be a number, found {quote(field)}"
-        ) from error
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_graphml(path: Path) -> nx.Graph:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
@@ -53,7 +53,7 @@ def _metropolis(graph: Graph) -> SparseMatrix:
 
     The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
     """
-    links = adjacency(graph)
+    links = adjacency(graph.edges, len(graph))
     return _weigh_links(links, 1 / (1 + _larger_degrees(links)))
 
 
@@ -62,7 +62,7 @@ def _lazy_metropolis(graph: Graph) -> SparseMatrix:
 
     Every agent keeps at least half of its own model, so no eigenvalue is negative.
     """
-    links = adjacency(graph)
+    links = adjacency(graph.edges, len(graph))
     return _weigh_links(links, 1 / (2 * _larger_degrees(links)))
 
 
@@ -172,11 +172,11 @@ def graph_of(matrix: FloatArray) -> Graph:
     return nx.from_numpy_array(used.astype(int), edge_attr=None)
 
 
-def adjacency(graph: Graph) -> SparseMatrix:
+def adjacency(links: Iterable[tuple[int, int]], num_agents: int) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agents i and j are linked."""
-    i, j = np.array(graph.edges, np.int64).reshape(-1, 2).T
+    i, j = np.array(list(links), np.int64).reshape(-1, 2).T
     ends = np.concatenate([i, j]), np.concatenate([j, i])
-    return SparseMatrix((np.ones(2 * len(i)), ends), shape=(len(graph), len(graph)))
+    return SparseMatrix((np.ones(2 * len(i)), ends), shape=(num_agents, num_agents))
 
 
 def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
@@ -204,7 +204,7 @@ def _check_support(W: SparseMatrix, graph: Graph) -> None:
         raise InvalidArgumentError(
             f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
         )
-    allowed = adjacency(graph) + scipy.sparse.eye_array(n)
+    allowed = adjacency(graph.edges, n) + scipy.sparse.eye_array(n)
     stray = SparseMatrix(W - W.multiply(allowed))
     stray.eliminate_zeros()
     if stray.nnz:

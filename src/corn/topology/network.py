@@ -37,7 +37,6 @@ from corn.topology.mixing import (
     Gossip,
     GossipRound,
     SparseMatrix,
-    Spectrum,
     check_mixing_matrix,
     check_sparse_weights,
     graph_of,
@@ -172,11 +171,6 @@ class Network:
         )
 
 
-def measure_network(network: Network) -> Spectrum:
-    """Return the spectrum of a step."""
-    return spectrum(network.step_matrix)
-
-
 def choose_cooldown(network: Network, num_steps: int) -> int:
     """Return the steps that only mix after a run of ``num_steps``, unless a number is given.
 
@@ -189,7 +183,7 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
     """
     if network.mixing == "sum":
         return 0  # all agents have one model already
-    time = measure_network(network).mixing_time
+    time = spectrum(network.step_matrix).mixing_time
     return 0 if math.isinf(time) else min(int(time), num_steps)
 
 
