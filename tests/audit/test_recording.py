@@ -22,13 +22,14 @@ from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.step import AgentStepper, ClippedGradients
 from corn.noise import draw_share
-from corn.noise.masks import MaskWords, draw_offset
+from corn.noise.masks import MaskWords
 from corn.plan import Plan
 from corn.topology import Mixing
 from corn.topology.graphs import SpanningTree
 from tests.audit.agent_threads import record_threads
 from tests.audit.plans import agent_plan, sample_plan
 from tests.audit.recording import ProcessObservation, RecordedRun, _read_releases, _serve
+from tests.audit.test_exact_sums import draw_no_offset, turn_sign
 from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 
 
@@ -97,15 +98,6 @@ def test_recorded_messages_are_those_of_keys_and_data(
 
 def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
     return draw_mask(*given, step=0 * step, **rest)
-
-
-def turn_sign(noise: Any, agent: int, **rest: Any) -> MaskWords:
-    drawn = draw_mask(noise, agent, **rest)
-    return -drawn if agent == 2 else drawn
-
-
-def draw_no_offset(nonce: bytes, step: int, size: int) -> FloatArray:
-    return 0 * draw_offset(nonce, step, size)
 
 
 def draw_too_little(*given: Any, **rest: Any) -> FloatArray:

@@ -10,7 +10,6 @@ from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
 from corn.covariance import Decomposition, SeedGroups
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
-from corn.noise import Owner
 from corn.plan.verify import verify_plan
 from corn.topology import Mixing
 from tests.audit.plans import agent_plan
@@ -86,12 +85,6 @@ def test_in_large_networks_a_coalition_is_grown(monkeypatch: pytest.MonkeyPatch)
     found = find_smallest_break(agent_plan())
     assert found is not None
     assert found.ratio > 1
-
-
-def test_owners_of_streams_are_those_of_keys() -> None:
-    streams = StreamWeights.of(agent_plan().decomposition)
-    assert Owner((0,)) in streams.held_by((0,))
-    assert all(0 in owner.members for owner in streams.held_by((0,)))
 
 
 @pytest.mark.parametrize(
