@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import scipy.linalg
 
 from corn.checks import FloatArray
@@ -40,7 +41,9 @@ DUAL = Corn()
 
 def weigh(graph: nx.Graph) -> FloatArray:
     """Return the Metropolis weights of a graph, which may have parts."""
-    return sparse_mixing_matrix(nx.convert_node_labels_to_integers(graph)).toarray()
+    return np.asarray(
+        sparse_mixing_matrix(nx.convert_node_labels_to_integers(graph)).toarray(), np.float64
+    )
 
 
 def solve(W: FloatArray, horizon: float, mechanism: Corn | Sdp = DUAL) -> Design:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import stats
+
+from corn.checks import FloatArray
 
 
 def best_seconds(
@@ -32,15 +33,15 @@ def best_seconds(
     return best
 
 
-def half_width(values: ArrayLike) -> float:
+def half_width(values: Sequence[float] | FloatArray) -> float:
     """Return half the width of Student's 95 % interval of a mean; infinite for one value."""
-    count = len(np.asarray(values))
+    count = len(values)
     if count < 2:
         return math.inf
     return float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
 
 
-def describe(values: ArrayLike, sign: str = "") -> str:
+def describe(values: Sequence[float] | FloatArray, sign: str = "") -> str:
     """Return mean ± half the width of its 95 % interval."""
     return f"{np.mean(values):{sign}.4f} ± {half_width(values):.4f}".replace("-", "−")
 

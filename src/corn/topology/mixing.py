@@ -172,7 +172,7 @@ def graph_of(matrix: FloatArray) -> Graph:
     return nx.from_numpy_array(used.astype(int), edge_attr=None)
 
 
-def adjacency(links: Iterable[tuple[int, int]], num_agents: int) -> SparseMatrix:
+def adjacency(links: Iterable[Sequence[int]], num_agents: int) -> SparseMatrix:
     """Return an (n, n) matrix of 0 and 1: whether agents i and j are linked."""
     i, j = np.array(list(links), np.int64).reshape(-1, 2).T
     ends = np.concatenate([i, j]), np.concatenate([j, i])

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import networkx as nx
 import numpy as np
@@ -206,57 +206,53 @@ def load_network(
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
-    graph, matrix, name, rule = _load(source, weights)
+    graph, matrix, name = _load(source)
+    rule = weights or ("metropolis" if matrix is None else "given")
+    if matrix is None or weights:
+        matrix = sparse_mixing_matrix(graph, rule)
     if mixing is None:
-        asks_for_gossip = weights is not None or rule == "given" or gossip != ONE_ROUND
-        mixing = "gossip" if asks_for_gossip else "sum"
+        mixing = "gossip" if weights or rule == "given" or gossip != ONE_ROUND else "sum"
     return Network(graph, matrix, name, rule, gossip, mixing)
 
 
-_Weighted: TypeAlias = tuple[Graph, FloatArray | SparseMatrix, str, str]
-"""A graph, its mixing matrix, where they came from, and the rule of the weights."""
+_Read: TypeAlias = tuple[Graph, FloatArray | None]
+"""A graph, and its mixing matrix if one is given."""
 
 
-def _load(source: str | Path | Graph | FloatArray, weights: str | None) -> _Weighted:
+def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, Any, str]:
+    """Return a graph, its mixing matrix if one is given, and where they came from."""
     if isinstance(source, np.ndarray):
-        return _weigh(check_mixing_matrix(source), "given matrix", weights)
+        return *_read_weights(source), "given matrix"
     if isinstance(source, nx.Graph):
-        return _weigh(check_graph(source), "given graph", weights)
+        return check_graph(source), None, "given graph"
     # A suffix decides before the parser of specs does, so that a misspelt file name is reported as
     # a missing file and not as an unknown graph.
-    text = str(source)
-    path = Path(text)
+    path = Path(source)
     # Not Path's own is_file, which raises for a spec that is too long to be the name of a file.
     if path.suffix not in SUFFIXES and not os.path.isfile(path):
-        spec = GraphSpec.parse(text)
-        return _weigh(spec.build(), str(spec), weights)
+        spec = GraphSpec.parse(str(source))
+        return spec.build(), None, str(spec)
     try:
-        return _weigh(_read(path), text, weights)
+        return *_read(path), str(source)
     except FileFormatError:
         raise
     except CornError as error:
         raise type(error)(f"{path}: {make_printable(str(error), limit=_MAX_REASON)}") from error
 
 
-def _weigh(what: Graph | FloatArray, source: str, weights: str | None) -> _Weighted:
-    if isinstance(what, np.ndarray):
-        graph = graph_of(what)
-        if weights is None:
-            # Here, and not in the record alone: an error is then about the file.
-            return check_graph(graph), what, source, "given"
-        what = graph
-    rule = weights or "metropolis"
-    return what, sparse_mixing_matrix(what, rule), source, rule
-
-
-def _read(path: Path) -> Graph | FloatArray:
+def _read(path: Path) -> _Read:
     if path.suffix not in MATRIX_SUFFIXES:
-        return check_graph(read_graph(path))
+        return check_graph(read_graph(path)), None
     edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
     matrix = read_matrix(path, advice=f"an edge list belongs in a file that ends in {edge_lists}")
     # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
     # permutation without fixed points, which is both, is read as links.
     if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
         require_symmetric(matrix)
-        return check_graph(graph_of(matrix))
-    return check_mixing_matrix(matrix)
+        return check_graph(graph_of(matrix)), None
+    return _read_weights(matrix)
+
+
+def _read_weights(matrix: FloatArray) -> _Read:
+    matrix = check_mixing_matrix(matrix)
+    return check_graph(graph_of(matrix)), matrix
