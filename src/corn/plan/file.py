@@ -138,6 +138,7 @@ def _encode(plan: Plan) -> Json:
         "network": {
             "source": plan.network.source,
             "weights": "none" if is_sum else plan.network.weights,
+            # Always: the field stays until the format changes, as fingerprints depend on it.
             "directed": False,
             "agents": [name_of(graph, agent) for agent in range(plan.num_agents)],
             # Sorted, as networkx keeps the order of insertion, and equal plans must have equal
