@@ -126,6 +126,18 @@ def test_certified_bounds_approach_the_truth_with_many_trials() -> None:
     assert 0.8 * exact < bound_epsilon_by_errors(limits, 0.05) <= exact
 
 
+def test_limits_of_rates_are_those_of_clopper_and_pearson() -> None:
+    scores = TrialScores(np.array([0.0, 0.0, 2.0]), np.array([0.0, 2.0, 2.0]))
+    for found, counts in zip(
+        limit_errors(scores, np.array([-1.0, 1.0, 3.0]), alpha=0.06),
+        [(3, 1, 0), (0, 1, 3)],
+        strict=True,
+    ):
+        # Six limits share the level; that of a two-sided interval is half on each side.
+        limits = [binomtest(k, 3).proportion_ci(1 - 2 * 0.01).high for k in counts]
+        assert np.allclose(found, limits)
+
+
 def test_both_directions_of_the_definition_count() -> None:
     """Few false negatives certify as much as few false positives."""
     few, many = np.array([0.001]), np.array([0.6])

@@ -199,6 +199,12 @@ def test_cancelling_families_meet_the_strictest_ratio(mechanism: Decor | ZeroSum
     assert result.value <= min(tried) * (1 + 1e-6)
 
 
+def test_a_family_with_one_scale_serves_caps_far_apart() -> None:
+    # LDP at the strictest cap is 1e5 times what the others need, beyond their own noise limit.
+    result = paper_design(metropolis(nx.path_graph(3)), np.array([1e-5, 1, 1]), "decor")
+    assert is_private(result.covariance, result.precision_caps)
+
+
 def test_references_follow_the_strictest_agent() -> None:
     W, caps = metropolis(nx.path_graph(10)), strict_first(10)
     central = paper_design(W, caps, "central")

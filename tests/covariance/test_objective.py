@@ -203,6 +203,16 @@ def test_the_objective_is_the_energy_of_replayed_noise(momentum: float, length: 
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_the_weight_scales_disagreement_alone() -> None:
+    W, n = REPLAYED.step_matrix, REPLAYED.num_agents
+    whole = Horizon(20, momentum=0.8).matrix(W)
+    split = Horizon(20, 0.1, 0.8).matrix(W)
+    P = np.full((n, n), 1 / n)
+    np.testing.assert_allclose(P @ split @ P, P @ whole @ P, atol=1e-9)
+    Q = np.eye(n) - P
+    np.testing.assert_allclose(Q @ split @ Q, 0.1 * Q @ whole @ Q, atol=1e-9)
+
+
 def test_a_design_for_momentum_leaves_less_noise_in_the_average() -> None:
     network = load_network("er:n=20,p=0.2,seed=1", mixing="gossip")
     ratios = [
