@@ -112,6 +112,10 @@ def main(
         int,
         typer.Option(min=-1, help="Number of processes, of one thread each; -1 is one per core."),
     ] = -1,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Run on a Dask cluster: dask, or dask:ADDRESS for a running one."),
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="Directory of data sets. (Default: $CORN_DATA, or the user's cache.)"),
@@ -156,6 +160,7 @@ def main(
                 scale,
                 store=CellStore(out / "cells"),
                 jobs=jobs,
+                cluster=cluster,
                 directory=cache,
                 on_plan=bar.expect,
                 on_done=bar.finish,

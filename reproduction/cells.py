@@ -8,8 +8,13 @@ The random numbers of a seed are the same in every cell.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import math
+import multiprocessing
+import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +27,9 @@ import joblib
 import numpy as np
 
 from corn import learn
+from corn.checks import require
 from corn.covariance import ONE_STEP, Horizon, ThreatModel, default_objective, design
-from corn.errors import CornWarning
+from corn.errors import CornWarning, MissingExtraError
 from corn.learn.datasets import ModelName
 from corn.learn.schedule import ScheduleName, make_schedule
 from corn.plan.plan import meet_caps
@@ -41,6 +47,8 @@ _FORMAT = 2
 
 _LARGEST_STORED_NOISE = 100
 """Agents up to which the decomposition is stored: n² numbers, needed for training only."""
+
+_PARENT_CHECK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,7 @@ def configuration_of(cell: Cell) -> str:
 class CellStore:
     """Results of cells in a directory, kept by ``joblib.Memory`` under their configuration.
 
-    Only this process writes there. Workers return their results.
+    Only this process writes there. Workers, which may be other machines, return their results.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -307,6 +315,7 @@ def compute_cells(
     store: CellStore,
     *,
     jobs: int = -1,
+    cluster: str | None = None,
     directory: Path | None = None,
     on_done: Callable[[Cell, bool], None] | None = None,
 ) -> dict[Cell, CellResult]:
@@ -318,6 +327,7 @@ def compute_cells(
         cells: the cells.
         store: the store of results.
         jobs: the number of processes, of one compute thread each; −1 is one per core.
+        cluster: ``dask``, with ``:address`` for a running cluster; None is this machine.
         directory: the data cache.
         on_done: called in this process with each cell, and whether it was computed.
     """
@@ -330,24 +340,25 @@ def compute_cells(
 
     # Designs first: trainings need their results.
     stages = split_cells(cells)
-    for stage in stages:
-        missing: list[Cell] = []
-        for cell in stage:
-            if (stored := store.load(cell)) is None:
-                missing.append(cell)
-            else:
-                finish(cell, stored, is_new=False)
-        # The longest first, so that no core is left with a long one at the end.
-        missing.sort(key=lambda cell: -cell.cost)
-        tasks = [
-            joblib.delayed(_compute)(cell, _pick_designs(cell, results), directory)
-            for cell in missing
-        ]
-        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        with _abandoning(parallel(tasks)) as outcomes:
-            for cell, result in outcomes:
-                store.save(cell, result)
-                finish(cell, result, is_new=True)
+    with _open_cluster(cluster):
+        for stage in stages:
+            missing: list[Cell] = []
+            for cell in stage:
+                if (stored := store.load(cell)) is None:
+                    missing.append(cell)
+                else:
+                    finish(cell, stored, is_new=False)
+            # The longest first, so that no core is left with a long one at the end.
+            missing.sort(key=lambda cell: -cell.cost)
+            tasks = [
+                joblib.delayed(_compute)(cell, _pick_designs(cell, results), directory, os.getpid())
+                for cell in missing
+            ]
+            parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+            with _abandoning(parallel(tasks)) as outcomes:
+                for cell, result in outcomes:
+                    store.save(cell, result)
+                    finish(cell, result, is_new=True)
     # In the order of the cells, so that reports do not depend on which worker was faster.
     return {cell: results[cell] for stage in stages for cell in stage}
 
@@ -369,11 +380,15 @@ def _pick_designs(cell: Cell, results: Results) -> dict[str, CellResult]:
 
 
 def _compute(
-    cell: Cell, designs: dict[str, CellResult], directory: Path | None
+    cell: Cell, designs: dict[str, CellResult], directory: Path | None, parent: int
 ) -> tuple[Cell, CellResult]:
-    """Compute one cell in a worker."""
+    """Compute one cell in a worker.
+
+    The worker may be another machine: everything that it needs is an argument.
+    """
     # As many processes as cores run at once; more threads would compete for them.
     limit_threads()
+    _end_with_parent(parent)
     start = time.perf_counter()
     with warnings.catch_warnings():
         # Warnings about sparse graphs and the paper's constant concern what the figures study.
@@ -383,6 +398,29 @@ def _compute(
         else:
             result = cell.compute(designs, directory)
     return cell, {**result, "seconds": time.perf_counter() - start}
+
+
+@functools.cache
+def _end_with_parent(parent: int) -> None:
+    """End this process soon after the process ``parent`` has ended, if this is a worker of it.
+
+    A process that is killed cannot stop its workers. They would go on with their cells, which take
+    up to a quarter of an hour, for a result that nobody reads.
+    """
+    # Not the main process itself, nor a worker of a cluster, whose parent is another process. The
+    # parent may have ended while this worker was still importing, so its id does not tell.
+    if not multiprocessing.current_process().name.startswith("LokyProcess"):
+        return
+
+    def watch() -> None:
+        # An orphan is adopted by another process, so that its parent's id changes.
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_SECONDS)
+        # Not sys.exit, which would end this thread only. There is nothing to clean up: files are
+        # written by the parent.
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 @contextmanager
@@ -402,3 +440,21 @@ def _abandoning(
             # joblib warns about tasks that were cancelled, which is the purpose here.
             warnings.simplefilter("ignore", UserWarning)
             outcomes.close()
+
+
+@contextmanager
+def _open_cluster(cluster: str | None) -> Iterator[None]:
+    """Let joblib send tasks to Dask inside a ``with`` block."""
+    if cluster is None:
+        yield
+        return
+    kind, _, address = cluster.partition(":")
+    require(kind == "dask", "cluster", "dask, with :ADDRESS for a running cluster", repr(cluster))
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError as error:
+        raise MissingExtraError("running on dask", extra="dask") from error
+    # A running cluster has its own number of threads.
+    settings = {} if address else {"threads_per_worker": 1}
+    with distributed.Client(address or None, **settings), joblib.parallel_config(backend="dask"):
+        yield

@@ -58,6 +58,7 @@ def reproduce(
     *,
     store: CellStore,
     jobs: int = -1,
+    cluster: str | None = None,
     directory: Path | None = None,
     on_plan: Callable[[Sequence[Cell]], None] | None = None,
     on_done: Callable[[Cell, bool], None] | None = None,
@@ -69,6 +70,7 @@ def reproduce(
         scale: the settings.
         store: the store of finished cells.
         jobs: the number of processes, of one compute thread each; −1 is one per core.
+        cluster: ``dask``, with ``:address`` for a running cluster.
         directory: the data cache.
         on_plan: called before each stage with all cells known by then. The pilots are the first
             stage; the seeds that run at the chosen step sizes are the second.
@@ -83,7 +85,9 @@ def reproduce(
         if on_plan:
             designs, trainings = split_cells([*results, *cells])
             on_plan([*designs, *trainings])
-        results |= compute_cells(cells, store, jobs=jobs, directory=directory, on_done=on_done)
+        results |= compute_cells(
+            cells, store, jobs=jobs, cluster=cluster, directory=directory, on_done=on_done
+        )
     panels = tuple((study.panel, tuple(study.points(results))) for study in studies)
     return Reproduction(
         scale=scale,

@@ -1,10 +1,14 @@
-"""Cells give the results of the library, and are found by their configuration."""
+"""Cells give the results of the library, and are found by their configuration.
+
+Workers end when the process that started them does.
+"""
 
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 
 from corn import learn
 from corn.covariance import Horizon, ThreatModel, default_objective, design
+from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.privacy import PrivacyBudget
 from corn.topology import Mixing, Network, choose_cooldown, load_network
 from reproduction.cells import (
@@ -217,6 +222,10 @@ def test_the_key_depends_on_every_setting() -> None:
     assert set(other) == set(cell.__dataclass_fields__)
     changed = {configuration_of(replace(cell, **{name: value})) for name, value in other.items()}  # type: ignore[arg-type]
     assert len(changed | {configuration_of(cell)}) == len(other) + 1
+
+
+def test_the_key_does_not_depend_on_labels() -> None:
+    cell = first_training_cell("fig4a")
     renamed = tuple((replace(one, label="another label"), eta) for one, eta in cell.trials)
     assert configuration_of(replace(cell, trials=renamed)) == configuration_of(cell)
 
@@ -255,35 +264,66 @@ SLOW_CELLS = """
 
     if __name__ == "__main__":
         directory, store = Path(sys.argv[1]), CellStore(Path(sys.argv[2]))
-        cells = [SlowCell(str(directory), "ldp", float(h), 1.0) for h in (1, 3)]
+        cells = [SlowCell(str(directory), "ldp", float(h), 1.0) for h in sys.argv[3:]]
         compute_cells(cells, store, jobs=2, on_done=interrupt)
 """
 
 
+def wait_until(is_true: Callable[[], bool], *, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.slow
-def test_workers_end_with_an_interruption(tmp_path: Path) -> None:
-    """The process is interrupted between two results, while another cell takes ten minutes."""
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path, is_killed: bool) -> None:
+    """The process is killed, or interrupted between two results, while a cell takes ten minutes."""
     script, marks = tmp_path / "slow.py", tmp_path / "marks"
     script.write_text(textwrap.dedent(SLOW_CELLS))
     marks.mkdir()
+    horizons = ["1", "2"] if is_killed else ["1", "3"]
+    arguments = [sys.executable, str(script), str(marks), str(tmp_path / "store"), *horizons]
     # The script is elsewhere, and Python looks for modules beside it.
     places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(script), str(marks), str(tmp_path / "store")],
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": places},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
-    end = time.monotonic() + 120
-    while any(is_alive(int(mark.name)) for mark in marks.iterdir()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    with subprocess.Popen(
+        arguments, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": places}
+    ) as process:
+        try:
+            if is_killed:
+                wait_until(lambda: len(list(marks.iterdir())) == 2)
+                process.kill()
+            assert process.wait(120) != 0
+        finally:
+            process.kill()
+    workers = [int(mark.name) for mark in marks.iterdir()]
+    wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def test_two_processes_give_the_same_points_as_one(tmp_path: Path) -> None:
     one = reproduce(["fig1b"], TINY, store=CellStore(tmp_path / "one"), jobs=1)
     two = reproduce(["fig1b"], TINY, store=CellStore(tmp_path / "two"), jobs=2)
     assert one.panels == two.panels
+
+
+def test_a_cluster_must_be_known_and_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CellStore(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="cluster must be dask"):
+        compute_cells([], store, cluster="slurm")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtraError, match="dask"):
+        compute_cells([], store, cluster="dask")
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_results(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    cells = [DesignCell("ring:6", rule, 1.0, 10.0) for rule in ("ldp", "decor")]
+    here = compute_cells(cells, CellStore(tmp_path / "here"), jobs=1)
+    there = compute_cells(cells, CellStore(tmp_path / "there"), cluster="dask")
+    for cell in cells:
+        assert here[cell]["accumulated"] == pytest.approx(there[cell]["accumulated"])
