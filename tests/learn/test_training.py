@@ -404,7 +404,6 @@ def test_one_agents_number_of_samples_changes_no_bit_of_the_others_gradients() -
         simulation.parameters.fill_(0.1)
         # Noise is new for each simulation, and would hide the gradients.
         simulation._source = None
-        simulation._sources = {}
         simulation.on_release = lambda _, released: found.append(released[0].clone())
         simulation.advance()
     assert torch.equal(found[0][1:], found[1][1:])
