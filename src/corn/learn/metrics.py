@@ -124,6 +124,16 @@ def measure(
     ]
 
 
+def name_of(trial: Trial) -> tuple[str, str]:
+    """Return the mechanism and the step size of a trial as tables write them."""
+    return trial.mechanism.name, trial.schedule.describe()
+
+
+def run_of(row: Row) -> tuple[str, str, int]:
+    """Return the mechanism, the step size and the seed of the run that a row measures."""
+    return str(row["mechanism"]), str(row["step_size"]), int(row["seed"])
+
+
 def spread_of(parameters: Tensor) -> Tensor:
     """Return the root mean square distance of agents' models from their average, by run."""
     # Squared distance of every model from the average of its run: (seeds, agents, trials). Relative
@@ -451,10 +461,7 @@ class Result:
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
         # Rows are in order of steps, so that a later one replaces an earlier one.
-        latest: dict[tuple[object, ...], Row] = {}
-        for row in self.rows:
-            latest[row["mechanism"], row["step_size"], row["seed"]] = row
-        return tuple(latest.values())
+        return tuple({run_of(row): row for row in self.rows}.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
         """Return the mean over seeds of a column's last value, by (mechanism, step size).
@@ -471,15 +478,11 @@ class Result:
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
-        last = {(r["mechanism"], r["step_size"], r["seed"]): r for r in self.last_rows}
-        values: dict[tuple[str, str], list[float]] = {}
-        for trial in self.trials:
-            key = trial.mechanism.name, trial.schedule.describe()
-            runs = [(*key, seed) for seed in self.seeds]
-            values[key] = [
-                failed if run in self.stopped else float(last[run][column]) for run in runs
-            ]
-        return values
+        found = {run_of(row): float(row[column]) for row in self.last_rows}
+        found |= dict.fromkeys(self.stopped, failed)
+        return {
+            key: [found[*key, seed] for seed in self.seeds] for key in map(name_of, self.trials)
+        }
 
     def to_pandas(self) -> Any:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
