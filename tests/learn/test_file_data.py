@@ -72,7 +72,7 @@ def test_an_agent_alone_and_all_agents_agree(tmp_path: Path) -> None:
     everyone = workload.build(2)
     for agent in range(2):
         alone = workload.build(2, [agent])
-        assert workload.describe(alone) == workload.describe(everyone)
+        assert alone.description == everyone.description
         rows = slice(everyone.data.offsets[agent], everyone.data.offsets[agent + 1])
         assert torch.equal(alone.data.inputs, everyone.data.inputs[rows])
         assert torch.equal(alone.data.targets, everyone.data.targets[rows])

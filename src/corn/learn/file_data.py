@@ -362,10 +362,6 @@ class FileWorkload:
             is_dealt_out=not self.has_file_per_agent,
         )
 
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe columns, classes, bounds and partition, for agents to compare."""
-        return problem.description
-
     def _path_of(self, agent: int) -> Path:
         text = str(self.data).replace(AGENT_FIELD, str(agent))
         name = self.sites[agent] if self.sites else str(agent)

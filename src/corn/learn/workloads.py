@@ -130,9 +130,6 @@ class ProblemSource(Protocol):
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all."""
 
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe the public properties of the data, for agents to compare."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -166,13 +163,13 @@ class Workload:
         require_choice("task", self.name, WORKLOADS)
         make = self._make_quadratic if self.name == "quadratic" else self._make_from_data
         problem = make(num_agents)
-        problem = replace(problem, task=place_task(problem.task, self.device))
-        return problem if agents is None else select_agents(problem, agents)
-
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe the choice and partition of the data, for agents to compare."""
         notes = "".join(f"; {note}" for note in problem.notes)
-        return f"{self.name}, {self.partition}, seed {self.seed}{notes}"
+        problem = replace(
+            problem,
+            task=place_task(problem.task, self.device),
+            description=f"{self.name}, {self.partition}, seed {self.seed}{notes}",
+        )
+        return problem if agents is None else select_agents(problem, agents)
 
     def _make_quadratic(self, num_agents: int) -> TrainingProblem:
         task = Quadratic.from_paper(num_agents)
@@ -193,11 +190,11 @@ class Workload:
         return TrainingProblem(
             task=make_named_task(
                 self.model or usual,
-                dataset.image_shape or (dataset.num_features,),
+                dataset.image_shape or dataset.inputs.shape[1:],
                 dataset.num_classes,
                 is_image=dataset.image_shape is not None,
                 l2=self.l2,
-                of=dataset.name,
+                of=self.name,
             ),
             data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
             parts=parts,
