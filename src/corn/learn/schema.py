@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, get_type_hints
 
 import numpy as np
 
@@ -63,7 +63,9 @@ class Column:
         missing: the constant that stands for a missing value. Without one, a missing value is an
             error, and for a category it has zeros in all indicators.
 
-    >>> Column("ward", "category", categories=("a", "b")).read(["b", "?", "c"])[0].tolist()
+    >>> from pyarrow import chunked_array
+    >>> cells = chunked_array([["b", "?", "c"]])
+    >>> Column("ward", "category", categories=("a", "b")).read(cells)[0].tolist()
     [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
@@ -126,18 +128,15 @@ class Column:
         missing = [] if self.missing is None else [f"missing {self.missing!r}"]
         return " ".join([self.name, *kind, *bounds, *categories, *missing])
 
-    def read(
-        self, cells: pa.ChunkedArray | Sequence[str | None]
-    ) -> tuple[FloatArray, list[str], list[str]]:
+    def read(self, cells: pa.ChunkedArray) -> tuple[FloatArray, list[str], list[str]]:
         """Return the inputs of all rows, shape (rows, features), problems, and notes for the owner.
 
         Inputs are not scaled yet.
         """
         if self.kind == "number":
-            numbers = as_plain_numbers(cells)
+            cells, numbers = read_numbers(cells)
             if numbers is not None:
                 return numbers[:, None], [], []
-            cells = widen_numbers(cells)
         # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
@@ -431,66 +430,63 @@ class Schema:
             )
 
 
-def read_schema(content: Mapping[str, Any]) -> tuple[Schema | None, list[str]]:
-    """Return the schema in a table ``data`` of a file, or all of its problems."""
-    problems: list[str] = []
-    given = content.get("columns")
-    tables = given if isinstance(given, Mapping) else {}
-    if not tables:
-        problems.append("[data.columns] must have a table for each column of the inputs")
-    columns = []
-    for name, table in tables.items():
-        # A bare word is the kind: sex = "boolean".
-        rules = {"kind": table} if isinstance(table, str) else table
-        place = f"column {quote(name)}:"
-        if not isinstance(rules, Mapping):
-            problems.append(f"{place} must be a table, found {quote(table)}")
-            continue
-        kind = {} if "kind" in rules or "categories" not in rules else {"kind": "category"}
-        rules = {**kind, **rules}
-        columns.append(read_record(Column, rules, place, problems, name=str(name)))
-    plain = {key: value for key, value in content.items() if key != "columns"}
-    schema = read_record(Schema, plain, "[data]", problems, columns=tuple(columns))
-    return (None, problems) if problems else (schema, [])
+def read_schema(content: object) -> Schema:
+    """Return the schema in a table ``data`` of a file."""
+    table = _as_table(content)
+    columns = _as_table(table.get("columns"))
+    if not columns:
+        raise InvalidArgumentError("[data.columns] must have a table for each column of the inputs")
+    plain = {key: value for key, value in table.items() if key != "columns"}
+    made = tuple(_read_column(str(name), rules) for name, rules in columns.items())
+    return cast("Schema", read_record(Schema, plain, "[data]", columns=made))
 
 
-def read_record(
-    record: type[Any], table: Mapping[str, Any], place: str, problems: list[str], **given: Any
-) -> Any:
-    """Return the record of a table of TOML or JSON, or None and add all of its problems.
+def _read_column(name: str, rules: object) -> Column:
+    place = f"column {quote(name)}:"
+    # A bare word is the kind: sex = "boolean".
+    table = {"kind": rules} if isinstance(rules, str) else rules
+    if not isinstance(table, Mapping):
+        raise InvalidArgumentError(f"{place} must be a table, found {quote(table)}")
+    kind = {"kind": "category"} if "categories" in table else {}
+    return cast("Column", read_record(Column, {**kind, **table}, place, name=name))
+
+
+def read_record(record: type[Any], content: object, place: str, **given: Any) -> Any:
+    """Return the record of a table of TOML or JSON; errors begin with ``place``.
 
     Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
     """
+    table = _as_table(content)
     hints = {
         name.replace("_", "-"): hint
         for name, hint in get_type_hints(record).items()
         if name not in given
     }
-    required = {own.name for own in fields(record) if own.default is own.default_factory}
-    found = [
-        f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
-        for name in table
-        if name not in hints
-    ]
-    values = dict(given)
-    for name, hint in hints.items():
-        value = table.get(name)
-        key = name.replace("-", "_")
-        if value is None:
-            found += [f"{place} {name} is missing"] if key in required else []
-            continue
-        try:
-            values[key] = build(hint, _as_declared(value, hint), f"{place} {name}")
-        except InvalidArgumentError as error:
-            found.append(str(error))
-    if not found and None not in given.get("columns", ()):
-        try:
-            return record(**values)
-        except InvalidArgumentError as error:
-            # A column already has its name in front.
-            found.append(str(error) if str(error).startswith("column") else f"{place} {error}")
-    problems += found
-    return None
+    for name in table:
+        if name not in hints:
+            raise InvalidArgumentError(
+                f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
+            )
+    for own in fields(record):
+        name = own.name.replace("_", "-")
+        if name in hints and name not in table and own.default is own.default_factory:
+            raise InvalidArgumentError(f"{place} {name} is missing")
+    values = {
+        name.replace("-", "_"): build(
+            hints[name], _as_declared(value, hints[name]), f"{place} {name}"
+        )
+        for name, value in table.items()
+    }
+    try:
+        return record(**given, **values)
+    except InvalidArgumentError as error:
+        # A column already has its name in front.
+        text = str(error)
+        raise InvalidArgumentError(text if text.startswith(place) else f"{place} {text}") from error
+
+
+def _as_table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def require_columns(path: Path, cells: Mapping[str, object], names: Iterable[str]) -> None:
@@ -512,43 +508,26 @@ def report_problems(path: Path, problems: Sequence[str]) -> None:
         raise FileFormatError(f"{path}: {'; '.join(problems[:_MOST_PROBLEMS])}")
 
 
-def list_different(cells: pa.ChunkedArray | Sequence[str | None]) -> tuple[list[str], IntArray]:
+def list_different(cells: pa.ChunkedArray) -> tuple[list[str], IntArray]:
     """Return the different texts of cells, and for each row the number of its text."""
     import pyarrow as pa
     from pyarrow import compute
 
-    given = cells if isinstance(cells, pa.ChunkedArray) else pa.chunked_array([pa.array(cells)])
     try:
         # A duration would become a plain number.
-        text = None if pa.types.is_duration(given.type) else given.cast(pa.string())
+        text = None if pa.types.is_duration(cells.type) else cells.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         text = None
     if text is None:
         # Values without a text, such as lists: the name of their type.
-        return [str(given.type)], np.zeros(len(given), np.int64)
+        return [str(cells.type)], np.zeros(len(cells), np.int64)
     plain = compute.fill_null(compute.utf8_trim_whitespace(text), "")
     coded = plain.combine_chunks().dictionary_encode()
     return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
 
 
-def as_plain_numbers(cells: pa.ChunkedArray | Sequence[str | None]) -> FloatArray | None:
-    """Return a column in which every cell is a number, three times as fast as cell by cell."""
-    import pyarrow as pa
-
-    if not isinstance(cells, pa.ChunkedArray) or pa.types.is_temporal(cells.type):
-        return None
-    try:
-        numbers = cells.cast(pa.float64(), safe=False).to_numpy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    # False for a missing value, which is NaN here.
-    return numbers if (np.abs(numbers) <= _LARGEST).all() else None
-
-
-def widen_numbers(
-    cells: pa.ChunkedArray | Sequence[str | None],
-) -> pa.ChunkedArray | Sequence[str | None]:
-    """Return a column of typed numbers in float64, and any other as it is.
+def read_numbers(cells: pa.ChunkedArray) -> tuple[pa.ChunkedArray, FloatArray | None]:
+    """Return a column with typed numbers in float64, and its values if every cell is a number.
 
     The text of a narrower number is a short decimal, which float64 reads as another number. So one
     missing cell, after which cells are read as text, would change the values of all rows, and with
@@ -556,12 +535,19 @@ def widen_numbers(
     """
     import pyarrow as pa
 
-    if not isinstance(cells, pa.ChunkedArray):
-        return cells
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
-    is_narrow = pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type)
-    return cells.cast(pa.float64(), safe=False) if is_narrow else cells
+    if pa.types.is_temporal(cells.type):
+        return cells, None
+    if pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type):
+        cells = cells.cast(pa.float64(), safe=False)
+    try:
+        # The whole column at once, three times as fast as cell by cell.
+        numbers = cells.cast(pa.float64(), safe=False).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return cells, None
+    # False for a missing value, which is NaN here.
+    return cells, numbers if (np.abs(numbers) <= _LARGEST).all() else None
 
 
 def is_missing(text: str) -> bool:

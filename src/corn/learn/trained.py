@@ -421,12 +421,13 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
             f"{path}: the model must have been trained on files of your own (--data), found one "
             f"without preprocessing, {model.description}: export it, and encode the inputs yourself"
         )
-    schema, _ = read_schema(model.preprocessing)
-    if schema is None:
+    try:
+        schema = read_schema(model.preprocessing)
+    except InvalidArgumentError as error:
         raise FileFormatError(
             f"{path}: predictions need a model of tables with named columns, found "
             f"{model.description}: export it, and encode the inputs yourself"
-        )
+        ) from error
     is_whole = schema.classes == (model.classes or ())
     if not is_whole or model.input_shape != (len(schema.features),):
         raise FileFormatError("the model is damaged: its preprocessing does not fit its weights")
