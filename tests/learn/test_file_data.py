@@ -241,7 +241,7 @@ def test_unequal_columns_and_unknown_classes_are_named(tmp_path: Path) -> None:
         header = "age,weight,ill" if agent == 1 else "age,dose,ill"
         write_csv(tmp_path / f"agent-{agent}.csv", ROWS, header=header)
     data = tmp_path / "agent-{agent}.csv"
-    with pytest.raises(FileFormatError, match=r"agent-1\.csv: .* lacks dose and has weight"):
+    with pytest.raises(FileFormatError, match=r"agent-1\.csv: .* a difference in dose, weight"):
         FileWorkload(data, "ill").build(3)
     assert FileWorkload(data, "ill", features=("age",)).build(3)
     with pytest.raises(

@@ -60,21 +60,6 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         assert f"column '{name}'" in str(caught.value)
 
 
-def test_files_of_several_sites_are_reported_together(tmp_path: Path) -> None:
-    for site in ("north", "south"):
-        write(tmp_path / f"{site}.csv", "age,ill", "young,0")
-    workload = FileWorkload(
-        data=tmp_path / "{site}.csv",
-        schema=Schema("ill", (AGE,), ("0", "1")),
-        sites=("north", "south"),
-    )
-    with pytest.raises(FileFormatError) as caught:
-        workload.build(2)
-    assert "north.csv" in str(caught.value)
-    assert "south.csv" in str(caught.value)
-    assert [path.name for path in workload._paths([1])] == ["south.csv"]
-
-
 @given(st.lists(st.floats(allow_nan=False) | st.integers(-(2**70), 2**70), min_size=1))
 def test_a_column_of_numbers_is_read_as_its_cells_would_be(values: list[float]) -> None:
     """A whole column is cast at once, which must not change a number or accept another one."""

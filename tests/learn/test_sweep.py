@@ -115,9 +115,8 @@ def test_a_run_that_breaks_down_stops_and_the_others_continue() -> None:
         TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=[59]
     )
     assert set(result.stopped) == {("none", "1e+12", 0), ("none", "1e+12", 1)}
-    breakdown = result.stopped["none", "1e+12", 0]
-    assert (breakdown.cause, breakdown.step < 60) == ("gradients-not-finite", True)
-    assert str(breakdown).startswith(f"stopped at step {breakdown.step}: its gradients")
+    why = result.stopped["none", "1e+12", 0]
+    assert re.match(r"stopped at step [1-5]?[0-9]: its gradients are not finite", why)
     assert torch.isnan(result.parameters[1]).all()
     assert torch.isfinite(result.parameters[0]).all()
     alone = run_sweep(TrainingProblem(task, data), NETWORK, trials[:1], settings=settings)
@@ -132,7 +131,7 @@ def test_a_diverging_loss_stops_its_run_before_it_overflows() -> None:
     result = run_sweep(
         TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=range(41)
     )
-    assert result.stopped["none", "10", 0].cause == "loss-diverged"
+    assert result.stopped["none", "10", 0].partition(": ")[2].startswith("its loss diverged")
 
 
 def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
@@ -142,7 +141,7 @@ def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
     broken = replace(problem, parts={"test": (X * torch.nan, y)})
     trials = [Trial(make_mechanism("none"), Constant(0.1))]
     result = run_sweep(broken, NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
-    assert result.stopped["none", "0.1", 0].cause == "loss-diverged"
+    assert result.stopped["none", "0.1", 0].partition(": ")[2].startswith("its loss diverged")
 
 
 def test_ctrl_c_leaves_a_usable_result() -> None:

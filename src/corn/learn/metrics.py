@@ -369,30 +369,11 @@ def load_results(path: Path | str) -> Any:
 
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
-BreakdownCause: TypeAlias = Literal["gradients-not-finite", "loss-diverged"]
-
-_CAUSES: dict[BreakdownCause, str] = {
-    "gradients-not-finite": "its gradients are not finite",
-    "loss-diverged": "its loss diverged",
-}
-
 
 PUBLIC_SEEDS = (
     "the noise follows from public seeds, so these models protect nobody; the same run with secret "
     "keys would spend the simulated ε"
 )
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """The step at which a run broke down, and the cause."""
-
-    step: int
-    cause: BreakdownCause
-
-    def __str__(self) -> str:
-        """Return a sentence for tables and warnings."""
-        return f"stopped at step {self.step}: {_CAUSES[self.cause]}; try a smaller step size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,7 +389,7 @@ class Result:
         num_steps: the number of completed steps.
         cooldown_steps: the steps after them that only mixed.
         status: ``complete``, or ``interrupted`` by the user.
-        stopped: runs that broke down, by (mechanism, step size, seed).
+        stopped: why runs broke down, and at which step, by (mechanism, step size, seed).
         notes: facts that a reader must know.
         simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
         private_notes: facts that depend on the data without noise, for its owner alone.
@@ -420,7 +401,7 @@ class Result:
     rows: tuple[Row, ...] = field(repr=False)
     num_steps: int
     status: SweepStatus
-    stopped: Mapping[tuple[str, str, int], Breakdown] = field(default_factory=dict)
+    stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     simulation: str = PUBLIC_SEEDS
     private_notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import secrets
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import scipy.sparse
@@ -79,13 +79,6 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
     return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
 
 
-class StepNoise(Protocol):
-    """A source of the noise of one step."""
-
-    def draw(self, step: int) -> Tensor:
-        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
-
-
 @final
 class JointNoise:
     """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
@@ -134,7 +127,7 @@ class JointNoise:
         self._normals = np.empty((len(seeds), num_normals, num_parameters), real)
 
     def draw(self, step: int) -> Tensor:
-        """See ``StepNoise``."""
+        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
         # One stream has the normals of all agents, one agent after the other: addressing a stream
         # per agent would take longer than drawing from it.
         for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
@@ -184,7 +177,7 @@ class KeyedNoise:
         ]
 
     def draw(self, step: int) -> Tensor:
-        """See ``StepNoise``."""
+        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
         noise = [
             # Each draw is (n, d); mechanisms become axis 1 of a run, and runs axis 0 of the whole.
             np.stack(

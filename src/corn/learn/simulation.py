@@ -126,7 +126,9 @@ class Simulation:
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step = 0
-        self._broken = torch.zeros_like(self._alive)
+        # Runs without noise whose gradients were not finite in this step. Runs with noise continue,
+        # as agents do, and count in ``num_broken``.
+        self.broken = torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
@@ -167,7 +169,7 @@ class Simulation:
 
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
-        """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
+        """Run one step; return its statistics if ``observe``. Look at ``broken`` after it."""
         norms, fraction = self._release_all()
         released = self._released
         if self.on_release is not None:
@@ -176,7 +178,10 @@ class Simulation:
         self.step += 1
         if not observe:
             return None
-        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(norms))
+        noise_norms = torch.zeros_like(norms[:, 0])
+        if self._noise is not None:
+            noise_norms = self._measure(self._noise).mean(1).to(norms)
+        return StepStatistics(norms.mean(1), fraction.mean(1), noise_norms)
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
@@ -284,13 +289,6 @@ class Simulation:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
 
-    def find_broken(self) -> Tensor | None:
-        """Return the runs without noise whose gradients were not finite in this step, if any.
-
-        Shape (seeds, trials). Runs with noise continue, as agents do, and count in ``num_broken``.
-        """
-        return self._broken if bool(self._broken.any()) else None
-
     @torch.no_grad()
     def cool_down(self) -> None:
         """Mix without new gradients, for the settings' number of steps."""
@@ -308,28 +306,21 @@ class Simulation:
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
         # A run with noise must not stop: whether it does would reveal data that no noise covers.
-        # Two reductions decide the usual case, in which nothing broke.
-        if bool(torch.isfinite(norms).all()) and not bool(num_broken.any()):
-            self._broken = torch.zeros_like(self._alive)
-            return
         is_finite = torch.isfinite(norms).all(dim=1).cpu()
         count = num_broken.sum(dim=1).cpu()
-        self._broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
+        self.broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
         self.num_broken += count * self._has_noise * self._alive
 
     def measure_average_noise(self) -> Tensor:
         """Return the norm of the average of all agents' noise in this step, (seeds, trials)."""
         if self._noise is None:
             return torch.zeros(self._alive.shape)
-        norms: Tensor = torch.linalg.vector_norm(self._noise.mean(1), dim=-1)
-        return norms.index_select(1, self._mechanism_of)
+        return self._measure(self._noise.mean(1, keepdim=True)).squeeze(1)
 
-    def _mean_norm(self, like: Tensor) -> Tensor:
-        """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
-        if self._noise is None:
-            return torch.zeros_like(like[:, 0])
-        norms: Tensor = torch.linalg.vector_norm(self._noise, dim=-1).mean(1)
-        return norms.index_select(1, self._mechanism_of).to(like.dtype)
+    def _measure(self, noise: Tensor) -> Tensor:
+        """Return norms of noise, shape (seeds, agents, trials)."""
+        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1)
+        return norms.index_select(2, self._mechanism_of)
 
     def _make_source(self, mechanisms: Sequence[Mechanism]) -> JointNoise | KeyedNoise | None:
         """Return the source of all mechanisms' noise; None if none has noise."""

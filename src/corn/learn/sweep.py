@@ -24,8 +24,6 @@ from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
     TRACED,
-    Breakdown,
-    BreakdownCause,
     Result,
     Row,
     choose_evaluation_steps,
@@ -197,7 +195,7 @@ class SweepLoop:
         # (seed, trial) of each run, in the order of rows.
         self._runs = list(itertools.product(range(len(settings.seeds)), range(len(trials))))
         self._rows: list[Row] = []
-        self._stopped: dict[tuple[int, int], Breakdown] = {}
+        self._stopped: dict[tuple[int, int], str] = {}
         if 0 in self._steps:
             self._measure(None)
 
@@ -213,9 +211,7 @@ class SweepLoop:
         statistics = self._simulation.advance(observe=due or self._on_step is not None)
         if self._on_step is not None and statistics is not None:
             self._on_step(self._trace(statistics))
-        broken = self._simulation.find_broken()
-        if broken is not None:
-            self._stop(broken, "gradients-not-finite")
+        self._stop(self._simulation.broken, "its gradients are not finite")
         if self.step == self._settings.num_steps:
             # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
@@ -241,7 +237,7 @@ class SweepLoop:
             rows=tuple(self._rows),
             num_steps=self.step,
             status="complete" if complete else "interrupted",
-            stopped={self._name(run): breakdown for run, breakdown in self._stopped.items()},
+            stopped={self._name(run): why for run, why in self._stopped.items()},
             notes=self._problem.notes + self._note_measured(),
             simulation=self._simulated,
             private_notes=tuple(self._describe_broken()),
@@ -305,15 +301,17 @@ class SweepLoop:
         diverged = torch.zeros_like(self._simulation.alive)
         for run, row in zip(self._runs, rows, strict=True):
             diverged[run] = has_diverged(row, first.get(run_of(row)), measured=judged)
-        self._stop(diverged & self._simulation.alive, "loss-diverged")
+        self._stop(diverged & self._simulation.alive, "its loss diverged")
         # Rows of a run end before it broke down: a table has no losses of models that are zero.
         kept = zip(self._runs, rows, strict=True)
         self._rows += [row for run, row in kept if run not in self._stopped]
 
-    def _stop(self, runs: Tensor, cause: BreakdownCause) -> None:
+    def _stop(self, runs: Tensor, cause: str) -> None:
         for s, v in torch.nonzero(runs & self._simulation.alive).tolist():
-            self._stopped[s, v] = Breakdown(self.step, cause)
-        self._simulation.stop_runs(runs)
+            why = f"stopped at step {self.step}: {cause}; try a smaller step size"
+            self._stopped[s, v] = why
+        if bool(runs.any()):
+            self._simulation.stop_runs(runs)
 
     def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
         return *name_of(self._trials[run[1]]), self._settings.seeds[run[0]]

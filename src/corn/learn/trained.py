@@ -483,17 +483,11 @@ def _find_output(task: Task, module: nn.Module) -> OutputKind:
     # Tasks with their own gradients are classifiers by cross-entropy.
     if loss is None:
         return "logit" if _count_outputs(module) == 1 else "logits"
-    name = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
-    kinds: dict[str, OutputKind] = {
-        "cross_entropy": "logits",
-        "CrossEntropyLoss": "logits",
-        "mse_loss": "number",
-        "MSELoss": "number",
-    }
-    known = loss in (functional.cross_entropy, functional.mse_loss) or isinstance(
-        loss, nn.CrossEntropyLoss | nn.MSELoss
-    )
-    return kinds[name] if known else "own"
+    if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
+        return "logits"
+    if loss is functional.mse_loss or isinstance(loss, nn.MSELoss):
+        return "number"
+    return "own"
 
 
 def _count_outputs(module: nn.Module) -> int:
