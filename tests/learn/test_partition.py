@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corn.errors import InvalidArgumentError
-from corn.learn.partition import (
-    partition_dirichlet,
-    partition_samples,
-    partition_shards,
-    split_samples,
-)
+from corn.learn.partition import partition_samples, split_samples
 
 SPECS = ["iid", "dirichlet", "dirichlet:0.01", "dirichlet:1e-6", "dirichlet:1e6", "shards:1"]
 
@@ -49,7 +44,7 @@ def test_concentration_sets_how_skewed_agents_are() -> None:
     labels = np.arange(10_000) % 10
 
     def spread(concentration: float) -> float:
-        parts = partition_dirichlet(labels, 10, concentration=concentration, seed=0)
+        parts = partition_samples(f"dirichlet:{concentration}", labels, 10, seed=0)
         shares = [np.bincount(labels[part], minlength=10) / len(part) for part in parts]
         return float(np.std(shares))
 
@@ -58,7 +53,7 @@ def test_concentration_sets_how_skewed_agents_are() -> None:
 
 def test_two_shards_hold_few_labels() -> None:
     labels = np.arange(1000) % 10
-    parts = partition_shards(labels, 10, shards_per_agent=2, seed=0)
+    parts = partition_samples("shards:2", labels, 10, seed=0)
     assert max(len(np.unique(labels[part])) for part in parts) <= 2
 
 

@@ -331,11 +331,11 @@ class FileWorkload:
         if not self.has_file_per_agent:
             parts = self._deal_out(*split[0], num_agents, owners)
         # A part without samples is left out: a mean over no samples would be NaN.
-        held_out = {
-            name: _join([own[name] for own in parts if len(own[name][0])])
-            for name in ("validation", "test")
-            if any(len(own[name][0]) for own in parts)
-        }
+        held_out: dict[str, Samples] = {}
+        for name in ("validation", "test"):
+            found = [own[name] for own in parts if len(own[name][0])]
+            if found:
+                held_out[name] = torch.cat([X for X, _ in found]), torch.cat([y for _, y in found])
         for own in public:
             held_out["test"] = _encode(schema, own)
         task = make_named_task(
@@ -560,7 +560,3 @@ def _encode(schema: Schema, table: Rows) -> Samples:
 def _pick(samples: Samples, rows: IntArray) -> Samples:
     index = torch.from_numpy(rows)
     return samples[0][index], samples[1][index]
-
-
-def _join(parts: Sequence[Samples]) -> Samples:
-    return torch.cat([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])

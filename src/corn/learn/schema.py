@@ -319,8 +319,7 @@ class Schema:
         report_problems(path, problems)
         notes = [note for _, _, found in read for note in found]
         inputs = images if images is not None else np.hstack([values for values, _, _ in read])
-        rows = Rows(path, inputs, targets)
-        return Rows(path, inputs, targets, (*notes, *self._find_notes(rows)))
+        return Rows(path, inputs, targets, (*notes, *self._find_notes(inputs, targets)))
 
     def scale_inputs(self, rows: Rows) -> FloatArray:
         """Return inputs scaled by their bounds."""
@@ -386,14 +385,16 @@ class Schema:
             )
         return found[rows], problems
 
-    def _find_notes(self, rows: Rows) -> Iterator[str]:
+    def _find_notes(
+        self, inputs: FloatArray, targets: FloatArray | IntArray | None
+    ) -> Iterator[str]:
         """Yield at most one note of each kind on the values of all columns."""
         columns: list[tuple[str, FloatArray | IntArray, tuple[float, float] | None]] = []
         if self.columns:
             limits = [own.limits for own in self.columns for _ in own.features]
-            columns = list(zip(self.features, rows.inputs.T, limits, strict=True))
-            if not self.classes and rows.targets is not None:
-                columns.append((self.target, rows.targets, self.target_bounds))
+            columns = list(zip(self.features, inputs.T, limits, strict=True))
+            if not self.classes and targets is not None:
+                columns.append((self.target, targets, self.target_bounds))
         constant = [name for name, values, _ in columns if (values == values[0]).all()]
         if constant:
             yield (
@@ -421,7 +422,7 @@ class Schema:
                 f"{_begin([name for name, count in outside.items() if count])} values outside "
                 f"public bounds, {sum(outside.values())} in all, which count as the nearest bound"
             )
-        present = set() if rows.targets is None else set(rows.targets.tolist())
+        present = set() if targets is None else set(targets.tolist())
         absent = [name for number, name in enumerate(self.classes) if number not in present]
         if absent and present:
             yield (

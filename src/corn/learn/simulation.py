@@ -180,7 +180,7 @@ class Simulation:
             return None
         noise_norms = torch.zeros_like(norms[:, 0])
         if self._noise is not None:
-            noise_norms = self._measure(self._noise).mean(1).to(norms)
+            noise_norms = self._measure(self._noise).to(norms)
         return StepStatistics(norms.mean(1), fraction.mean(1), noise_norms)
 
     def _update(self, g: Tensor) -> Tensor:
@@ -315,12 +315,12 @@ class Simulation:
         """Return the norm of the average of all agents' noise in this step, (seeds, trials)."""
         if self._noise is None:
             return torch.zeros(self._alive.shape)
-        return self._measure(self._noise.mean(1, keepdim=True)).squeeze(1)
+        return self._measure(self._noise.mean(1, keepdim=True))
 
     def _measure(self, noise: Tensor) -> Tensor:
-        """Return norms of noise, shape (seeds, agents, trials)."""
-        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1)
-        return norms.index_select(2, self._mechanism_of)
+        """Return the norm of noise averaged over agents, shape (seeds, trials)."""
+        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
+        return norms.index_select(1, self._mechanism_of)
 
     def _make_source(self, mechanisms: Sequence[Mechanism]) -> JointNoise | KeyedNoise | None:
         """Return the source of all mechanisms' noise; None if none has noise."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from corn.learn.tasks import (
 # The paper's network has this many hidden units.
 _HIDDEN = 32
 _MODEL_SEED = 0
-_SIGNATURE = "make_model(input_shape, num_outputs), or without arguments"
 
 
 def make_named_task(
@@ -97,7 +95,7 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
     # Agents must start from one model, so it is drawn from a public seed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_MODEL_SEED)
-        made: Any = _call(make, spec, input_shape, num_outputs)
+        made: Any = make(input_shape, num_outputs)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
     if not isinstance(model, nn.Module) or not callable(loss):
@@ -106,18 +104,6 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
             f"{type(made).__name__}"
         )
     return ModuleTask(model, loss, input_shape=input_shape)
-
-
-def _call(make: Any, spec: str, input_shape: tuple[int, ...], num_outputs: int) -> Any:
-    signature = inspect.signature(make)
-    arguments: tuple[object, ...] = (input_shape, num_outputs) if signature.parameters else ()
-    try:
-        # Bound before the call: a ``TypeError`` raised inside the user's function is not about its
-        # arguments, and must not be reported as such.
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise FileFormatError(f"{spec}: must be a function {_SIGNATURE}: {error}") from error
-    return make(*arguments)
 
 
 _START = "agents start at the minimiser, which depends on all their data, and no ε covers that"
