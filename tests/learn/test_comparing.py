@@ -67,14 +67,6 @@ def test_an_objective_may_be_a_function_of_the_mixing_matrix() -> None:
         compare(network, mechanisms=("corn",), objective=np.eye(N + 1))
 
 
-def test_names_of_own_mechanisms_must_be_new(tmp_path: Path) -> None:
-    np.save(tmp_path / "R.npy", np.eye(N))
-    with pytest.raises(CornError, match="a new name"):
-        compare(mechanisms=(f"corn={tmp_path / 'R.npy'}",))
-    with pytest.raises(CornError, match=r"one of corn, .*, found 'mine': or NAME=R\.npy"):
-        compare(mechanisms=("mine",))
-
-
 def test_differences_are_paired_by_seed() -> None:
     found = compare(mechanisms=["corn", "ldp", "none"], seeds=range(6))
     keys = found.best_step_sizes
