@@ -9,6 +9,7 @@ may quote private values, so they are for the owner alone.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ _EPOCH = date(1970, 1, 1)
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST_WIDTH = 1e-300  # values are divided by it
 _LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
-_MOST_NAMES = 12
+_LONGEST_TEXT = 200
 _MOST_PROBLEMS = 10
 _RULES = {
     "number": "numbers",
@@ -118,15 +119,6 @@ class Column:
             return None
         least, most = (self._require_constant("bounds", value) for value in self.bounds)
         return least, most
-
-    def describe(self) -> str:
-        """Return name and rules as text, for sites to compare."""
-        # With every digit: bounds that differ in the last one must not compare as equal.
-        bounds = [] if self.limits is None else [f"{self.limits[0]!r}:{self.limits[1]!r}"]
-        kind = [] if self.kind == "number" else [self.kind]
-        categories = [f"({' '.join(map(repr, self.categories))})"] if self.categories else []
-        missing = [] if self.missing is None else [f"missing {self.missing!r}"]
-        return " ".join([self.name, *kind, *bounds, *categories, *missing])
 
     def read(self, cells: pa.ChunkedArray) -> tuple[FloatArray, list[str], list[str]]:
         """Return the inputs of all rows, shape (rows, features), problems, and notes for the owner.
@@ -278,15 +270,12 @@ class Schema:
         return {**_drop_empty(plain), "columns": columns}
 
     def describe(self) -> str:
-        """Return columns and target as text, for sites to compare."""
-        columns = _list_names("columns", [column.describe() for column in self.columns])
-        goal = _list_names("classes", self.classes) if self.classes else "numbers"
-        bounds = "" if self.classes else self._target_column.describe().removeprefix(self.target)
-        # Reports say that every site checked it.
-        people = "" if self.id is None else f"; one row for each {self.id}"
-        return (
-            f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}{people}"
-        )
+        """Return the schema as text, for sites to compare; a long one is cut, with a hash of all."""
+        # With every digit: bounds that differ in the last one must not compare as equal.
+        text = json.dumps(self.to_json(), ensure_ascii=False)
+        if len(text) <= _LONGEST_TEXT:
+            return text
+        return f"{text[:_LONGEST_TEXT]}… ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
     def read(
         self,
@@ -596,14 +585,6 @@ def _find_repeated_people(name: str, cells: pa.ChunkedArray) -> list[str]:
         f"column {name!r} must have another value in every row, found {(counts > 1).sum()} that "
         f"occur up to {counts.max()} times: ε protects one row, so keep one row of each person"
     ]
-
-
-def _list_names(what: str, names: Sequence[str]) -> str:
-    """Return names as text; of many, some and a hash of all."""
-    if len(names) <= _MOST_NAMES:
-        return f"{what} {', '.join(names)}"
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
-    return f"{len(names)} {what} {', '.join(names[:_MOST_NAMES])}, … ({digest})"
 
 
 def _begin(names: Iterable[str]) -> str:

@@ -407,15 +407,13 @@ def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
             f"trials must be one for a run with secret keys, found {len(trials)}: every run on the "
             "same data would spend the budget once more"
         )
-    for mechanism in (trial.mechanism for trial in trials):
-        if mechanism.budget is None:
-            continue
-        if not mechanism.counts_floats or mechanism.grid <= 0:
-            raise InvalidArgumentError(
-                f"{mechanism.name!r} must count floating point to be released with secret keys: "
-                "use a plan, or corn.train with secure=True"
-            )
-        mechanism.check_parameters(num_parameters)
+    mechanism = trials[0].mechanism
+    if mechanism.budget is not None and (not mechanism.counts_floats or mechanism.grid <= 0):
+        raise InvalidArgumentError(
+            f"{mechanism.name!r} must count floating point to be released with secret keys: use a "
+            "plan, or corn.train with secure=True"
+        )
+    mechanism.check_parameters(num_parameters)
 
 
 def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
