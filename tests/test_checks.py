@@ -53,7 +53,7 @@ def test_other_values_are_refused(
 
 def test_valid_values_are_returned() -> None:
     for kind in (np.float16, np.float32, np.float64, float):
-        assert require_positive("clip", kind(0.5)) == 0.5
+        assert require_positive("clip", kind(0.5)) == 0.5  # type: ignore[arg-type]
     assert require_positive("clip", 3) == 3
     assert UPWARDS("ridge", 1e9) == 1e9
     assert require_fraction("share", 0.0) == 0.0

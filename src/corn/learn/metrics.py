@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require_choice
-from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.step import StepStatistics
@@ -327,45 +326,13 @@ def is_missing(value: str | int | float) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _load_pandas() -> Any:
-    try:
-        return importlib.import_module("pandas")
-    except ImportError as error:
-        raise MissingExtraError("a data frame", extra="pandas") from error
-
-
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return rows as a ``pandas.DataFrame``; pandas is an extra."""
-    return _load_pandas().DataFrame([dict(row) for row in rows])
-
-
-def load_results(path: Path | str) -> Any:
-    """Return the measurements of a run as a ``pandas.DataFrame``.
-
-    Args:
-        path: a table (``.csv``), or the folder of a run: of ``corn train --out``, of
-            ``corn launch --out`` (the shared measurements), of one of its agents, or of the
-            reproduction of the paper (every run).
-
-    >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
-    0.3742
-    """
-    place = Path(path)
-    pandas = _load_pandas()
-    # Only ``shared`` of a launched run: private measurements must be asked for by name.
-    names = ("", "metrics.csv", "shared/metrics.csv", "runs.csv")
-    table = next((place / name for name in names if (place / name).is_file()), None)
-    if table is None:
-        raise FileFormatError(
-            f"{place}: must be a table or the folder of a run, with metrics.csv, found neither"
-        )
-    # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
-    texts = dict.fromkeys(("mechanism", "step_size", "unit"), str)
     try:
-        frame = pandas.read_csv(table, dtype=texts)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{table}: not a table: {error}") from error
-    return frame.fillna(dict.fromkeys(set(texts) & set(frame.columns), ""))
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError("a data frame", extra="pandas") from error
+    return pd.DataFrame([dict(row) for row in rows])
 
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]

@@ -270,7 +270,7 @@ class Schema:
         return {**_drop_empty(plain), "columns": columns}
 
     def describe(self) -> str:
-        """Return the schema as text, for sites to compare; a long one is cut, with a hash of all."""
+        """Return the schema as text, for sites to compare; of a long one a part, and a hash."""
         # With every digit: bounds that differ in the last one must not compare as equal.
         text = json.dumps(self.to_json(), ensure_ascii=False)
         if len(text) <= _LONGEST_TEXT:

@@ -444,8 +444,8 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     if rows.targets is None or model.output == "own":
         return Predictions(values, ignored)
     if model.classes is None:
-        error = float(np.square(values - rows.targets).mean())
-        return Predictions(values, ignored, scores={"mean squared error": error})
+        scores = {"mean squared error": float(np.square(values - rows.targets).mean())}
+        return Predictions(values, ignored, scores=scores)
     targets = rows.targets.astype(np.int64)
     quality = measure_quality(values, targets)
     picked = values[np.arange(len(values)), targets]
