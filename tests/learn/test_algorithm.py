@@ -223,22 +223,6 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
     torch.testing.assert_close(together[1, :, 1], alone[0, :, 0])
 
 
-def test_the_order_of_trials_does_not_matter() -> None:
-    """Noise is broadcast for trials sorted by method, and selected one by one in other orders."""
-    task, data = make_problem("logistic")
-    methods = [make_mechanism(name) for name in ("corn", "none", "ldp")]
-    grid = [Trial(method, Constant(eta)) for method in methods for eta in (0.1, 0.2)]
-    shuffled = [grid[k] for k in (3, 0, 5, 1, 4, 2)]
-    settings = SweepSettings(6, 8, seeds=(1, 2), dtype="float64")
-    finals = []
-    for trials in (grid, shuffled):
-        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
-        for _ in range(6):
-            simulation.advance()
-        finals.append(simulation.parameters)
-    torch.testing.assert_close(finals[0][:, :, [3, 0, 5, 1, 4, 2]], finals[1])
-
-
 @pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])
 def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
     """Keyed noise is each agent's own share, from its own keys, rounded with the gradient."""

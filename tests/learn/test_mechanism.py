@@ -71,13 +71,6 @@ def test_mechanisms_with_seeds_of_their_own_hold_against_an_eavesdropper_only() 
     assert [mechanism.against for mechanism in mechanisms] == [insider, insider, outsider, outsider]
 
 
-def test_one_agent_has_no_insiders() -> None:
-    made = make_mechanisms(
-        ["corn", "ldp"], load_network("complete:1", mixing="gossip"), BUDGET, objective=Horizon(5)
-    )
-    assert [mechanism.threat for mechanism in made] == [EAVESDROPPER, EAVESDROPPER]
-
-
 @pytest.mark.slow
 def test_designs_of_large_networks_are_trained() -> None:
     """On a large network the independent check of [R⁻¹]_ii rounds up by more than the solver."""

@@ -54,25 +54,6 @@ def test_a_module_is_trained_and_returned_as_a_module() -> None:
     assert float(result.last_rows[0]["test_accuracy"]) == pytest.approx(accuracy, abs=0.05)
 
 
-def test_regression_with_torch_data_sets() -> None:
-    X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
-    y = X @ torch.tensor([[1.0], [-2.0], [0.5]])
-    data = [TensorDataset(X[k : k + 20], y[k : k + 20]) for k in range(0, 80, 20)]
-    result = train(
-        load_network("ring:4", mixing="gossip"),
-        None,
-        model=nn.Linear(3, 1),
-        loss=functional.mse_loss,
-        datasets=data,
-        step_size=0.1,
-        num_steps=200,
-        batch_size=10,
-    )
-    last = result.last_rows[0]
-    assert float(last["train_loss"]) < 1e-3
-    assert np.isnan(float(last["train_accuracy"]))
-
-
 def test_every_agent_learns_under_a_private_budget() -> None:
     network = load_network("ring:4", mixing="gossip")
     made = design(network, BUDGET, objective=Horizon(5), threat=EAVESDROPPER)
@@ -224,19 +205,6 @@ def test_noise_is_designed_against_one_insider_if_there_is_one(
         secure=secure,
     )
     assert result.trials[0].mechanism.threat == threat.resolve(nx.complete_graph(num_agents), "sum")
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_large_network_is_trained_against_an_eavesdropper(secure: bool) -> None:
-    given: dict[str, Any] = {
-        "model": LinearClassifier(3, 2),
-        "datasets": [(own[0][:2], own[1][:2]) for own in make_datasets(400)],
-        "secure": secure,
-        "num_steps": 2,
-    }
-    result = train("torus:20x20", BUDGET, threat=ThreatModel(0), **given)
-    assert result.trials[0].mechanism.threat.max_colluders == 0
-    assert result.is_simulated != secure
 
 
 def test_given_noise_must_hold_against_the_threat() -> None:
