@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.datasets import (
     DOWNLOADABLE,
-    DownloadError,
     cache_directory,
     fetch_dataset,
     is_cached,
@@ -76,10 +75,10 @@ def test_the_cache_directory_is_configurable(
 def test_files_of_a_folder_are_checked(tmp_path: Path) -> None:
     source, cache = tmp_path / "source", tmp_path / "cache"
     source.mkdir()
-    with pytest.raises(DownloadError, match="with a file a9a"):
+    with pytest.raises(FileFormatError, match="with a file a9a"):
         fetch_dataset("a9a", source=source, directory=cache)
     (source / "a9a").write_text("+1 3:1\n")
-    with pytest.raises(DownloadError, match="sha256"):
+    with pytest.raises(FileFormatError, match="sha256"):
         fetch_dataset("a9a", source=source, directory=cache)
     assert list((cache / "a9a").iterdir()) == []
 

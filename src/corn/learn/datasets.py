@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from corn.checks import IntArray, require_choice
-from corn.errors import CornError, FileFormatError
+from corn.errors import FileFormatError
 from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal[
@@ -184,10 +184,6 @@ def _check_content(path: Path, sha256: str) -> None:
         )
 
 
-class DownloadError(CornError):
-    """A download that failed."""
-
-
 def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> None:
     # Beside the target, so that the rename is atomic.
     partial = target.with_name(target.name + ".part")
@@ -208,7 +204,7 @@ def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> Non
             return
         finally:
             partial.unlink(missing_ok=True)
-    raise DownloadError(
+    raise FileFormatError(
         f"{'; '.join(failures)}. Get {target.name} from elsewhere, and give its folder: corn data "
         f"get {target.parent.name} FOLDER"
     )

@@ -420,7 +420,6 @@ def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> 
     if mechanism.noise is not None:
         of = f"the noise of {mechanism.name!r}"
         require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
-    if isinstance(mechanism.noise, Decomposition):
         require_mixing(mechanism.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
     if mechanism.budget is not None and num_steps > mechanism.budget.num_steps:
