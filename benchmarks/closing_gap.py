@@ -42,19 +42,14 @@ _TAILS = (0.0, 0.1, 0.25)
 _MOMENTA = ((0.0, 0.0), (0.9, 0.0), (0.9, 0.9), (0.97, 0.97))
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(Schedule):
     """η_t falls from η₁ towards zero in equal steps."""
 
-    initial: float
+    text = "linear from {:g}"
 
     def at(self, step: int, num_steps: int) -> float:
         """See ``Schedule``."""
         return self.initial * (1 - (step - 1) / num_steps)
-
-    def describe(self) -> str:
-        """See ``Schedule``."""
-        return f"linear from {self.initial:g}"
 
 
 @dataclass(frozen=True)

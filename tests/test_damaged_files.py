@@ -130,13 +130,10 @@ def make_header(shape: str) -> str:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (make_header("(10**6, 10**6)"), "not a matrix of numbers"),
         (make_header("(1000000, 1000000)"), "greater than file size"),
         (make_header("(9999999999999, 9999999999999)"), "not a matrix of numbers"),
-        (make_header(f"({'9' * 400},)"), "not a matrix of numbers"),
         (make_header("(-1, 4)"), "negative dimensions"),
         ("(" * 5000, "not a matrix of numbers"),
-        ("  x\n y\n", "not a matrix of numbers"),
     ],
 )
 def test_sizes_claimed_by_npy_headers_are_checked(

@@ -26,7 +26,6 @@ PUBLIC = [
     "expose",
     "load_network",
     "load_plan",
-    "load_results",
     "make_plan",
     "make_private",
     "save_plan",

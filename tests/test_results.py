@@ -300,17 +300,6 @@ def test_tables_of_correlation_follow_from_its_runs(
     assert none == f"{100 * correlation[study, 20, float('inf'), 'none'].mean():.1f}"
 
 
-def test_noise_has_the_ratios_of_the_rule(
-    noise_numbers: dict[tuple[str, int, float, str], float],
-) -> None:
-    for (study, agents, epsilon, mechanism), number in noise_numbers.items():
-        if mechanism == "corn":
-            others = (noise_numbers[study, agents, epsilon, name] for name in ("ldp", "alone"))
-            # Against one insider: n/(n − 1) against n and n², in units of a server's variance.
-            ratios = np.square([other / number for other in others])
-            np.testing.assert_allclose(ratios, [agents - 1, agents * (agents - 1)], rtol=1e-3)
-
-
 def test_the_rule_of_thumb_describes_the_runs(
     correlation: Cells, noise_numbers: dict[tuple[str, int, float, str], float]
 ) -> None:

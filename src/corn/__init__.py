@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from corn.errors import CornError as CornError
     from corn.errors import CornWarning as CornWarning
     from corn.learn import compare as compare
-    from corn.learn import load_results as load_results
     from corn.learn import train as train
     from corn.learn.own_loop import make_private as make_private
     from corn.plan import Plan as Plan
@@ -59,7 +58,6 @@ _MODULES = {
     "expose": "corn.covariance",
     "load_network": "corn.topology",
     "load_plan": "corn.plan",
-    "load_results": "corn.learn",
     "make_plan": "corn.plan",
     "make_private": "corn.learn.own_loop",
     "save_plan": "corn.plan",

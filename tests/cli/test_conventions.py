@@ -17,7 +17,6 @@ import typer
 
 from corn import __version__
 from corn.cli import COMMANDS, app, run_command
-from corn.learn.metrics import Row
 from corn.learn.sweep import SweepLoop
 
 from .commands import Runner
@@ -218,9 +217,9 @@ def test_ctrl_c_ends_commands_with_130_and_one_line(
     assert (outcome.exit_code, outcome.stdout) == (130, "")
     assert outcome.stderr == "corn: interrupted; nothing was written\n"
 
-    def interrupt_soon(self: SweepLoop) -> list[Row]:
+    def interrupt_soon(self: SweepLoop) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        return advance(self)
+        advance(self)
 
     advance = SweepLoop.advance
     monkeypatch.setattr(SweepLoop, "advance", interrupt_soon)

@@ -13,7 +13,7 @@ from corn.checks import FloatArray
 from corn.covariance import Decomposition, Horizon, MechanismName, design
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
 from corn.learn.mechanism import Mechanism, Trial
-from corn.learn.perturbation import CommonNormals, simulation_nonce, symmetric_root
+from corn.learn.perturbation import JointNoise, simulation_nonce, symmetric_root
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.simulation import Simulation
@@ -21,7 +21,7 @@ from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
 from corn.learn.tasks.paper import quadratic_objectives
 from corn.learn.workloads import Workload
-from corn.noise import Owner, SecureSource, draw_share, simulated_keys
+from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import Gossip, load_network
@@ -65,14 +65,16 @@ def reference_run(
     queries = SAMPLE_BUDGET.queries if per_sample else ()
     sampler = BatchSampler(data, queries, batch_size=8, choices=[SeededChoices(seed)])
     n, x = NETWORK.num_agents, np.tile(start, (NETWORK.num_agents, 1))
-    owner = Owner(tuple(range(n)), 0)
-    normals = CommonNormals(owner, [seed], (n, len(start)), torch.float64)
+    # With the covariance I it draws the normals that all mechanisms share.
+    normals = JointNoise(
+        [Decomposition(np.ones(n))], seeds=[seed], num_parameters=len(start), dtype=torch.float64
+    )
     R = np.zeros((n, n)) if method.noise is None else method.noise.covariance
     mixing = np.full((n, n), 1 / n) if method.is_central else W
     m = np.zeros_like(x)
     for t in range(NUM_STEPS):
         batch = sampler.draw(t)
-        v = symmetric_root(R) @ normals.draw(t)[0].numpy()
+        v = symmetric_root(R) @ normals.draw(t)[0, :, 0].numpy()
         g = np.zeros_like(x)
         for i, (samples, labels, weights) in enumerate(
             zip(*(part.double().numpy() for part in (batch.inputs, batch.targets, batch.weights)))  # noqa: B905
@@ -219,22 +221,6 @@ def test_common_random_numbers_across_mechanisms_and_sweeps() -> None:
     alone = run(["ldp"], (3,))
     together = run(["corn", "ldp", "none"], (1, 3))
     torch.testing.assert_close(together[1, :, 1], alone[0, :, 0])
-
-
-def test_the_order_of_trials_does_not_matter() -> None:
-    """Noise is broadcast for trials sorted by method, and selected one by one in other orders."""
-    task, data = make_problem("logistic")
-    methods = [make_mechanism(name) for name in ("corn", "none", "ldp")]
-    grid = [Trial(method, Constant(eta)) for method in methods for eta in (0.1, 0.2)]
-    shuffled = [grid[k] for k in (3, 0, 5, 1, 4, 2)]
-    settings = SweepSettings(6, 8, seeds=(1, 2), dtype="float64")
-    finals = []
-    for trials in (grid, shuffled):
-        simulation = Simulation(task, data, NETWORK, trials, settings=settings)
-        for _ in range(6):
-            simulation.advance()
-        finals.append(simulation.parameters)
-    torch.testing.assert_close(finals[0][:, :, [3, 0, 5, 1, 4, 2]], finals[1])
 
 
 @pytest.mark.parametrize("mechanism", ["corn", "decor", "ldp"])

@@ -87,9 +87,7 @@ def test_agents_on_different_devices_compare_the_same_text() -> None:
     placed = DeviceTask(module, "cpu")
     assert (placed.fingerprint(), placed.describe()) == (module.fingerprint(), module.describe())
     assert not hasattr(DeviceTask(LinearClassifier(4, 2), "cpu"), "fingerprint")
-    workload = Workload("breast-cancer")
-    problem = workload.build(2)
-    assert workload.describe(problem) == replace(workload, device="cuda:0").describe(problem)
+    assert "cpu" not in Workload("breast-cancer").build(2).description
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

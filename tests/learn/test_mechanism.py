@@ -11,7 +11,6 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
-from corn.covariance.coalitions import worst_precisions
 from corn.errors import InvalidArgumentError
 from corn.learn import Mechanism, make_mechanisms
 from corn.privacy import ClippedQuery, PrivacyBudget
@@ -70,31 +69,6 @@ def test_mechanisms_with_seeds_of_their_own_hold_against_an_eavesdropper_only() 
     mechanisms = make_mechanisms(names, NETWORK, BUDGET, objective=Horizon(5))
     insider, outsider = DEFAULT_THREAT.describe(), EAVESDROPPER.describe()
     assert [mechanism.against for mechanism in mechanisms] == [insider, insider, outsider, outsider]
-
-
-def test_one_agent_has_no_insiders() -> None:
-    made = make_mechanisms(
-        ["corn", "ldp"], load_network("complete:1", mixing="gossip"), BUDGET, objective=Horizon(5)
-    )
-    assert [mechanism.threat for mechanism in made] == [EAVESDROPPER, EAVESDROPPER]
-
-
-def test_noise_without_shared_seeds_is_checked_once_and_not_per_coalition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One check takes a second at a thousand agents; a thousand checks would take minutes."""
-    sizes = []
-
-    def count(shares: Decomposition, max_colluders: int) -> object:
-        sizes.append(max_colluders)
-        return worst_precisions(shares, max_colluders)
-
-    monkeypatch.setattr("corn.learn.mechanism.worst_precisions", count)
-    (ldp,) = make_mechanisms(
-        ["ldp"], load_network("torus:32x32", mixing="gossip"), BUDGET, objective=Horizon(5)
-    )
-    assert ldp.threat.max_colluders == DEFAULT_THREAT.max_colluders
-    assert set(sizes) == {0}
 
 
 @pytest.mark.slow

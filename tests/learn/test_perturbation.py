@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from corn.covariance import Decomposition
-from corn.learn.perturbation import JointNoise, KeyedNoise, StepNoise, symmetric_root
+from corn.learn.perturbation import JointNoise, KeyedNoise, symmetric_root
 
 from .problems import make_mechanism
 
@@ -34,7 +34,7 @@ def joint_float32(num_parameters: int, *seeds: int) -> JointNoise:
 
 @pytest.mark.parametrize("make", [joint, joint_float32, keyed, secret])
 def test_noise_has_its_covariance_across_agents_and_none_across_coordinates(
-    make: Callable[..., StepNoise],
+    make: Callable[..., JointNoise | KeyedNoise],
 ) -> None:
     noise = make(20_000, 3).draw(0)
     dtype = torch.float32 if make is joint_float32 else torch.float64
@@ -47,7 +47,9 @@ def test_noise_has_its_covariance_across_agents_and_none_across_coordinates(
 
 
 @pytest.mark.parametrize("make", [joint, keyed, secret])
-def test_no_step_or_seed_repeats_the_noise_of_another(make: Callable[..., StepNoise]) -> None:
+def test_no_step_or_seed_repeats_the_noise_of_another(
+    make: Callable[..., JointNoise | KeyedNoise],
+) -> None:
     noise = make(50, 1, 2)
     draws = torch.stack([noise.draw(step).clone() for step in range(20)]).transpose(0, 1)
     vectors = draws.flatten(0, 1).flatten(1)

@@ -15,7 +15,6 @@ from corn.covariance import default_objective
 from corn.errors import InvalidArgumentError
 from corn.learn import (
     Constant,
-    Mechanism,
     Trial,
     make_mechanisms,
     run_sweep,
@@ -24,7 +23,7 @@ from corn.learn import (
 )
 from corn.learn import tuning as search_module
 from corn.learn.metrics import Result, half_width, join_results
-from corn.learn.tuning import choose_best, expect_place, propose_places, step_size_at
+from corn.learn.tuning import expect_place, propose_places, step_size_at
 from corn.privacy import PrivacyBudget
 
 from .problems import NETWORK, make_mechanism
@@ -72,27 +71,19 @@ def test_more_noise_and_more_steps_start_lower() -> None:
     )
 
 
-def test_rounds_give_the_runs_of_one_sweep() -> None:
-    problem, mechanisms = make_logistic(), [make_mechanism("ldp"), make_mechanism("none")]
-    settings = replace(SETTINGS, seeds=(0, 1))
-    found = search_step_sizes(problem, NETWORK, mechanisms, settings=settings)
-    together = run_sweep(problem, NETWORK, found.trials, settings=settings)
-    assert found.average("test_loss") == pytest.approx(together.average("test_loss"))
-    torch.testing.assert_close(found.parameters, together.parameters)
-    assert [row["step"] for row in found.rows] == sorted(row["step"] for row in found.rows)
-
-
-def test_all_rounds_have_the_same_batches() -> None:
+@pytest.mark.parametrize("names", [("ldp", "none"), ("ldp", "unclipped")])
+def test_rounds_give_the_runs_of_one_sweep(names: tuple[str, ...]) -> None:
     """Under Poisson sampling, a mechanism that does not clip is not trained on other batches."""
-    problem = make_logistic()
     budget = PrivacyBudget(
         3, 1e-4, num_steps=40, clip=0.5, unit="sample", batch_size=8, sampling_rate=0.9
     )
-    names, objective = ["ldp", "unclipped"], default_objective(40)
-    mechanisms = make_mechanisms(names, NETWORK, budget, objective=objective)
+    problem = make_logistic()
+    mechanisms = make_mechanisms(names, NETWORK, budget, objective=default_objective(40))
     found = search_step_sizes(problem, NETWORK, mechanisms, settings=SETTINGS)
     together = run_sweep(problem, NETWORK, found.trials, settings=SETTINGS)
     assert found.average("test_loss") == pytest.approx(together.average("test_loss"))
+    torch.testing.assert_close(found.parameters, together.parameters)
+    assert [row["step"] for row in found.rows] == sorted(row["step"] for row in found.rows)
 
 
 def test_the_search_finds_what_a_fine_grid_has() -> None:
@@ -120,13 +111,9 @@ def test_an_interrupted_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 def test_ends_of_a_grid_are_named() -> None:
     mechanisms = [make_mechanism("none")]
     problem = make_logistic()
-    for sizes, ends in (
-        ((1e-4, 1e-3), {"none": "largest"}),
-        ((1e-3,), {}),
-    ):
-        trials = [Trial(mechanism, Constant(size)) for mechanism in mechanisms for size in sizes]
-        result = run_sweep(problem, NETWORK, trials, settings=SETTINGS)
-        assert choose_best(problem, result).ends == ends
+    for sizes, ends in (((1e-4, 1e-3), {"none": "largest"}), ((1e-3,), {})):
+        found = tune(problem, NETWORK, mechanisms, settings=SETTINGS, step_sizes=sizes)
+        assert found.ends == ends
 
 
 def test_intervals_are_student_s() -> None:
@@ -141,11 +128,6 @@ def test_intervals_are_student_s() -> None:
     assert math.isnan(half_width(single.last_values("test_loss")["ldp", "0.1"]))
     with pytest.raises(InvalidArgumentError):
         join_results(result, single)
-
-
-def test_settings_without_clipping_start_at_the_paper_s_step_size() -> None:
-    place = expect_place(Mechanism.non_private(), make_logistic(), 10, "constant")
-    assert step_size_at(place) == 0.1
 
 
 def test_without_validation_samples_the_training_loss_decides() -> None:

@@ -30,7 +30,7 @@ from corn.learn import (
     run_sweep,
 )
 from corn.plan import make_plan
-from corn.privacy import ClippedQuery, PrivacyBudget
+from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 
 from .problems import BUDGET, NETWORK, SAMPLE_BUDGET, make_mechanism, make_problem
@@ -115,14 +115,22 @@ def test_a_run_that_breaks_down_stops_and_the_others_continue() -> None:
         TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=[59]
     )
     assert set(result.stopped) == {("none", "1e+12", 0), ("none", "1e+12", 1)}
-    breakdown = result.stopped["none", "1e+12", 0]
-    assert (breakdown.cause, breakdown.step < 60) == ("gradients-not-finite", True)
-    assert str(breakdown).startswith(f"stopped at step {breakdown.step}: its gradients")
+    why = result.stopped["none", "1e+12", 0]
+    assert re.match(r"stopped at step [1-5]?[0-9]: its gradients are not finite", why)
     assert torch.isnan(result.parameters[1]).all()
     assert torch.isfinite(result.parameters[0]).all()
     alone = run_sweep(TrainingProblem(task, data), NETWORK, trials[:1], settings=settings)
     torch.testing.assert_close(result.parameters[0], alone.parameters[0])
     assert result.average("train_loss")["none", "1e+12"] == math.inf
+
+
+def test_the_progress_bar_is_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    sweep("corn")
+    assert "training" in capsys.readouterr().err
 
 
 def test_a_diverging_loss_stops_its_run_before_it_overflows() -> None:
@@ -132,17 +140,7 @@ def test_a_diverging_loss_stops_its_run_before_it_overflows() -> None:
     result = run_sweep(
         TrainingProblem(task, data), NETWORK, trials, settings=settings, evaluate_at=range(41)
     )
-    assert result.stopped["none", "10", 0].cause == "loss-diverged"
-
-
-def test_a_loss_that_is_not_a_number_stops_its_run() -> None:
-    """Gradients can be finite even so: only the test samples give NaN here."""
-    problem = make_logistic()
-    X, y = problem.parts["test"]
-    broken = replace(problem, parts={"test": (X * torch.nan, y)})
-    trials = [Trial(make_mechanism("none"), Constant(0.1))]
-    result = run_sweep(broken, NETWORK, trials, settings=replace(SETTINGS, seeds=(0,)))
-    assert result.stopped["none", "0.1", 0].cause == "loss-diverged"
+    assert result.stopped["none", "10", 0].partition(": ")[2].startswith("its loss diverged")
 
 
 def test_ctrl_c_leaves_a_usable_result() -> None:
@@ -221,11 +219,6 @@ def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
         replace(SETTINGS, **change)
 
 
-def test_no_samples_to_measure_on_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="max_train_samples must be an integer"):
-        sweep("none", max_train_samples=0)
-
-
 def test_data_and_noise_must_have_one_part_per_agent() -> None:
     trials = [Trial(make_mechanism("ldp"), Constant(0.1))]
     with pytest.raises(InvalidArgumentError):
@@ -235,18 +228,6 @@ def test_data_and_noise_must_have_one_part_per_agent() -> None:
     other = Mechanism.private("other", Decomposition(np.full(4, 1e6)), BUDGET)
     with pytest.raises(InvalidArgumentError):
         run_sweep(make_logistic(), NETWORK, [Trial(other, Constant(1))], settings=SETTINGS)
-
-
-def test_poisson_sampled_runs_are_accounted() -> None:
-    query = ClippedQuery(0.5, unit="sample", batch_size=8, sampling_rate=0.25)
-    trials = [Trial(Mechanism.non_private(query), Constant(0.3))]
-    result = run_sweep(make_logistic(), NETWORK, trials, settings=replace(SETTINGS, num_steps=200))
-    assert float(result.last_rows[0]["train_loss"]) < 0.6
-
-
-def test_steps_to_measure_at_must_be_in_the_run() -> None:
-    with pytest.raises(InvalidArgumentError, match="evaluate_at must be steps from 0 to 40"):
-        sweep("none", evaluate_at=[41])
 
 
 def test_a_result_without_noise_states_that_it_protects_nobody() -> None:

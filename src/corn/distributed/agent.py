@@ -183,7 +183,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         settings=config.settings,
         reports=reports,
         requirements=config.requirements,
-        data=config.workload.describe(problem),
+        data=problem.description,
         rejoins=config.rejoins,
     )
     return plan, run_to_end(steps, problem.task, rendezvous.agent)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
-    from corn.learn.metrics import load_results as load_results
     from corn.learn.metrics import write_table as write_table
     from corn.learn.partition import partition_iid as partition_iid
     from corn.learn.problem import SweepSettings as SweepSettings
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "batches": "AgentData",
     "mechanism": "Trial Mechanism make_mechanisms",
-    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS load_results write_table",
+    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS write_table",
     "file_data": "FileWorkload parse_bounds",
     "partition": "partition_iid",
     "problem": "SweepSettings TrainingProblem",

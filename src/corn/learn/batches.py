@@ -332,8 +332,6 @@ class BatchSampler:
         # The slots of the present pass of each (run, agent), with the number of that pass: drawing
         # the permutation again for each batch of the pass would cost O(m) per step.
         self._passes: dict[tuple[int, int], tuple[int, IntArray]] = {}
-        self._whole: Batch | None = None
-        self._cached_weights: Tensor | None = None
 
     @classmethod
     def of_agent(
@@ -361,18 +359,21 @@ class BatchSampler:
 
     def draw(self, number: int) -> Batch:
         """Return the batches of a number, from 0: of a step, or of a release."""
-        is_whole = (
-            self._limits is None
-            and not self._width
-            and max(self._steps_per_pass) == 1
-            and max(self._sizes) <= self._batch_size
-        )
-        if not is_whole:
-            return self._draw(number)
-        # Every batch is an agent's whole data, the same at every step.
-        if self._whole is None:
-            self._whole = self._draw(number)
-        return self._whole
+        rows = self.choose_rows(number)
+        if self._limits is None and self._width:
+            # Slots of a pass are at random positions already.
+            return self._gather(np.stack(rows))
+        if not self._width:
+            rows = [own[own >= 0] for own in rows]
+        longest = max(1, *(len(own) for own in rows))
+        # Multiples of a width that few batches exceed. An empty batch becomes one sample of weight
+        # 0, because tasks need at least one row.
+        step = self._width or 1
+        width = -(-longest // step) * step
+        table = np.full((len(rows), width), -1, np.int64)
+        for cell, own in enumerate(rows):
+            table[cell, self._place(cell, number, len(own), width)] = own
+        return self._gather(table)
 
     def choose_rows(self, number: int) -> list[IntArray]:
         """Return the rows of ``data`` in the batch of each cell; −1 is a slot without a sample."""
@@ -395,23 +396,6 @@ class BatchSampler:
         # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
         # slot of each batch, and never the length of a pass.
         return 1 if self._width else max(1, size // self._batch_size)
-
-    def _draw(self, number: int) -> Batch:
-        rows = self.choose_rows(number)
-        if self._limits is None and self._width:
-            # Slots of a pass are at random positions already.
-            return self._gather(np.stack(rows))
-        if not self._width:
-            rows = [own[own >= 0] for own in rows]
-        longest = max(1, *(len(own) for own in rows))
-        # Multiples of a width that few batches exceed. An empty batch becomes one sample of weight
-        # 0, because tasks need at least one row.
-        step = self._width or 1
-        width = -(-longest // step) * step
-        table = np.full((len(rows), width), -1, np.int64)
-        for cell, own in enumerate(rows):
-            table[cell, self._place(cell, number, len(own), width)] = own
-        return self._gather(table)
 
     def _place(self, cell: int, number: int, count: int, width: int) -> IntArray | slice:
         """Return the positions of the samples in a cell's batch."""
@@ -449,20 +433,13 @@ class BatchSampler:
         index = torch.from_numpy(rows.reshape(-1)).to(data.inputs.device)
         inputs = data.inputs.index_select(0, index)
         targets = data.targets.index_select(0, index)
-        is_full = bool(present.all())
-        # Weights without padding are kept, because most steps use them.
-        weights = self._cached_weights if is_full else None
-        if weights is None or weights.shape != present.shape:
-            weights = self._weigh(present)
-        if is_full:
-            self._cached_weights = weights
         return Batch(
             inputs.view(cells, width, *inputs.shape[1:]),
             targets.view(cells, width, *targets.shape[1:]),
-            weights,
+            self._weigh(present),
             # With a fixed divisor the weights are 1/B. They are an average only if B samples are
             # there.
-            is_full and self._divisor in (None, width),
+            bool(present.all()) and self._divisor in (None, width),
             self._most,
         )
 

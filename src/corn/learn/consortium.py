@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,7 +22,6 @@ from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, make_printable
 from corn.learn.partition import TEST_FRACTION, VALIDATION_FRACTION
 from corn.learn.schema import Schema, read_record, read_schema
-from corn.parsing import quote
 from corn.plan import Plan, load_plan
 from corn.privacy import PrivacyBudget, Unit
 from corn.topology import Network, list_connections, load_network
@@ -262,45 +261,31 @@ def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
 
 
 def load_consortium(path: Path) -> Consortium:
-    """Read and check a consortium file, and report all of its problems together."""
+    """Read and check a consortium file."""
     document = _read_document(path)
-    problems: list[str] = []
-    known = ("graph", "store", "data", "promise", "training", "sites")
-    for name in document:
-        if name not in known:
-            problems.append(f"unknown entry {quote(name)}: entries are {', '.join(known)}")
-    schema, found = read_schema(_as_table(document.get("data")))
-    problems += found
-    promise = read_record(Promise, _as_table(document.get("promise")), "[promise]", problems)
-    training = read_record(Training, _as_table(document.get("training")), "[training]", problems)
-    listed = document.get("sites")
-    sites = [
-        read_record(Site, _as_table(own), f"[[sites]] {number + 1}", problems)
-        for number, own in enumerate(listed if isinstance(listed, list) else [])
-    ]
-    if not sites:
-        problems.append("[[sites]] must list every site with name and samples")
-    graph = document.get("graph")
-    if not isinstance(graph, str):
-        problems.append(f"graph must be a spec such as complete:{len(sites)}, or a file")
-    if problems or schema is None:
-        raise FileFormatError(f"{path}: {'; '.join(problems)}")
-    consortium = Consortium(
-        path=path,
-        data=schema,
-        promise=promise,
-        training=training,
-        sites=tuple(sites),
-        graph=str(graph),
-        store=document.get("store"),
-    )
-    for check in (consortium.load_network, consortium.make_budget, consortium.make_threat):
-        try:
-            check()
-        except CornError as error:
-            problems.append(make_printable(str(error), limit=_LONGEST_PROBLEM))
-    if problems:
-        raise FileFormatError(f"{path}: {'; '.join(problems)}")
+    tables = {name: document.pop(name, None) for name in ("data", "promise", "training", "sites")}
+    listed = tables["sites"] if isinstance(tables["sites"], list) else []
+    try:
+        consortium: Consortium = read_record(
+            Consortium,
+            document,
+            "the file:",
+            path=path,
+            data=read_schema(tables["data"]),
+            promise=read_record(Promise, tables["promise"], "[promise]"),
+            training=read_record(Training, tables["training"], "[training]"),
+            sites=tuple(
+                read_record(Site, own, f"[[sites]] {number}")
+                for number, own in enumerate(listed, start=1)
+            ),
+        )
+        require(len(listed) > 0, "[[sites]]", "one table for every site", "none")
+        consortium.load_network()
+        consortium.make_budget()
+        consortium.make_threat()
+    except CornError as error:
+        found = make_printable(str(error), limit=_LONGEST_PROBLEM)
+        raise FileFormatError(f"{path}: {found}") from error
     return consortium
 
 
@@ -316,7 +301,3 @@ def _read_document(path: Path) -> dict[str, Any]:
     # Errors of TOML and of UTF-8 are ValueErrors, and so is that of an integer with many digits.
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not TOML: {error}") from error
-
-
-def _as_table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

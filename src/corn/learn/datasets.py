@@ -15,17 +15,17 @@ import struct
 import urllib.request
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import wrap_file
 
 from corn.checks import IntArray, require_choice
-from corn.errors import CornError, FileFormatError
+from corn.errors import FileFormatError
 from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal[
@@ -50,7 +50,6 @@ def usual_schedule(workload: str) -> ScheduleName:
 CACHE_VARIABLE = "CORN_DATA"
 """The environment variable that names another cache directory."""
 
-_CHUNK_BYTES = 1 << 18
 _TIMEOUT_SECONDS = 30
 
 
@@ -173,24 +172,16 @@ def _find_file(path: Path, file: str) -> Path:
 
 
 def _check_content(path: Path, sha256: str) -> None:
-    digest = hashlib.sha256()
     try:
         with _open_content(path) as stream:
-            # In pieces: the decompressed content need not fit into memory.
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileFormatError(f"{path}: not a complete gzip file ({error})") from error
-    found = digest.hexdigest()
     if found != sha256:
         raise FileFormatError(
             f"{path}: the sha256 of its content must be {sha256[:16]}…, found {found[:16]}…: the "
             "file is damaged or another version; download it again"
         )
-
-
-class DownloadError(CornError):
-    """A download that failed."""
 
 
 def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> None:
@@ -213,7 +204,7 @@ def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> Non
             return
         finally:
             partial.unlink(missing_ok=True)
-    raise DownloadError(
+    raise FileFormatError(
         f"{'; '.join(failures)}. Get {target.name} from elsewhere, and give its folder: corn data "
         f"get {target.parent.name} FOLDER"
     )
@@ -221,15 +212,15 @@ def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> Non
 
 def _transfer(url: str, partial: Path) -> None:
     console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     # URLs are the catalogue's or the caller's.
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response, bar:  # noqa: S310
-        length = response.headers.get("Content-Length")
-        task = bar.add_task(url, total=None if length is None else int(length))
-        with partial.open("wb") as stream:
-            while chunk := response.read(_CHUNK_BYTES):
-                stream.write(chunk)
-                bar.advance(task, len(chunk))
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
+        size = int(response.headers.get("Content-Length", 0))
+        shown: dict[str, Any] = {"transient": True, "disable": not console.is_terminal}
+        with (
+            wrap_file(response, size, description=url, console=console, **shown) as content,
+            partial.open("wb") as stream,
+        ):
+            shutil.copyfileobj(content, stream)
 
 
 def _open_content(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -247,27 +238,20 @@ _IDX_UNSIGNED_BYTE = 0x08
 _SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Labelled samples.
 
     Attributes:
-        name: the data set that the samples come from.
         inputs: shape (samples, features), float32; images are flattened.
         targets: shape (samples,), classes 0 … num_classes − 1.
         image_shape: (height, width) where the features are an image.
     """
 
-    name: str
-    inputs: Float32Array = field(repr=False)
-    targets: IntArray = field(repr=False)
+    inputs: Float32Array
+    targets: IntArray
     num_classes: int
     image_shape: tuple[int, int] | None = None
-
-    @property
-    def num_features(self) -> int:
-        """The number of features of a sample."""
-        return int(self.inputs.shape[1])
 
 
 def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
@@ -275,8 +259,8 @@ def load_dataset(name: str, *, directory: Path | str | None = None) -> Dataset:
 
     The first two are read from the cache (``corn data get``).
 
-    >>> load_dataset("digits").num_features
-    64
+    >>> load_dataset("digits").inputs.shape
+    (1797, 64)
     """
     require_choice("data set", name, [*DOWNLOADABLE, *EMBEDDED])
     place = cache_directory(directory) / name
@@ -292,7 +276,7 @@ def _load_a9a(place: Path) -> Dataset:
     inputs = np.concatenate([features for features, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
     # Labels of a9a are −1 and 1; classes count from 0.
-    return Dataset("a9a", inputs, (labels > 0).astype(np.int64), 2)
+    return Dataset(inputs, (labels > 0).astype(np.int64), 2)
 
 
 def _load_mnist(place: Path) -> Dataset:
@@ -301,7 +285,7 @@ def _load_mnist(place: Path) -> Dataset:
     pixels = np.concatenate([first_images, images])
     inputs = pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
     targets = np.concatenate([first_labels, labels]).astype(np.int64)
-    return Dataset("mnist", inputs, targets, 10, (28, 28))
+    return Dataset(inputs, targets, 10, (28, 28))
 
 
 def _load_digits(_: Path) -> Dataset:
@@ -310,7 +294,7 @@ def _load_digits(_: Path) -> Dataset:
     bunch = load_digits()
     # Grey levels of this data set are 0 … 16.
     inputs = (bunch.data / 16).astype(np.float32)
-    return Dataset("digits", inputs, bunch.target.astype(np.int64), 10, (8, 8))
+    return Dataset(inputs, bunch.target.astype(np.int64), 10, (8, 8))
 
 
 def _load_breast_cancer(_: Path) -> Dataset:
@@ -321,7 +305,7 @@ def _load_breast_cancer(_: Path) -> Dataset:
     # gradients of a few features and lose all others.
     standardised = (bunch.data - bunch.data.mean(axis=0)) / bunch.data.std(axis=0)
     targets = bunch.target.astype(np.int64)
-    return Dataset("breast-cancer", standardised.astype(np.float32), targets, 2)
+    return Dataset(standardised.astype(np.float32), targets, 2)
 
 
 def _draw_synthetic(_: Path) -> Dataset:
@@ -331,7 +315,7 @@ def _draw_synthetic(_: Path) -> Dataset:
     inputs = random.standard_normal((_SYNTHETIC_ROWS, _SYNTHETIC_FEATURES), dtype=np.float32)
     logits = inputs @ random.standard_normal(_SYNTHETIC_FEATURES, dtype=np.float32)
     targets = random.random(_SYNTHETIC_ROWS) < 1 / (1 + np.exp(-logits))
-    return Dataset("synthetic", inputs, targets.astype(np.int64), 2)
+    return Dataset(inputs, targets.astype(np.int64), 2)
 
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {

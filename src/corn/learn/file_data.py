@@ -12,10 +12,10 @@ import gzip
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +50,6 @@ from corn.learn.tasks import place_task
 from corn.learn.workloads import make_named_task
 
 Interval: TypeAlias = tuple[float, float]
-_Source = TypeVar("_Source")
-_Read = TypeVar("_Read")
 
 _TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 _IMAGE_SUFFIXES = frozenset(
@@ -323,22 +321,21 @@ class FileWorkload:
         owners = range(num_agents) if agents is None else agents
         # Test data may have classes that no training file has, so it is read before they are
         # listed.
-        files = _read_all(self._paths(owners), read_file)
+        files = [read_file(path) for path in self._paths(owners)]
         tests = [] if self.test_data is None else [read_file(self.test_data)]
         schema = self.schema or self._find_schema([*files, *tests])
-        tables = _read_all(files, lambda own: self._read(schema, own, checks_people=True))
+        tables = [self._read(schema, own, checks_people=True) for own in files]
         public = [self._read(schema, own) for own in tests]
-        _require_same_shape([*tables, *public])
         split = [self._split(schema, own) for own in tables]
         parts = [own for own, _ in split]
         if not self.has_file_per_agent:
             parts = self._deal_out(*split[0], num_agents, owners)
         # A part without samples is left out: a mean over no samples would be NaN.
-        held_out = {
-            name: _join([own[name] for own in parts if len(own[name][0])])
-            for name in ("validation", "test")
-            if any(len(own[name][0]) for own in parts)
-        }
+        held_out: dict[str, Samples] = {}
+        for name in ("validation", "test"):
+            found = [own[name] for own in parts if len(own[name][0])]
+            if found:
+                held_out[name] = torch.cat([X for X, _ in found]), torch.cat([y for _, y in found])
         for own in public:
             held_out["test"] = _encode(schema, own)
         task = make_named_task(
@@ -361,10 +358,6 @@ class FileWorkload:
             simulation=self._explain_simulation(),
             is_dealt_out=not self.has_file_per_agent,
         )
-
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe columns, classes, bounds and partition, for agents to compare."""
-        return problem.description
 
     def _path_of(self, agent: int) -> Path:
         text = str(self.data).replace(AGENT_FIELD, str(agent))
@@ -393,8 +386,14 @@ class FileWorkload:
             require_columns(own.path, own.cells, [target])
         names = self.features
         if not names and not is_image:
-            _require_same_names(files)
             names = tuple(sorted(set(first.cells) - {target}))
+            for own in files:
+                differing = sorted(set(own.cells) ^ set(first.cells))
+                if differing:
+                    raise FileFormatError(
+                        f"{own.path}: must have the columns of {first.path}, found a difference in "
+                        f"{list_some(differing)}: --features selects those that all have"
+                    )
         if target in names:
             raise FileFormatError(f"column {target!r} is the target and cannot be a feature")
         if not names and not is_image:
@@ -550,50 +549,6 @@ def parse_bounds(text: str | None) -> dict[str, Interval]:
     return bounds
 
 
-def _read_all(sources: Sequence[_Source], read: Callable[[_Source], _Read]) -> list[_Read]:
-    """Read files, and report the problems of all of them together."""
-    done = []
-    problems = []
-    for source in sources:
-        try:
-            done.append(read(source))
-        except FileFormatError as error:
-            problems.append(str(error))
-    if problems:
-        raise FileFormatError("; ".join(problems))
-    return done
-
-
-def _require_same_names(files: Sequence[DataFile]) -> None:
-    """Raise for the columns that only some of the files have."""
-    # The columns of most files are the standard, so that the odd file is named.
-    usual, _ = Counter(frozenset(own.cells) for own in files).most_common(1)[0]
-    problems = [
-        f"{own.path}: must have the columns of the other files, {_list_difference(own, usual)}"
-        for own in files
-        if usual != set(own.cells)
-    ]
-    if problems:
-        raise FileFormatError(f"{'; '.join(problems)}: --features selects those that all have")
-
-
-def _list_difference(file: DataFile, usual: Set[str]) -> str:
-    lacks = sorted(usual - set(file.cells))
-    has = sorted(set(file.cells) - usual)
-    parts = [f"lacks {list_some(lacks)}"] if lacks else []
-    return " and ".join([*parts, *([f"has {list_some(has)} besides"] if has else [])])
-
-
-def _require_same_shape(tables: Sequence[Rows]) -> None:
-    first = tables[0]
-    for own in tables:
-        if own.inputs.shape[1:] != first.inputs.shape[1:]:
-            raise FileFormatError(
-                f"{own.path}: samples must have the shape {first.inputs.shape[1:]} of "
-                f"{first.path}, found {own.inputs.shape[1:]}"
-            )
-
-
 def _encode(schema: Schema, table: Rows) -> Samples:
     """Return inputs scaled by their bounds, and targets as numbers."""
     X = schema.scale_inputs(table)
@@ -605,7 +560,3 @@ def _encode(schema: Schema, table: Rows) -> Samples:
 def _pick(samples: Samples, rows: IntArray) -> Samples:
     index = torch.from_numpy(rows)
     return samples[0][index], samples[1][index]
-
-
-def _join(parts: Sequence[Samples]) -> Samples:
-    return torch.cat([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,6 @@ class Mechanism:
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
             keeps it; otherwise it holds for real numbers, which suffices for simulations.
         disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
-        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
     """
 
     name: str
@@ -81,7 +79,6 @@ class Mechanism:
     grid: float = 0.0
     counts_floats: bool = False
     disagreement_ratio: float | None = None
-    later_noise: tuple[tuple[int, Decomposition], ...] = ()
 
     def __post_init__(self) -> None:
         # Noise without a promise, or a promise without noise, could not be reported truthfully.
@@ -131,7 +128,8 @@ class Mechanism:
         protects somebody, make a plan.
         """
         ratio = None
-        shares: Decomposition
+        shares = noise.decomposition if isinstance(noise, Design) else noise
+        caps = budget.precision_caps(shares.num_agents)
         if isinstance(noise, Design):
             if noise.status == "reference":
                 raise InvalidArgumentError(
@@ -140,52 +138,22 @@ class Mechanism:
                 )
             threat = threat or noise.threat
             ratio = noise.disagreement_ratio
-            shares = noise.decomposition
-            caps = budget.precision_caps(shares.num_agents)
             max_colluders = _count_colluders(shares, threat)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
             # A design for these caps may miss them by rounding, and is scaled to meet them. A
             # design for other caps is refused.
             if 1 < worst <= 1 + _DESIGN_TOLERANCE:
                 shares = meet_caps(shares, caps, max_colluders)
-        else:
-            shares = noise
         # Simulations round to the grid too, so that they show its effect on learning.
-        grid = choose_grid(shares, budget.precision_caps(shares.num_agents))
-        threat = threat or EAVESDROPPER
         return cls(
-            name, shares, budget.queries, budget, threat, grid=grid, disagreement_ratio=ratio
+            name,
+            shares,
+            budget.queries,
+            budget,
+            threat or EAVESDROPPER,
+            grid=choose_grid(shares, caps),
+            disagreement_ratio=ratio,
         )
-
-    @classmethod
-    def in_phases(
-        cls, name: str, phases: Sequence[tuple[int, Design | Decomposition]], budget: PrivacyBudget
-    ) -> Mechanism:
-        """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
-
-        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
-        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
-        what they really spend.
-        """
-        made = [cls.private(name, noise, budget) for _, noise in phases]
-        starts = itertools.accumulate(count for count, _ in phases[:-1])
-        later = [(start, own.noise) for start, own in zip(starts, made[1:], strict=True)]
-        return replace(
-            made[0],
-            # Together phases hold against no stronger adversary than the weakest of them.
-            threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
-            grid=min(own.grid for own in made),
-            disagreement_ratio=None,
-            later_noise=tuple((start, noise) for start, noise in later if noise is not None),
-        )
-
-    def noise_at(self, step: int) -> Decomposition | None:
-        """Return the noise of a step, counted from 0."""
-        found = self.noise
-        for start, noise in self.later_noise:
-            if start <= step:
-                found = noise
-        return found
 
     @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:
@@ -251,21 +219,12 @@ class Mechanism:
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
-        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean
-        over the steps of the budget, Σ_t 1ᵀR_t1 · min b / T, which is the ratio of the variances
-        summed over the run.
+        The server keeps the strictest agent's promise for all.
         """
-        if self.budget is None or self.noise is None:
+        if self.noise is None:
             return None
-        num_steps = self.budget.num_steps
-        total = before = self.noise.total_variance
-        for start, noise in self.later_noise:
-            # A change counts for the rest of the run.
-            left = max(0, num_steps - start) / num_steps
-            total += (noise.total_variance - before) * left
-            before = noise.total_variance
         # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
-        return total * float(self.precision_caps.min())
+        return self.noise.total_variance * float(self.precision_caps.min())
 
     @property
     def weighted_central_ratio(self) -> float | None:
@@ -287,10 +246,7 @@ class Mechanism:
             # under n times that noise, whose variance is the sum of all entries.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        # The phase with the least noise decides.
-        phases = [self.noise, *(noise for _, noise in self.later_noise)]
-        found = [worst_precisions(own, _count_colluders(own, self.threat)) for own in phases]
-        return np.asarray(np.max(found, axis=0))
+        return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require_choice
-from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError
+from corn.errors import InvalidArgumentError, MissingExtraError
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.step import StepStatistics
@@ -122,6 +121,16 @@ def measure(
         for s, seed in enumerate(seeds)
         for v, trial in enumerate(trials)
     ]
+
+
+def name_of(trial: Trial) -> tuple[str, str]:
+    """Return the mechanism and the step size of a trial as tables write them."""
+    return trial.mechanism.name, trial.schedule.describe()
+
+
+def run_of(row: Row) -> tuple[str, str, int]:
+    """Return the mechanism, the step size and the seed of the run that a row measures."""
+    return str(row["mechanism"]), str(row["step_size"]), int(row["seed"])
 
 
 def spread_of(parameters: Tensor) -> Tensor:
@@ -317,72 +326,21 @@ def is_missing(value: str | int | float) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _load_pandas() -> Any:
-    try:
-        return importlib.import_module("pandas")
-    except ImportError as error:
-        raise MissingExtraError("a data frame", extra="pandas") from error
-
-
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return rows as a ``pandas.DataFrame``; pandas is an extra."""
-    return _load_pandas().DataFrame([dict(row) for row in rows])
-
-
-def load_results(path: Path | str) -> Any:
-    """Return the measurements of a run as a ``pandas.DataFrame``.
-
-    Args:
-        path: a table (``.csv``), or the folder of a run: of ``corn train --out``, of
-            ``corn launch --out`` (the shared measurements), of one of its agents, or of the
-            reproduction of the paper (every run).
-
-    >>> load_results("out/run")["test_loss"].min()  # doctest: +SKIP
-    0.3742
-    """
-    place = Path(path)
-    pandas = _load_pandas()
-    # Only ``shared`` of a launched run: private measurements must be asked for by name.
-    names = ("", "metrics.csv", "shared/metrics.csv", "runs.csv")
-    table = next((place / name for name in names if (place / name).is_file()), None)
-    if table is None:
-        raise FileFormatError(
-            f"{place}: must be a table or the folder of a run, with metrics.csv, found neither"
-        )
-    # Step sizes may be formulas, such as 0.01/√t, so that they are text in every table.
-    texts = dict.fromkeys(("mechanism", "step_size", "unit"), str)
     try:
-        frame = pandas.read_csv(table, dtype=texts)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{table}: not a table: {error}") from error
-    return frame.fillna(dict.fromkeys(set(texts) & set(frame.columns), ""))
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError("a data frame", extra="pandas") from error
+    return pd.DataFrame([dict(row) for row in rows])
 
 
 SweepStatus: TypeAlias = Literal["complete", "interrupted"]
-BreakdownCause: TypeAlias = Literal["gradients-not-finite", "loss-diverged"]
-
-_CAUSES: dict[BreakdownCause, str] = {
-    "gradients-not-finite": "its gradients are not finite",
-    "loss-diverged": "its loss diverged",
-}
-
 
 PUBLIC_SEEDS = (
     "the noise follows from public seeds, so these models protect nobody; the same run with secret "
     "keys would spend the simulated ε"
 )
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """The step at which a run broke down, and the cause."""
-
-    step: int
-    cause: BreakdownCause
-
-    def __str__(self) -> str:
-        """Return a sentence for tables and warnings."""
-        return f"stopped at step {self.step}: {_CAUSES[self.cause]}; try a smaller step size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,7 +356,7 @@ class Result:
         num_steps: the number of completed steps.
         cooldown_steps: the steps after them that only mixed.
         status: ``complete``, or ``interrupted`` by the user.
-        stopped: runs that broke down, by (mechanism, step size, seed).
+        stopped: why runs broke down, and at which step, by (mechanism, step size, seed).
         notes: facts that a reader must know.
         simulation: why ε is simulated, and no promise, in clauses; empty if it is one.
         private_notes: facts that depend on the data without noise, for its owner alone.
@@ -410,7 +368,7 @@ class Result:
     rows: tuple[Row, ...] = field(repr=False)
     num_steps: int
     status: SweepStatus
-    stopped: Mapping[tuple[str, str, int], Breakdown] = field(default_factory=dict)
+    stopped: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     simulation: str = PUBLIC_SEEDS
     private_notes: tuple[str, ...] = ()
@@ -451,10 +409,7 @@ class Result:
     def last_rows(self) -> tuple[Row, ...]:
         """The last measurement of each run."""
         # Rows are in order of steps, so that a later one replaces an earlier one.
-        latest: dict[tuple[object, ...], Row] = {}
-        for row in self.rows:
-            latest[row["mechanism"], row["step_size"], row["seed"]] = row
-        return tuple(latest.values())
+        return tuple({run_of(row): row for row in self.rows}.values())
 
     def average(self, column: str) -> dict[tuple[str, str], float]:
         """Return the mean over seeds of a column's last value, by (mechanism, step size).
@@ -471,15 +426,11 @@ class Result:
         require_choice("column", column, COLUMNS)
         # Less is better for a loss alone; for other columns there is no worst value to put in.
         failed = math.inf if "loss" in column else math.nan
-        last = {(r["mechanism"], r["step_size"], r["seed"]): r for r in self.last_rows}
-        values: dict[tuple[str, str], list[float]] = {}
-        for trial in self.trials:
-            key = trial.mechanism.name, trial.schedule.describe()
-            runs = [(*key, seed) for seed in self.seeds]
-            values[key] = [
-                failed if run in self.stopped else float(last[run][column]) for run in runs
-            ]
-        return values
+        found = {run_of(row): float(row[column]) for row in self.last_rows}
+        found |= dict.fromkeys(self.stopped, failed)
+        return {
+            key: [found[*key, seed] for seed in self.seeds] for key in map(name_of, self.trials)
+        }
 
     def to_pandas(self) -> Any:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""

@@ -107,47 +107,53 @@ def deal_by_coins(coins: FloatArray, num_agents: int) -> AgentRows:
 
 
 def partition_samples(spec: str, labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
-    """Assign samples to agents by ``iid``, ``dirichlet:α`` (default 10) or ``shards:k`` (2)."""
+    """Assign samples to agents by ``iid``, ``dirichlet:α`` (default 10) or ``shards:k`` (2).
+
+    - iid: at random, and sizes differ by at most one.
+    - dirichlet: each label's samples in proportions drawn from a Dirichlet distribution. A small α
+      gives agents few labels and uneven sizes; a large α is close to IID. The paper uses α = 10. An
+      agent without any sample gets one from the agent with the most.
+    - shards: samples are sorted by label and cut into k equal shards for each agent, so that an
+      agent has few labels.
+
+    >>> parts = partition_samples("dirichlet:1", [0, 0, 0, 1, 1, 1], 2, seed=0)
+    >>> sorted(np.concatenate(parts).tolist())
+    [0, 1, 2, 3, 4, 5]
+    """
+    found = np.asarray(labels)
+    require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")
+    require_count(
+        "num_agents",
+        num_agents,
+        most=len(found),
+        advice="each agent needs a sample of its own; take fewer agents or a larger data set",
+    )
     kind, _, number = spec.partition(":")
     rule = "iid, dirichlet:ALPHA or shards:K"
+    rng = _make_generator(seed)
     try:
         if kind == "dirichlet":
-            concentration = float(number or 10)
-            return partition_dirichlet(labels, num_agents, concentration=concentration, seed=seed)
+            return _partition_dirichlet(found, num_agents, float(number or 10), rng)
         if kind == "shards":
-            count = int(number or 2)
-            return partition_shards(labels, num_agents, shards_per_agent=count, seed=seed)
+            return _partition_shards(found, num_agents, int(number or 2), rng)
     except InvalidArgumentError:
         raise
     except ValueError as error:
         raise InvalidArgumentError(f"partition must be {rule}, found {spec!r}") from error
     require(spec == "iid", "partition", rule, repr(spec))
-    return partition_iid(labels, num_agents, seed=seed)
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(found)), num_agents)]
 
 
 def partition_iid(labels: ArrayLike, num_agents: int, *, seed: int) -> AgentRows:
     """Assign samples to agents at random; sizes differ by at most one."""
-    labels = _check_labels(labels, num_agents)
-    order = _make_generator(seed).permutation(len(labels))
-    return [np.sort(part) for part in np.array_split(order, num_agents)]
+    return partition_samples("iid", labels, num_agents, seed=seed)
 
 
-def partition_dirichlet(
-    labels: ArrayLike, num_agents: int, *, concentration: float, seed: int
+def _partition_dirichlet(
+    labels: IntArray, num_agents: int, concentration: float, rng: np.random.Generator
 ) -> AgentRows:
-    """Assign each label's samples to agents in proportions drawn from a Dirichlet distribution.
-
-    A small ``concentration`` α gives agents few labels and uneven sizes; a large α is close to
-    IID. The paper uses α = 10. An agent without any sample gets one from the agent with the most.
-
-    >>> parts = partition_dirichlet([0, 0, 0, 1, 1, 1], 2, concentration=1.0, seed=0)
-    >>> sorted(np.concatenate(parts).tolist())
-    [0, 1, 2, 3, 4, 5]
-    """
-    labels = _check_labels(labels, num_agents)
     # Beyond these the variates behind a draw may underflow or overflow.
     require_in_range("concentration", concentration, 1e-6, 1e6, advice="the paper uses 10")
-    rng = _make_generator(seed)
     parts: list[list[IntArray]] = [[] for _ in range(num_agents)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -160,47 +166,27 @@ def partition_dirichlet(
     for agent, rows in enumerate(joined):
         if not len(rows):
             largest = max(range(num_agents), key=lambda k: len(joined[k]))
-            # The agent with most samples has at least two, because ``_check_labels`` ensures a
-            # sample for each agent.
+            # The agent with most samples has at least two, because there are as many as agents.
             joined[agent], joined[largest] = joined[largest][-1:], joined[largest][:-1]
     return joined
 
 
-def partition_shards(
-    labels: ArrayLike, num_agents: int, *, shards_per_agent: int = 2, seed: int
+def _partition_shards(
+    labels: IntArray, num_agents: int, shards_per_agent: int, rng: np.random.Generator
 ) -> AgentRows:
-    """Sort samples by label, cut them into equal shards, and assign shards to agents at random.
-
-    With two shards an agent has at most about two labels.
-    """
-    labels = _check_labels(labels, num_agents)
     require_count(
         "shards_per_agent",
         shards_per_agent,
         most=len(labels) // num_agents,
         advice=f"{num_agents} agents share {len(labels)} samples, and no shard may be empty",
     )
-    num_shards = num_agents * shards_per_agent
-    rng = _make_generator(seed)
     # Samples of one label come in random order, so that shards do not follow the file's order.
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shards = np.array_split(order, num_shards)
-    assigned = rng.permutation(num_shards).reshape(num_agents, shards_per_agent)
+    shards = np.array_split(order, num_agents * shards_per_agent)
+    assigned = rng.permutation(len(shards)).reshape(num_agents, shards_per_agent)
     return [np.sort(np.concatenate([shards[k] for k in own])) for own in assigned]
 
 
 def _make_generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(require_count("seed", seed, least=0))
-
-
-def _check_labels(labels: ArrayLike, num_agents: int) -> IntArray:
-    found = np.asarray(labels)
-    require(found.ndim == 1, "labels", "one number per sample", f"shape {found.shape}")
-    require_count(
-        "num_agents",
-        num_agents,
-        most=len(found),
-        advice="each agent needs a sample of its own; take fewer agents or a larger data set",
-    )
-    return found.astype(np.int64)

@@ -2,9 +2,8 @@
 
 ``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all mechanisms of a seed use
 the **same** standard normals s (common random numbers), so that differences between mechanisms are
-not due to chance. ``AverageNoise`` draws the noise of an average of all agents directly.
-``KeyedNoise`` draws each agent's share from keys, bit for bit as agents do with these keys by
-``NoiseShare``.
+not due to chance. ``KeyedNoise`` draws each agent's share from keys, bit for bit as agents do with
+these keys by ``NoiseShare``.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import scipy.sparse
@@ -47,34 +46,17 @@ _NORMAL_COST = 100
 _MOST_DENSE = 200
 
 
-class NoiseRoot(NamedTuple):
-    """A linear map F with F Fᵀ = R.
+def make_root(noise: Decomposition) -> SparseMatrix | FloatArray:
+    """Return a matrix F with F Fᵀ = R, shape (n, normals), whose product takes least time.
 
-    ``apply`` returns the noise, shape (seeds, agents, d), from normals, (seeds, num_normals, d).
+    It is sparse for private noise and for noise of few streams.
     """
-
-    num_normals: int
-    apply: Callable[[Tensor], Tensor]
-
-
-def make_root(noise: Decomposition, *, dtype: torch.dtype, device: torch.device | str) -> NoiseRoot:
-    """Return the root of a mechanism's noise with which a step takes least time.
-
-    Private noise takes one product per value, noise of few streams a sparse product, and other
-    noise a dense root.
-    """
-    place: dict[str, Any] = {"device": device, "dtype": dtype}
-    if not noise.seed_groups:
-        deviations = torch.from_numpy(np.sqrt(noise.private_variance)).to(**place)[:, None]
-        return NoiseRoot(len(deviations), lambda normals: normals * deviations)
-    if _prefers_shares(noise):
-        matrix = to_sparse_tensor(_join_shares(noise)).to(**place)
-    else:
-        matrix = torch.from_numpy(symmetric_root(noise.covariance)).to(**place)
-    # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.
-    return NoiseRoot(
-        matrix.shape[1], lambda normals: torch.stack([matrix @ own for own in normals])
-    )
+    if not _prefers_shares(noise):
+        return symmetric_root(noise.covariance)
+    # A scale of one leaves weights as they are: F = [diag(√θ), factors].
+    shared, _ = scale_streams(noise, np.ones(noise.num_agents))
+    private = scipy.sparse.diags_array(np.sqrt(noise.private_variance))
+    return SparseMatrix(scipy.sparse.hstack([private, shared]))
 
 
 def _prefers_shares(noise: Decomposition) -> bool:
@@ -84,14 +66,6 @@ def _prefers_shares(noise: Decomposition) -> bool:
     num_streams = sum(factor.shape[1] for factor in noise.factors)
     num_weights = sum(factor.size for factor in noise.factors)
     return _NORMAL_COST * num_streams < n**2 and num_weights < n**2 / 2
-
-
-def _join_shares(noise: Decomposition) -> SparseMatrix:
-    """Return all agents' weights of all streams, private ones first, shape (n, streams)."""
-    # A scale of one leaves weights as they are: F = [diag(√θ), factors], F Fᵀ = R.
-    shared, _ = scale_streams(noise, np.ones(noise.num_agents))
-    private = scipy.sparse.diags_array(np.sqrt(noise.private_variance))
-    return SparseMatrix(scipy.sparse.hstack([private, shared]))
 
 
 def symmetric_root(covariance: FloatArray) -> FloatArray:
@@ -105,45 +79,13 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
     return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
 
 
-class StepNoise(Protocol):
-    """A source of the noise of one step."""
-
-    def draw(self, step: int) -> Tensor:
-        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
-
-
-@final
-class CommonNormals:
-    """Standard normals that follow from public seeds, which all mechanisms of a seed use.
-
-    ``shape`` is that of one seed's normals in a step.
-    """
-
-    def __init__(
-        self, owner: Owner, seeds: Sequence[int], shape: tuple[int, int], dtype: torch.dtype
-    ) -> None:
-        self._owner = owner
-        # In memory that every step overwrites: none are ever stored.
-        real = np.float32 if dtype == torch.float32 else np.float64
-        self._normals = np.empty((len(seeds), *shape), real)
-        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
-
-    def draw(self, step: int) -> Tensor:
-        """Return the normals of a step, shape (seeds, …); the next draw overwrites them."""
-        # One stream has the normals of all agents, one agent after the other: addressing a stream
-        # per agent would take longer than drawing from it.
-        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
-            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
-        return torch.from_numpy(self._normals)
-
-
 @final
 class JointNoise:
     """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
 
     Mechanisms share their normals, as far as they need the same number of them. Seeds are public:
-    this noise protects nobody. By default one product of dense roots gives the noise where that is
-    fastest.
+    this noise protects nobody. With ``is_average`` it is the noise of the average of all agents,
+    as of one agent.
     """
 
     def __init__(
@@ -154,60 +96,52 @@ class JointNoise:
         num_parameters: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        is_dense: bool | None = None,
+        is_average: bool = False,
     ) -> None:
         n = noises[0].num_agents
+        self.is_average = is_average
         self._shape = (len(seeds), n, len(noises), num_parameters)
         self._device = device
-        if is_dense is None:
-            is_dense = n <= _MOST_DENSE or not any(map(_prefers_shares, noises))
         self._dense: Tensor | None = None
         num_normals = n
-        if is_dense:
+        if n <= _MOST_DENSE or not any(map(_prefers_shares, noises)):
             # Rows are ordered (agent, mechanism), so that the product has its final layout.
             roots = np.stack([symmetric_root(each.covariance) for each in noises], axis=1)
             self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
         else:
-            self._roots = [make_root(noise, dtype=dtype, device=device) for noise in noises]
+            self._roots = [
+                (
+                    torch.from_numpy(root)
+                    if isinstance(root, np.ndarray)
+                    else to_sparse_tensor(root)
+                ).to(device=device, dtype=dtype)
+                for root in map(make_root, noises)
+            ]
             # The longest root decides; shorter ones use the first normals.
-            num_normals = max(root.num_normals for root in self._roots)
-        owner = Owner(tuple(range(n)), 0)
-        self.normals = CommonNormals(owner, seeds, (num_normals, num_parameters), dtype)
+            num_normals = max(root.shape[1] for root in self._roots)
+        # A stream of its own, apart from that of all agents' noise.
+        self._owner = Owner(tuple(range(n)), None if is_average else 0)
+        self._sources = [(SimulationSource(seed), simulation_nonce(seed)) for seed in seeds]
+        # In memory that every step overwrites: none are ever stored.
+        real = np.float32 if dtype == torch.float32 else np.float64
+        self._normals = np.empty((len(seeds), num_normals, num_parameters), real)
 
     def draw(self, step: int) -> Tensor:
-        """See ``StepNoise``."""
-        s = self.normals.draw(step).to(self._device)
+        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
+        # One stream has the normals of all agents, one agent after the other: addressing a stream
+        # per agent would take longer than drawing from it.
+        for normals, (source, nonce) in zip(self._normals, self._sources, strict=True):
+            source.fill(normals.reshape(-1), StreamAddress(self._owner, nonce, step))
+        s = torch.from_numpy(self._normals).to(self._device)
         if self._dense is not None:
             # (agents · mechanisms, n) times (seeds, n, d): rows are (agent, mechanism).
             return torch.matmul(self._dense, s).view(self._shape)
         noise = s.new_empty(self._shape)
         for number, root in enumerate(self._roots):
-            noise[:, :, number] = root.apply(s[:, : root.num_normals])
+            # Torch multiplies a sparse matrix with matrices only, so seeds are taken one by one.
+            for out, normals in zip(noise, s, strict=True):
+                out[:, number] = root @ normals[: root.shape[1]]
         return noise
-
-
-@final
-class AverageNoise:
-    """Noise in the average of all agents' releases, for several mechanisms and seeds.
-
-    ``stds`` has the standard deviation of each mechanism; the rest is as in ``JointNoise``.
-    """
-
-    def __init__(
-        self,
-        stds: Sequence[float],
-        *,
-        seeds: Sequence[int],
-        num_parameters: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._stds = torch.tensor(stds, dtype=dtype, device=device)[:, None]
-        self._normals = CommonNormals(Owner((0,)), seeds, (1, num_parameters), dtype)
-
-    def draw(self, step: int) -> Tensor:
-        """Return the noise of a step, from 0, shape (seeds, 1, mechanisms, parameters)."""
-        return self._normals.draw(step).to(self._stds.device)[:, None] * self._stds
 
 
 @final
@@ -243,7 +177,7 @@ class KeyedNoise:
         ]
 
     def draw(self, step: int) -> Tensor:
-        """See ``StepNoise``."""
+        """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
         noise = [
             # Each draw is (n, d); mechanisms become axis 1 of a run, and runs axis 0 of the whole.
             np.stack(

@@ -142,7 +142,7 @@ class TrainingProblem:
             own. Measurements on private samples are private.
         private_notes: facts about the data of single agents, for their owners alone.
         schema: the public schema of files; None for data of other sources.
-        description: columns, classes, bounds and split of the data, which are public and which
+        description: the public choice, columns, classes, bounds and split of the data, which
             agents compare.
         simulation: why a run on this data is a simulation, whose ε is no promise, in a clause;
             empty if it is none. The samples of one agent must not depend on those of others.

@@ -9,13 +9,14 @@ may quote private values, so they are for the owner alone.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, get_type_hints
 
 import numpy as np
 
@@ -40,7 +41,7 @@ _EPOCH = date(1970, 1, 1)
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST_WIDTH = 1e-300  # values are divided by it
 _LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
-_MOST_NAMES = 12
+_LONGEST_TEXT = 200
 _MOST_PROBLEMS = 10
 _RULES = {
     "number": "numbers",
@@ -63,7 +64,9 @@ class Column:
         missing: the constant that stands for a missing value. Without one, a missing value is an
             error, and for a category it has zeros in all indicators.
 
-    >>> Column("ward", "category", categories=("a", "b")).read(["b", "?", "c"])[0].tolist()
+    >>> from pyarrow import chunked_array
+    >>> cells = chunked_array([["b", "?", "c"]])
+    >>> Column("ward", "category", categories=("a", "b")).read(cells)[0].tolist()
     [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
@@ -117,27 +120,15 @@ class Column:
         least, most = (self._require_constant("bounds", value) for value in self.bounds)
         return least, most
 
-    def describe(self) -> str:
-        """Return name and rules as text, for sites to compare."""
-        # With every digit: bounds that differ in the last one must not compare as equal.
-        bounds = [] if self.limits is None else [f"{self.limits[0]!r}:{self.limits[1]!r}"]
-        kind = [] if self.kind == "number" else [self.kind]
-        categories = [f"({' '.join(map(repr, self.categories))})"] if self.categories else []
-        missing = [] if self.missing is None else [f"missing {self.missing!r}"]
-        return " ".join([self.name, *kind, *bounds, *categories, *missing])
-
-    def read(
-        self, cells: pa.ChunkedArray | Sequence[str | None]
-    ) -> tuple[FloatArray, list[str], list[str]]:
+    def read(self, cells: pa.ChunkedArray) -> tuple[FloatArray, list[str], list[str]]:
         """Return the inputs of all rows, shape (rows, features), problems, and notes for the owner.
 
         Inputs are not scaled yet.
         """
         if self.kind == "number":
-            numbers = as_plain_numbers(cells)
+            cells, numbers = read_numbers(cells)
             if numbers is not None:
                 return numbers[:, None], [], []
-            cells = widen_numbers(cells)
         # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
@@ -279,15 +270,12 @@ class Schema:
         return {**_drop_empty(plain), "columns": columns}
 
     def describe(self) -> str:
-        """Return columns and target as text, for sites to compare."""
-        columns = _list_names("columns", [column.describe() for column in self.columns])
-        goal = _list_names("classes", self.classes) if self.classes else "numbers"
-        bounds = "" if self.classes else self._target_column.describe().removeprefix(self.target)
-        # Reports say that every site checked it.
-        people = "" if self.id is None else f"; one row for each {self.id}"
-        return (
-            f"{columns if self.columns else 'images'}; target {self.target}: {goal}{bounds}{people}"
-        )
+        """Return the schema as text, for sites to compare; of a long one a part, and a hash."""
+        # With every digit: bounds that differ in the last one must not compare as equal.
+        text = json.dumps(self.to_json(), ensure_ascii=False)
+        if len(text) <= _LONGEST_TEXT:
+            return text
+        return f"{text[:_LONGEST_TEXT]}… ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
     def read(
         self,
@@ -320,8 +308,7 @@ class Schema:
         report_problems(path, problems)
         notes = [note for _, _, found in read for note in found]
         inputs = images if images is not None else np.hstack([values for values, _, _ in read])
-        rows = Rows(path, inputs, targets)
-        return Rows(path, inputs, targets, (*notes, *self._find_notes(rows)))
+        return Rows(path, inputs, targets, (*notes, *self._find_notes(inputs, targets)))
 
     def scale_inputs(self, rows: Rows) -> FloatArray:
         """Return inputs scaled by their bounds."""
@@ -387,14 +374,16 @@ class Schema:
             )
         return found[rows], problems
 
-    def _find_notes(self, rows: Rows) -> Iterator[str]:
+    def _find_notes(
+        self, inputs: FloatArray, targets: FloatArray | IntArray | None
+    ) -> Iterator[str]:
         """Yield at most one note of each kind on the values of all columns."""
         columns: list[tuple[str, FloatArray | IntArray, tuple[float, float] | None]] = []
         if self.columns:
             limits = [own.limits for own in self.columns for _ in own.features]
-            columns = list(zip(self.features, rows.inputs.T, limits, strict=True))
-            if not self.classes and rows.targets is not None:
-                columns.append((self.target, rows.targets, self.target_bounds))
+            columns = list(zip(self.features, inputs.T, limits, strict=True))
+            if not self.classes and targets is not None:
+                columns.append((self.target, targets, self.target_bounds))
         constant = [name for name, values, _ in columns if (values == values[0]).all()]
         if constant:
             yield (
@@ -422,7 +411,7 @@ class Schema:
                 f"{_begin([name for name, count in outside.items() if count])} values outside "
                 f"public bounds, {sum(outside.values())} in all, which count as the nearest bound"
             )
-        present = set() if rows.targets is None else set(rows.targets.tolist())
+        present = set() if targets is None else set(targets.tolist())
         absent = [name for number, name in enumerate(self.classes) if number not in present]
         if absent and present:
             yield (
@@ -431,66 +420,63 @@ class Schema:
             )
 
 
-def read_schema(content: Mapping[str, Any]) -> tuple[Schema | None, list[str]]:
-    """Return the schema in a table ``data`` of a file, or all of its problems."""
-    problems: list[str] = []
-    given = content.get("columns")
-    tables = given if isinstance(given, Mapping) else {}
-    if not tables:
-        problems.append("[data.columns] must have a table for each column of the inputs")
-    columns = []
-    for name, table in tables.items():
-        # A bare word is the kind: sex = "boolean".
-        rules = {"kind": table} if isinstance(table, str) else table
-        place = f"column {quote(name)}:"
-        if not isinstance(rules, Mapping):
-            problems.append(f"{place} must be a table, found {quote(table)}")
-            continue
-        kind = {} if "kind" in rules or "categories" not in rules else {"kind": "category"}
-        rules = {**kind, **rules}
-        columns.append(read_record(Column, rules, place, problems, name=str(name)))
-    plain = {key: value for key, value in content.items() if key != "columns"}
-    schema = read_record(Schema, plain, "[data]", problems, columns=tuple(columns))
-    return (None, problems) if problems else (schema, [])
+def read_schema(content: object) -> Schema:
+    """Return the schema in a table ``data`` of a file."""
+    table = _as_table(content)
+    columns = _as_table(table.get("columns"))
+    if not columns:
+        raise InvalidArgumentError("[data.columns] must have a table for each column of the inputs")
+    plain = {key: value for key, value in table.items() if key != "columns"}
+    made = tuple(_read_column(str(name), rules) for name, rules in columns.items())
+    return cast("Schema", read_record(Schema, plain, "[data]", columns=made))
 
 
-def read_record(
-    record: type[Any], table: Mapping[str, Any], place: str, problems: list[str], **given: Any
-) -> Any:
-    """Return the record of a table of TOML or JSON, or None and add all of its problems.
+def _read_column(name: str, rules: object) -> Column:
+    place = f"column {quote(name)}:"
+    # A bare word is the kind: sex = "boolean".
+    table = {"kind": rules} if isinstance(rules, str) else rules
+    if not isinstance(table, Mapping):
+        raise InvalidArgumentError(f"{place} must be a table, found {quote(table)}")
+    kind = {"kind": "category"} if "categories" in table else {}
+    return cast("Column", read_record(Column, {**kind, **table}, place, name=name))
+
+
+def read_record(record: type[Any], content: object, place: str, **given: Any) -> Any:
+    """Return the record of a table of TOML or JSON; errors begin with ``place``.
 
     Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
     """
+    table = _as_table(content)
     hints = {
         name.replace("_", "-"): hint
         for name, hint in get_type_hints(record).items()
         if name not in given
     }
-    required = {own.name for own in fields(record) if own.default is own.default_factory}
-    found = [
-        f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
-        for name in table
-        if name not in hints
-    ]
-    values = dict(given)
-    for name, hint in hints.items():
-        value = table.get(name)
-        key = name.replace("-", "_")
-        if value is None:
-            found += [f"{place} {name} is missing"] if key in required else []
-            continue
-        try:
-            values[key] = build(hint, _as_declared(value, hint), f"{place} {name}")
-        except InvalidArgumentError as error:
-            found.append(str(error))
-    if not found and None not in given.get("columns", ()):
-        try:
-            return record(**values)
-        except InvalidArgumentError as error:
-            # A column already has its name in front.
-            found.append(str(error) if str(error).startswith("column") else f"{place} {error}")
-    problems += found
-    return None
+    for name in table:
+        if name not in hints:
+            raise InvalidArgumentError(
+                f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
+            )
+    for own in fields(record):
+        name = own.name.replace("_", "-")
+        if name in hints and name not in table and own.default is own.default_factory:
+            raise InvalidArgumentError(f"{place} {name} is missing")
+    values = {
+        name.replace("-", "_"): build(
+            hints[name], _as_declared(value, hints[name]), f"{place} {name}"
+        )
+        for name, value in table.items()
+    }
+    try:
+        return record(**given, **values)
+    except InvalidArgumentError as error:
+        # A column already has its name in front.
+        text = str(error)
+        raise InvalidArgumentError(text if text.startswith(place) else f"{place} {text}") from error
+
+
+def _as_table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def require_columns(path: Path, cells: Mapping[str, object], names: Iterable[str]) -> None:
@@ -512,43 +498,26 @@ def report_problems(path: Path, problems: Sequence[str]) -> None:
         raise FileFormatError(f"{path}: {'; '.join(problems[:_MOST_PROBLEMS])}")
 
 
-def list_different(cells: pa.ChunkedArray | Sequence[str | None]) -> tuple[list[str], IntArray]:
+def list_different(cells: pa.ChunkedArray) -> tuple[list[str], IntArray]:
     """Return the different texts of cells, and for each row the number of its text."""
     import pyarrow as pa
     from pyarrow import compute
 
-    given = cells if isinstance(cells, pa.ChunkedArray) else pa.chunked_array([pa.array(cells)])
     try:
         # A duration would become a plain number.
-        text = None if pa.types.is_duration(given.type) else given.cast(pa.string())
+        text = None if pa.types.is_duration(cells.type) else cells.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         text = None
     if text is None:
         # Values without a text, such as lists: the name of their type.
-        return [str(given.type)], np.zeros(len(given), np.int64)
+        return [str(cells.type)], np.zeros(len(cells), np.int64)
     plain = compute.fill_null(compute.utf8_trim_whitespace(text), "")
     coded = plain.combine_chunks().dictionary_encode()
     return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
 
 
-def as_plain_numbers(cells: pa.ChunkedArray | Sequence[str | None]) -> FloatArray | None:
-    """Return a column in which every cell is a number, three times as fast as cell by cell."""
-    import pyarrow as pa
-
-    if not isinstance(cells, pa.ChunkedArray) or pa.types.is_temporal(cells.type):
-        return None
-    try:
-        numbers = cells.cast(pa.float64(), safe=False).to_numpy()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    # False for a missing value, which is NaN here.
-    return numbers if (np.abs(numbers) <= _LARGEST).all() else None
-
-
-def widen_numbers(
-    cells: pa.ChunkedArray | Sequence[str | None],
-) -> pa.ChunkedArray | Sequence[str | None]:
-    """Return a column of typed numbers in float64, and any other as it is.
+def read_numbers(cells: pa.ChunkedArray) -> tuple[pa.ChunkedArray, FloatArray | None]:
+    """Return a column with typed numbers in float64, and its values if every cell is a number.
 
     The text of a narrower number is a short decimal, which float64 reads as another number. So one
     missing cell, after which cells are read as text, would change the values of all rows, and with
@@ -556,12 +525,19 @@ def widen_numbers(
     """
     import pyarrow as pa
 
-    if not isinstance(cells, pa.ChunkedArray):
-        return cells
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
-    is_narrow = pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type)
-    return cells.cast(pa.float64(), safe=False) if is_narrow else cells
+    if pa.types.is_temporal(cells.type):
+        return cells, None
+    if pa.types.is_floating(cells.type) or pa.types.is_decimal(cells.type):
+        cells = cells.cast(pa.float64(), safe=False)
+    try:
+        # The whole column at once, three times as fast as cell by cell.
+        numbers = cells.cast(pa.float64(), safe=False).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return cells, None
+    # False for a missing value, which is NaN here.
+    return cells, numbers if (np.abs(numbers) <= _LARGEST).all() else None
 
 
 def is_missing(text: str) -> bool:
@@ -609,14 +585,6 @@ def _find_repeated_people(name: str, cells: pa.ChunkedArray) -> list[str]:
         f"column {name!r} must have another value in every row, found {(counts > 1).sum()} that "
         f"occur up to {counts.max()} times: ε protects one row, so keep one row of each person"
     ]
-
-
-def _list_names(what: str, names: Sequence[str]) -> str:
-    """Return names as text; of many, some and a hash of all."""
-    if len(names) <= _MOST_NAMES:
-        return f"{what} {', '.join(names)}"
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
-    return f"{len(names)} {what} {', '.join(names[:_MOST_NAMES])}, … ({digest})"
 
 
 def _begin(names: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ Where releases are summed exactly all agents hold one model, and the tensor has 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from corn.learn.batches import (
 )
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.optimizers import RunOptimizers, require_exact_sums
-from corn.learn.perturbation import AverageNoise, JointNoise, KeyedNoise, StepNoise
+from corn.learn.perturbation import JointNoise, KeyedNoise
 from corn.learn.problem import SweepSettings
 from corn.learn.step import (
     ClippedGradients,
@@ -115,15 +114,21 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
-        self._sources, self._mechanism_of = self._make_noise()
-        self._source = self._sources.get(0)
-        self._is_regular = _is_regular(self._mechanism_of.tolist())
+        # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
+        mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
+        indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
+        self._mechanism_of = torch.tensor(indices, device=settings.device)
+        self._source = self._make_source(mechanisms)
+        # The noise of an average is drawn as one, and added at the end.
+        self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
         grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
         self.step = 0
-        self._broken = torch.zeros_like(self._alive)
+        # Runs without noise whose gradients were not finite in this step. Runs with noise continue,
+        # as agents do, and count in ``num_broken``.
+        self.broken = torch.zeros_like(self._alive)
         self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
         self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
         # Called in each step with the models before it and with what is released: all that an
@@ -164,7 +169,7 @@ class Simulation:
 
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
-        """Run one step; return its statistics if ``observe``. Call ``find_broken`` after it."""
+        """Run one step; return its statistics if ``observe``. Look at ``broken`` after it."""
         norms, fraction = self._release_all()
         released = self._released
         if self.on_release is not None:
@@ -173,7 +178,10 @@ class Simulation:
         self.step += 1
         if not observe:
             return None
-        return StepStatistics(norms.mean(1), fraction.mean(1), self._mean_norm(norms))
+        noise_norms = torch.zeros_like(norms[:, 0])
+        if self._noise is not None:
+            noise_norms = self._measure(self._noise).to(norms)
+        return StepStatistics(norms.mean(1), fraction.mean(1), noise_norms)
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
@@ -219,7 +227,6 @@ class Simulation:
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
-        self._source = self._sources.get(self.step, self._source)
         self._noise = None if self._source is None else self._source.draw(self.step)
         offset = None
         if isinstance(self._source, KeyedNoise):
@@ -251,7 +258,7 @@ class Simulation:
             self._released.copy_(average.view(self._released.shape))
         elif self._is_sum:
             self._released.div_(self._num_agents)
-        if self._noise is not None and isinstance(self._source, AverageNoise):
+        if self._noise is not None and self._adds_at_end:
             self._released.add_(self._noise.index_select(2, self._mechanism_of))
         norms, fraction, num_broken = (
             torch.cat(column).view(-1, self._num_agents, len(self._trials))
@@ -266,25 +273,13 @@ class Simulation:
         # operation, for an agent and for a simulation alike.
         gradients = found.values
         factors = found.factors.unsqueeze(-1)
-        # The noise of an average is drawn as one, and added at the end.
-        if self._noise is None or isinstance(self._source, AverageNoise):
+        if self._noise is None or self._adds_at_end:
             return gradients * factors
-        # Shape (cells, mechanisms, d): the trials of a mechanism share its noise.
-        noise = self._noise.flatten(0, 1)[cells]
-        if self._sums_integers or not self._is_regular:
-            own = noise.index_select(1, self._mechanism_of)
-            if self._sums_integers:
-                return release_integers(gradients, factors, own, self._grid, offset)
-            return release(gradients, factors, own, self._grid)
-        # The trials of a mechanism are adjacent, so its noise is broadcast, not copied.
-        count, mechanisms, d = noise.shape
-        released = release(
-            gradients.view(count, mechanisms, -1, d),
-            factors.view(count, mechanisms, -1, 1),
-            noise.unsqueeze(2),
-            self._grid.view(mechanisms, -1, 1),
-        )
-        return released.view(gradients.shape)
+        # The trials of a mechanism share its noise.
+        noise = self._noise.flatten(0, 1)[cells].index_select(1, self._mechanism_of)
+        if self._sums_integers:
+            return release_integers(gradients, factors, noise, self._grid, offset)
+        return release(gradients, factors, noise, self._grid)
 
     def _draw_batches(self) -> list[list[Batch]]:
         """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
@@ -293,13 +288,6 @@ class Simulation:
         if len(drawn) == 1:
             return [[batch] for batch in drawn[0].split(count)]
         return [drawn[start : start + count] for start in range(0, len(drawn), count)]
-
-    def find_broken(self) -> Tensor | None:
-        """Return the runs without noise whose gradients were not finite in this step, if any.
-
-        Shape (seeds, trials). Runs with noise continue, as agents do, and count in ``num_broken``.
-        """
-        return self._broken if bool(self._broken.any()) else None
 
     @torch.no_grad()
     def cool_down(self) -> None:
@@ -318,48 +306,29 @@ class Simulation:
     def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
         """Mark runs without noise that broke down; count dropped gradients of the others."""
         # A run with noise must not stop: whether it does would reveal data that no noise covers.
-        # Two reductions decide the usual case, in which nothing broke.
-        if bool(torch.isfinite(norms).all()) and not bool(num_broken.any()):
-            self._broken = torch.zeros_like(self._alive)
-            return
         is_finite = torch.isfinite(norms).all(dim=1).cpu()
         count = num_broken.sum(dim=1).cpu()
-        self._broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
+        self.broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
         self.num_broken += count * self._has_noise * self._alive
 
     def measure_average_noise(self) -> Tensor:
         """Return the norm of the average of all agents' noise in this step, (seeds, trials)."""
         if self._noise is None:
             return torch.zeros(self._alive.shape)
-        norms: Tensor = torch.linalg.vector_norm(self._noise.mean(1), dim=-1)
+        return self._measure(self._noise.mean(1, keepdim=True))
+
+    def _measure(self, noise: Tensor) -> Tensor:
+        """Return the norm of noise averaged over agents, shape (seeds, trials)."""
+        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
         return norms.index_select(1, self._mechanism_of)
 
-    def _mean_norm(self, like: Tensor) -> Tensor:
-        """Return ‖v‖ averaged over agents, shape (seeds, trials)."""
-        if self._noise is None:
-            return torch.zeros_like(like[:, 0])
-        norms: Tensor = torch.linalg.vector_norm(self._noise, dim=-1).mean(1)
-        return norms.index_select(1, self._mechanism_of).to(like.dtype)
-
-    def _make_noise(self) -> tuple[dict[int, StepNoise], Tensor]:
-        """Return the noise of all mechanisms from some steps on, and each trial's mechanism."""
-        # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
-        mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
-        indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
-        noise_of = torch.tensor(indices, device=self._settings.device)
+    def _make_source(self, mechanisms: Sequence[Mechanism]) -> JointNoise | KeyedNoise | None:
+        """Return the source of all mechanisms' noise; None if none has noise."""
         if all(mechanism.noise is None for mechanism in mechanisms):
-            return {}, noise_of
+            return None
         # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        starts = {0, *(start for each in mechanisms for start, _ in each.later_noise)}
-        return {
-            start: self._make_source(mechanisms, [c.noise_at(start) or silence for c in mechanisms])
-            for start in starts
-        }, noise_of
-
-    def _make_source(
-        self, mechanisms: Sequence[Mechanism], shares: list[Decomposition]
-    ) -> StepNoise:
+        shares = [mechanism.noise or silence for mechanism in mechanisms]
         settings = self._settings
         where: dict[str, Any] = {
             "seeds": settings.seeds,
@@ -374,10 +343,11 @@ class Simulation:
                 part.total_variance + self._num_agents * mechanism.grid**2 / 12
                 for part, mechanism in zip(shares, mechanisms, strict=True)
             ]
-            stds = [math.sqrt(total) / self._num_agents for total in totals]
-            return AverageNoise(stds, dtype=settings.torch_dtype, **where)
+            # The square of a float has that float as its root, so that no bit is lost.
+            stds = np.sqrt(totals) / self._num_agents
+            shares = [Decomposition(np.array([std**2])) for std in stds]
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
-        return JointNoise(shares, dtype=settings.torch_dtype, **where)
+        return JointNoise(shares, dtype=settings.torch_dtype, is_average=self._is_sum, **where)
 
     def _choose_cells(self) -> int:
         """Return the number of cells that are computed at a time."""
@@ -396,12 +366,6 @@ class Simulation:
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
-
-
-def _is_regular(indices: list[int]) -> bool:
-    """Return whether indices are 0 0 … 1 1 …, each equally often."""
-    times = indices.count(0)
-    return indices == [k // times for k in range(len(indices))] and len(indices) % times == 0
 
 
 def _check_trials(
@@ -443,22 +407,19 @@ def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
             f"trials must be one for a run with secret keys, found {len(trials)}: every run on the "
             "same data would spend the budget once more"
         )
-    for mechanism in (trial.mechanism for trial in trials):
-        if mechanism.budget is None:
-            continue
-        if not mechanism.counts_floats or mechanism.grid <= 0:
-            raise InvalidArgumentError(
-                f"{mechanism.name!r} must count floating point to be released with secret keys: "
-                "use a plan, or corn.train with secure=True"
-            )
-        mechanism.check_parameters(num_parameters)
+    mechanism = trials[0].mechanism
+    if mechanism.budget is not None and (not mechanism.counts_floats or mechanism.grid <= 0):
+        raise InvalidArgumentError(
+            f"{mechanism.name!r} must count floating point to be released with secret keys: use a "
+            "plan, or corn.train with secure=True"
+        )
+    mechanism.check_parameters(num_parameters)
 
 
 def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
     if mechanism.noise is not None:
         of = f"the noise of {mechanism.name!r}"
         require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
-    if isinstance(mechanism.noise, Decomposition):
         require_mixing(mechanism.noise, network)
     # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
     if mechanism.budget is not None and num_steps > mechanism.budget.num_steps:

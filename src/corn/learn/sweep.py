@@ -24,14 +24,14 @@ from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
     TRACED,
-    Breakdown,
-    BreakdownCause,
     Result,
     Row,
     choose_evaluation_steps,
     choose_measured,
     has_diverged,
     measure,
+    name_of,
+    run_of,
     spread_of,
 )
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -192,8 +192,10 @@ class SweepLoop:
         self._simulation = Simulation(
             problem.task, self._data, network, self._trials, settings=settings
         )
+        # (seed, trial) of each run, in the order of rows.
+        self._runs = list(itertools.product(range(len(settings.seeds)), range(len(trials))))
         self._rows: list[Row] = []
-        self._stopped: dict[tuple[int, int], Breakdown] = {}
+        self._stopped: dict[tuple[int, int], str] = {}
         if 0 in self._steps:
             self._measure(None)
 
@@ -202,20 +204,19 @@ class SweepLoop:
         """The number of completed steps."""
         return self._simulation.step
 
-    def advance(self) -> list[Row]:
-        """Run one step, with the cool-down after the last; return its measurements, if any."""
+    def advance(self) -> None:
+        """Run one step, with the cool-down after the last, and measure if a measurement is due."""
         # Statistics of a step must be asked for before it runs.
         due = self.step + 1 in self._steps
         statistics = self._simulation.advance(observe=due or self._on_step is not None)
         if self._on_step is not None and statistics is not None:
             self._on_step(self._trace(statistics))
-        broken = self._simulation.find_broken()
-        if broken is not None:
-            self._stop(broken, "gradients-not-finite")
+        self._stop(self._simulation.broken, "its gradients are not finite")
         if self.step == self._settings.num_steps:
             # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
-        return self._measure(statistics) if due else []
+        if due:
+            self._measure(statistics)
 
     def finish(self) -> Result:
         """Return the result; an interrupted sweep is measured once more at its present step."""
@@ -236,7 +237,7 @@ class SweepLoop:
             rows=tuple(self._rows),
             num_steps=self.step,
             status="complete" if complete else "interrupted",
-            stopped={self._name(run): breakdown for run, breakdown in self._stopped.items()},
+            stopped={self._name(run): why for run, why in self._stopped.items()},
             notes=self._problem.notes + self._note_measured(),
             simulation=self._simulated,
             private_notes=tuple(self._describe_broken()),
@@ -272,7 +273,7 @@ class SweepLoop:
             spread_of(self._simulation.parameters),
         )
         rows: list[Row] = []
-        for s, v in itertools.product(range(len(self._settings.seeds)), range(len(self._trials))):
+        for s, v in self._runs:
             ratio = self._trials[v].mechanism.disagreement_ratio
             values = (float(column[s, v]) for column in columns)
             kappa = math.nan if ratio is None else ratio
@@ -280,8 +281,8 @@ class SweepLoop:
             rows.append(dict(zip(TRACED, facts, strict=True)))
         return rows
 
-    def _measure(self, statistics: StepStatistics | None) -> list[Row]:
-        """Measure all runs, stop those that diverged, and return the rows of the others."""
+    def _measure(self, statistics: StepStatistics | None) -> None:
+        """Measure all runs, stop those that diverged, and keep the rows of the others."""
         rows = measure(
             self._problem.task,
             self._simulation.parameters,
@@ -292,39 +293,33 @@ class SweepLoop:
             statistics=statistics,
             is_simulated=bool(self._simulated),
         )
-        runs = [(s, v) for s in range(len(self._settings.seeds)) for v in range(len(self._trials))]
         # Reversed, so that the earliest row of each run is the one that stays.
-        first = {_run_of(row): row for row in reversed(self._rows)}
+        first = {run_of(row): row for row in reversed(self._rows)}
         # Stopping a release is itself an output. It may depend on the models, which are public, and
         # not on losses, which would reveal private data without noise.
         judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
         diverged = torch.zeros_like(self._simulation.alive)
-        for run, row in zip(runs, rows, strict=True):
-            diverged[run] = has_diverged(row, first.get(_run_of(row)), measured=judged)
-        self._stop(diverged & self._simulation.alive, "loss-diverged")
+        for run, row in zip(self._runs, rows, strict=True):
+            diverged[run] = has_diverged(row, first.get(run_of(row)), measured=judged)
+        self._stop(diverged & self._simulation.alive, "its loss diverged")
         # Rows of a run end before it broke down: a table has no losses of models that are zero.
-        kept = [row for run, row in zip(runs, rows, strict=True) if run not in self._stopped]
-        self._rows += kept
-        return kept
+        kept = zip(self._runs, rows, strict=True)
+        self._rows += [row for run, row in kept if run not in self._stopped]
 
-    def _stop(self, runs: Tensor, cause: BreakdownCause) -> None:
+    def _stop(self, runs: Tensor, cause: str) -> None:
         for s, v in torch.nonzero(runs & self._simulation.alive).tolist():
-            self._stopped[s, v] = Breakdown(self.step, cause)
-        self._simulation.stop_runs(runs)
+            why = f"stopped at step {self.step}: {cause}; try a smaller step size"
+            self._stopped[s, v] = why
+        if bool(runs.any()):
+            self._simulation.stop_runs(runs)
 
     def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
-        seed = self._settings.seeds[run[0]]
-        trial = self._trials[run[1]]
-        return trial.mechanism.name, trial.schedule.describe(), seed
-
-
-def _run_of(row: Row) -> tuple[object, ...]:
-    return row["mechanism"], row["step_size"], row["seed"]
+        return *name_of(self._trials[run[1]]), self._settings.seeds[run[0]]
 
 
 def _check_names(trials: Sequence[Trial]) -> None:
     # Rows and files identify a run by these names.
-    names = [f"{own.mechanism.name}, step size {own.schedule.describe()}" for own in trials]
+    names = [", step size ".join(name_of(own)) for own in trials]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InvalidArgumentError(

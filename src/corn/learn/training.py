@@ -158,11 +158,11 @@ def train(
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
     trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
-    for (_, _, seed), breakdown in result.stopped.items():
+    for (_, _, seed), why in result.stopped.items():
         # There is one trial, so that runs are as many as seeds.
         if len(result.stopped) == len(result.seeds):
-            raise InfeasibleError(f"every run broke down; seed {seed} {breakdown}")
-        warnings.warn(f"seed {seed} {breakdown}", CornWarning, stacklevel=2)
+            raise InfeasibleError(f"every run broke down; seed {seed} {why}")
+        warnings.warn(f"seed {seed} {why}", CornWarning, stacklevel=2)
     return result
 
 

@@ -100,6 +100,10 @@ class Comparison:
 
     def _last_values(self, column: str) -> dict[str, list[float]]:
         """Return the last value for each seed at the best step size, by name."""
+        task = self.problem.task
+        if column == "optimality_gap" and isinstance(task, Quadratic):
+            losses = self._last_values("train_loss")
+            return {name: [loss - task.minimum for loss in own] for name, own in losses.items()}
         values = self.result.last_values(column)
         return {name: values[name, own] for name, own in self.best_step_sizes.items()}
 
@@ -127,26 +131,28 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
         with `reference`.
         """
-        scores = self._collect(self.score)
-        widths = self._collect(self.interval)
-        # By column; of the reference itself there are none.
-        compared: dict[str, dict[str, tuple[float, float]]] = {}
-        for column in _SCORE_COLUMNS:
-            for name, found in self.differences(column).items():
-                if not math.isnan(found[0]):
-                    compared.setdefault(name, {})[column] = found
+        gap = ["optimality_gap"] if isinstance(self.problem.task, Quadratic) else []
+        facts: dict[str, dict[str, Any]] = {
+            mechanism.name: {"intervals": {}, "differences": {}} for mechanism in self.mechanisms
+        }
+        for column in (*_SCORE_COLUMNS, *gap):
+            # Those that were measured.
+            for name, mean in self.score(column).items():
+                if not math.isnan(mean):
+                    facts[name][column] = mean
+            for name, width in self.interval(column).items():
+                if not math.isnan(width):
+                    facts[name]["intervals"][column] = width
+            for name, difference in self.differences(column).items():
+                if not math.isnan(difference[0]):
+                    facts[name]["differences"][column] = difference
         prefix = "simulated_" if self.result.is_simulated else ""
-        facts: dict[str, dict[str, object]] = {}
         for mechanism in self.mechanisms:
-            name = mechanism.name
             schedule = self.schedules.get(mechanism.name)
             # For the steps that were run, which are fewer than planned after an interruption.
             spent = mechanism.epsilon_spent(self.result.num_steps)
-            facts[name] = {
+            facts[mechanism.name] |= {
                 "step_size": None if schedule is None else schedule.describe(),
-                **scores.get(name, {}),
-                "intervals": widths.get(name, {}),
-                "differences": compared.get(name, {}),
                 "num_step_sizes": sum(trial.mechanism is mechanism for trial in self.result.trials),
                 f"{prefix}epsilon": None if spent is None else float(spent.max()),
                 f"{prefix}epsilon_of_each_agent": spent,
@@ -157,21 +163,6 @@ class Comparison:
                 "against": mechanism.against,
             }
         return facts
-
-    def _collect(self, read: Any) -> dict[str, dict[str, float]]:
-        """Return all columns that were measured, by mechanism."""
-        columns = {column: read(column) for column in _SCORE_COLUMNS}
-        if isinstance(self.problem.task, Quadratic):
-            # The minimum is a constant, so that the gap varies as much as the loss.
-            shift = self.problem.task.minimum if read == self.score else 0.0
-            gaps = {name: value - shift for name, value in columns["train_loss"].items()}
-            columns["optimality_gap"] = gaps
-        return {
-            name: {
-                column: own[name] for column, own in columns.items() if not math.isnan(own[name])
-            }
-            for name in self.schedules
-        }
 
     @property
     def measured_rows(self) -> list[Row]:

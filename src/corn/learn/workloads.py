@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from corn.learn.tasks import (
 # The paper's network has this many hidden units.
 _HIDDEN = 32
 _MODEL_SEED = 0
-_SIGNATURE = "make_model(input_shape, num_outputs), or without arguments"
 
 
 def make_named_task(
@@ -97,7 +95,7 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
     # Agents must start from one model, so it is drawn from a public seed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_MODEL_SEED)
-        made: Any = _call(make, spec, input_shape, num_outputs)
+        made: Any = make(input_shape, num_outputs)
     usual = functional.mse_loss if num_classes is None else functional.cross_entropy
     model, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, usual)
     if not isinstance(model, nn.Module) or not callable(loss):
@@ -106,18 +104,6 @@ def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None)
             f"{type(made).__name__}"
         )
     return ModuleTask(model, loss, input_shape=input_shape)
-
-
-def _call(make: Any, spec: str, input_shape: tuple[int, ...], num_outputs: int) -> Any:
-    signature = inspect.signature(make)
-    arguments: tuple[object, ...] = (input_shape, num_outputs) if signature.parameters else ()
-    try:
-        # Bound before the call: a ``TypeError`` raised inside the user's function is not about its
-        # arguments, and must not be reported as such.
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise FileFormatError(f"{spec}: must be a function {_SIGNATURE}: {error}") from error
-    return make(*arguments)
 
 
 _START = "agents start at the minimiser, which depends on all their data, and no ε covers that"
@@ -129,9 +115,6 @@ class ProblemSource(Protocol):
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all."""
-
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe the public properties of the data, for agents to compare."""
 
 
 @dataclass(frozen=True)
@@ -166,13 +149,13 @@ class Workload:
         require_choice("task", self.name, WORKLOADS)
         make = self._make_quadratic if self.name == "quadratic" else self._make_from_data
         problem = make(num_agents)
-        problem = replace(problem, task=place_task(problem.task, self.device))
-        return problem if agents is None else select_agents(problem, agents)
-
-    def describe(self, problem: TrainingProblem) -> str:
-        """Describe the choice and partition of the data, for agents to compare."""
         notes = "".join(f"; {note}" for note in problem.notes)
-        return f"{self.name}, {self.partition}, seed {self.seed}{notes}"
+        problem = replace(
+            problem,
+            task=place_task(problem.task, self.device),
+            description=f"{self.name}, {self.partition}, seed {self.seed}{notes}",
+        )
+        return problem if agents is None else select_agents(problem, agents)
 
     def _make_quadratic(self, num_agents: int) -> TrainingProblem:
         task = Quadratic.from_paper(num_agents)
@@ -193,11 +176,11 @@ class Workload:
         return TrainingProblem(
             task=make_named_task(
                 self.model or usual,
-                dataset.image_shape or (dataset.num_features,),
+                dataset.image_shape or dataset.inputs.shape[1:],
                 dataset.num_classes,
                 is_image=dataset.image_shape is not None,
                 l2=self.l2,
-                of=dataset.name,
+                of=self.name,
             ),
             data=AgentData.from_parts([_pick(dataset, split.train[rows]) for rows in assigned]),
             parts=parts,
