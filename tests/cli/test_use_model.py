@@ -135,10 +135,12 @@ def test_regression_predicts_in_the_unit_of_the_target(corn: Runner, tmp_path: P
     np.testing.assert_allclose([float(line) for line in printed[1:]], [100, 200, 300], atol=2)
 
 
-@pytest.mark.parametrize("form", ["torch", "json"])
+@pytest.mark.parametrize("form", ["torch", "json", "onnx"])
 def test_exports_contain_weights_preprocessing_and_promise(
     corn: Runner, site: Path, tmp_path: Path, form: str
 ) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnx", reason="the ONNX format is an extra")
     file = tmp_path / f"model.{form}"
     outcome = corn("export", site / "run", "--to", form, "--out", file, "--json")
     assert outcome.exit_code == 0, outcome.stderr
@@ -151,6 +153,15 @@ def test_exports_contain_weights_preprocessing_and_promise(
     assert about["classes"] == ["no", "yes"]
     assert about["promise"]["epsilon"] == 8
     assert "clipped to 1" in about["promise"]["clipping"]
+
+
+def test_onnx_without_its_extra_is_refused_in_one_line(
+    corn: Runner, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    outcome = corn("export", site / "run", "--to", "onnx", "--out", tmp_path / "a.onnx")
+    assert outcome.exit_code == 1
+    assert "corn-dsgd[onnx]" in outcome.stderr
 
 
 def test_the_report_states_promise_total_and_fingerprint(

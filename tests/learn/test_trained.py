@@ -154,11 +154,26 @@ def test_json_is_enough_to_predict() -> None:
     assert content["promise"]["plan"] == PROMISE.plan
 
 
-def test_numbers_have_no_scores_of_classes() -> None:
+def test_onnx_predicts_the_same(saved: tuple[Task, TrainedModel, Tensor, Any]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the ONNX format is an extra")
+    pytest.importorskip("onnx", reason="the ONNX format is an extra")
+    _, model, _, (inputs, _) = saved
+    session = runtime.InferenceSession(model.to_onnx())
+    samples = inputs.reshape(-1, *model.input_shape).numpy()
+    (found,) = session.run(["probabilities"], {"inputs": samples})
+    np.testing.assert_allclose(found, model.predict(inputs), atol=1e-5)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["corn"])
+    assert about["promise"]["epsilon"] == 2.0
+
+
+def test_onnx_predicts_numbers() -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the ONNX format is an extra")
+    pytest.importorskip("onnx", reason="the ONNX format is an extra")
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 1), nn.Flatten(0))
     model = TrainedModel.from_module(module, PROMISE, input_shape=(4,), output="number")
     inputs = torch.randn(5, 4)
-    np.testing.assert_allclose(module(inputs).detach(), model.predict(inputs), atol=1e-6)
+    (found,) = runtime.InferenceSession(model.to_onnx()).run(None, {"inputs": inputs.numpy()})
+    np.testing.assert_allclose(found, model.predict(inputs), atol=1e-5)
     assert model.measure(inputs, torch.zeros(5)) is None
 
 

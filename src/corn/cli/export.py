@@ -1,4 +1,4 @@
-"""``corn export``: write a trained model for torch or any reader of JSON."""
+"""``corn export``: write a trained model for torch, ONNX or any reader of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_line, print_note
 from corn.files import writing_whole
 
-EXAMPLE = "corn export out/run --to json --out model.json"
+EXAMPLE = "corn export out/run --to onnx --out model.onnx"
 
 ModelArgument = Annotated[
     Path,
@@ -27,15 +27,18 @@ ModelArgument = Annotated[
 def export(
     path: ModelArgument,
     to: Annotated[
-        Literal["torch", "json"],
-        typer.Option(help="Format: torch, a file for torch.load; json, with weights as lists."),
+        Literal["torch", "onnx", "json"],
+        typer.Option(
+            help="Format: torch, a file for torch.load; onnx (extra onnx), with the description as "
+            "metadata; json, with weights as lists."
+        ),
     ] = "torch",
     out: Annotated[
-        Path | None, typer.Option(help="File to write. (Default: exported.pt or .json.)")
+        Path | None, typer.Option(help="File to write. (Default: exported.pt, .onnx or .json.)")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a trained model for torch or any reader of JSON.
+    """Write a trained model for torch, ONNX or any reader of JSON.
 
     Weights have names and shapes. Preprocessing, classes and the promise are in the file.
     """
@@ -45,9 +48,10 @@ def export(
         model.save(file)
     else:
         text = json_module.dumps(model.to_json(), indent=1, ensure_ascii=False) + "\n"
+        content = text.encode() if to == "json" else model.to_onnx()
         file.parent.mkdir(parents=True, exist_ok=True)
         with writing_whole(file) as partial:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_bytes(content)
     line = _show_use(model, to, file)
     if json:
         print_json({"file": file, "format": to, "use": line, **model.describe()})
@@ -59,6 +63,8 @@ def export(
 def _show_use(model: learn.TrainedModel, to: str, file: Path) -> str:
     """Return the line that loads the file."""
     name = str(file)
+    if to == "onnx":
+        return f"onnxruntime.InferenceSession({name!r}).run(None, {{'inputs': inputs}})"
     if to == "json":
         return f"json.load(open({name!r}))['weights']"
     made = "YOUR_MODULE" if model.layers is None else repr(model.to_module())

@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.checks import FloatArray
-from corn.errors import FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError, make_printable
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism
 from corn.learn.metrics import Quality, Result, measure_quality
@@ -40,6 +41,8 @@ from corn.version import __version__
 MODEL_FILE = "model.pt"
 _FORMAT = 1
 _FORMAT_KEY = "corn_model"
+_ONNX_OPSET = 17
+_FLAT = "flat shape"
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
 """``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
@@ -333,6 +336,20 @@ class TrainedModel:
             return None
         return measure_quality(self.predict(inputs), targets.cpu().numpy())
 
+    def to_onnx(self) -> bytes:
+        """Return the model in the ONNX format, with its description as the metadata ``corn``.
+
+        It takes ``inputs`` that are encoded as the preprocessing says, and returns
+        ``probabilities`` of the classes, or ``outputs`` where there are none.
+        """
+        try:
+            import onnx
+        except ImportError as error:
+            raise MissingExtraError("the ONNX format", extra="onnx") from error
+        if self.layers is None:
+            self.to_module()
+        return _write_onnx(onnx, self)
+
 
 # What ``describe`` returns, by which a file of somebody else is checked.
 _DESCRIPTION: dict[str, Any] = {
@@ -523,3 +540,83 @@ def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
     for name, layer in made.items():
         sequence.add_module(name, layer)
     return sequence
+
+
+def _write_onnx(onnx: Any, model: TrainedModel) -> bytes:
+    """Return one node for each layer, and the function that makes probabilities."""
+    helper = onnx.helper
+    nodes = []
+    current = "inputs"
+    for place, layer in enumerate(model.layers or ()):
+        following = f"layer_{place}"
+        prefix = layer["name"] and f"{layer['name']}."
+        weights = [f"{prefix}weight", f"{prefix}bias"]
+        kind, names, settings = _onnx_node(layer, weights)
+        nodes.append(helper.make_node(kind, [current, *names], [following], **settings))
+        current = following
+    result = "outputs"
+    if model.output == "logit":
+        # The probability of class 0 is σ(−z), so that both are accurate.
+        nodes += [
+            helper.make_node("Neg", [current], ["negative"]),
+            helper.make_node("Concat", ["negative", current], ["both"], axis=1),
+            helper.make_node("Sigmoid", ["both"], ["probabilities"]),
+        ]
+        result = "probabilities"
+    elif model.output == "logits":
+        nodes.append(helper.make_node("Softmax", [current], ["probabilities"], axis=1))
+        result = "probabilities"
+    else:
+        nodes.append(helper.make_node("Identity", [current], [result]))
+    arrays: dict[str, NDArray[np.float32]] = {
+        name: value.float().numpy() for name, value in model.state_dict.items()
+    }
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in arrays.items()]
+    if any(_FLAT in node.input for node in nodes):
+        constants.append(onnx.numpy_helper.from_array(np.array([-1]), _FLAT))
+    element = onnx.TensorProto.FLOAT
+    shape = ["rows", *model.input_shape]
+    graph = helper.make_graph(
+        nodes,
+        "corn",
+        [helper.make_tensor_value_info("inputs", element, shape)],
+        [helper.make_tensor_value_info(result, element, ["rows", *model.output_shape])],
+        constants,
+    )
+    opset = [helper.make_opsetid("", _ONNX_OPSET)]
+    made = helper.make_model(graph, producer_name=f"corn {__version__}", opset_imports=opset)
+    # The version of the format that belongs to the operators: older readers accept it too.
+    made.ir_version = 8
+    helper.set_model_props(made, {"corn": json.dumps(model.describe())})
+    onnx.checker.check_model(made)
+    return cast("bytes", made.SerializeToString())
+
+
+def _onnx_node(
+    layer: Mapping[str, Any], weights: list[str]
+) -> tuple[str, list[str], dict[str, Any]]:
+    """Return the operator of a layer, its weights and its attributes."""
+    kind = layer["type"]
+    if kind == "Linear":
+        return "Gemm", weights, {"transB": 1}
+    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (0, -1):
+        return "Reshape", [_FLAT], {}
+    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (1, -1):
+        return "Flatten", [], {"axis": 1}
+    if kind in ("ReLU", "Tanh", "Sigmoid"):
+        return kind.capitalize(), [], {}
+    if kind in ("Conv2d", "MaxPool2d"):
+        pads = _pair(layer["padding"])
+        settings = {
+            "kernel_shape": _pair(layer["kernel_size"]),
+            "strides": _pair(layer["stride"]),
+            "pads": pads + pads,
+        }
+        return ("Conv", weights, settings) if kind == "Conv2d" else ("MaxPool", [], settings)
+    raise InvalidArgumentError(
+        f"a model for ONNX must flatten all but the first dimension, found {dict(layer)}"
+    )
+
+
+def _pair(value: int | Sequence[int]) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
