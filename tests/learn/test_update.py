@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import corn
-from corn.covariance import EAVESDROPPER, design
+from corn.covariance import EAVESDROPPER, Horizon, design
+from corn.covariance.coalitions import worst_precisions
 from corn.errors import InvalidArgumentError
 from corn.learn import (
     Clipping,
@@ -20,6 +22,7 @@ from corn.learn import (
     LocalSteps,
     Mechanism,
     Row,
+    Simulation,
     SweepSettings,
     Trial,
     clip_layers,
@@ -34,7 +37,7 @@ from corn.learn.problem import make_problem
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, ModuleTask, ShallowNetwork, Task
 from corn.learn.update import clip_by_rule
-from corn.privacy import PrivacyBudget
+from corn.privacy import Expense, PlanTerms, PrivacyBudget, compose_expenses
 from corn.topology import load_network
 
 N, D, CLASSES = 4, 5, 3
@@ -224,6 +227,67 @@ def test_local_steps_refuse_single_samples() -> None:
             model=LocalSteps(LinearClassifier(D, CLASSES), 2, 0.1),
             datasets=data,
         )
+
+
+def make_phases(*steps: int, budget: PrivacyBudget = BUDGET) -> Mechanism:
+    networks = (RING, load_network(f"complete:{N}", mixing="gossip"))
+    made = [design(own, budget, objective=Horizon(5), threat=EAVESDROPPER) for own in networks]
+    return Mechanism.in_phases("phases", list(zip(steps, made, strict=True)), budget)
+
+
+def test_noise_of_phases_follows_the_step() -> None:
+    mechanism = make_phases(5, 7)
+    first, second = mechanism.noise_at(4), mechanism.noise_at(5)
+    assert first is mechanism.noise
+    assert second is mechanism.later_noise[0][1]
+    problem = make_problem(
+        LinearClassifier(D, CLASSES), [(torch.zeros(2, D), torch.zeros(2, dtype=torch.long))] * N, N
+    )
+    settings = SweepSettings(12, None, seeds=tuple(range(40)), dtype="float64")
+    data, _ = problem.place(settings)
+    task = problem.task
+    simulation = Simulation(task, data, RING, [Trial(mechanism, Constant(0.1))], settings=settings)
+    for step in range(12):
+        simulation.advance()
+        noise = simulation._noise
+        assert noise is not None
+        # (seeds, agents, 1, d): every coordinate of every seed is a draw.
+        draws = noise[:, :, 0].transpose(0, 1).reshape(N, -1).numpy()
+        expected = mechanism.noise_at(step)
+        assert expected is not None
+        scale = float(np.abs(expected.covariance).max())
+        assert np.abs(np.cov(draws) - expected.covariance).max() < 0.25 * scale
+
+
+def test_the_ratio_of_phases_is_that_of_all_steps() -> None:
+    mechanism = make_phases(5, 7)
+    noises = [mechanism.noise_at(step) for step in range(BUDGET.num_steps)]
+    mean = np.mean([noise.covariance.sum() for noise in noises if noise is not None])
+    assert mechanism.central_ratio == pytest.approx(mean * BUDGET.precision_caps(N).min())
+    first = replace(mechanism, later_noise=()).central_ratio
+    assert mechanism.central_ratio != pytest.approx(first, rel=0.01)
+
+
+def test_phases_keep_the_promise_of_the_whole_run() -> None:
+    mechanism = make_phases(5, 7)
+    spent = mechanism.epsilon_spent(12)
+    assert spent is not None
+    assert spent.max() == pytest.approx(5, rel=1e-6)
+    terms = PlanTerms(BUDGET, 0)
+    parts = [
+        Expense(terms, float(worst_precisions(noise, 0).max()), count)
+        for noise, count in zip((mechanism.noise_at(0), mechanism.noise_at(5)), (5, 7), strict=True)
+        if noise is not None
+    ]
+    # The composition also counts floating point.
+    assert compose_expenses(parts, 1e-5).epsilon == pytest.approx(5, rel=0.01)
+    weak = replace(BUDGET, epsilon=20.0)
+    noises = [design(RING, own, threat=EAVESDROPPER) for own in (BUDGET, weak)]
+    with pytest.raises(InvalidArgumentError, match="does not keep its budget"):
+        Mechanism.in_phases("weak", [(5, noises[0]), (7, noises[1])], BUDGET)
+    for phases in ([], [(5, noises[0]), (6, noises[0])], [(0, noises[0]), (12, noises[0])]):
+        with pytest.raises(InvalidArgumentError, match="phase"):
+            Mechanism.in_phases("short", phases, BUDGET)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from corn import covariance
-from corn.checks import FloatArray
+from corn.checks import FloatArray, require, require_count
 from corn.covariance import (
     DEFAULT_THREAT,
     Decomposition,
@@ -68,6 +69,7 @@ class Mechanism:
         counts_floats: whether the promise holds in floating point, so that a run with secret keys
             keeps it; otherwise it holds for real numbers, which suffices for simulations.
         disagreement_ratio: κ of the design or plan that the noise is from; None for other noise.
+        later_noise: noise that takes over from a step on, counted from 0; see ``in_phases``.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Mechanism:
     grid: float = 0.0
     counts_floats: bool = False
     disagreement_ratio: float | None = None
+    later_noise: tuple[tuple[int, Decomposition], ...] = ()
 
     def __post_init__(self) -> None:
         # Noise without a promise, or a promise without noise, could not be reported truthfully.
@@ -156,6 +159,38 @@ class Mechanism:
         )
 
     @classmethod
+    def in_phases(
+        cls, name: str, phases: Sequence[tuple[int, Design | Decomposition]], budget: PrivacyBudget
+    ) -> Mechanism:
+        """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
+
+        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
+        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
+        what they really spend.
+        """
+        counts = [require_count("the steps of a phase", count) for count, _ in phases]
+        rule = f"such that their steps add up to the {budget.num_steps} of the budget"
+        require(sum(counts) == budget.num_steps, "phases", rule, counts)
+        made = [cls.private(name, noise, budget) for _, noise in phases]
+        noises = [own.noise for own in made if own.noise is not None]
+        sizes = {noise.num_agents for noise in noises}
+        require(len(sizes) == 1, "phases", "for the same number of agents", sorted(sizes))
+        starts = itertools.accumulate(counts[:-1])
+        return replace(
+            made[0],
+            # Together phases hold against no stronger adversary than the weakest of them.
+            threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
+            grid=min(own.grid for own in made),
+            disagreement_ratio=None,
+            later_noise=tuple(zip(starts, noises[1:], strict=True)),
+        )
+
+    def noise_at(self, step: int) -> Decomposition | None:
+        """Return the noise of a step, counted from 0."""
+        begun = [noise for start, noise in self.later_noise if start <= step]
+        return begun[-1] if begun else self.noise
+
+    @classmethod
     def from_plan(cls, plan: Plan, *, name: str | None = None) -> Mechanism:
         """Make a mechanism with a plan's noise, grid, budget and threat."""
         return cls(
@@ -219,12 +254,21 @@ class Mechanism:
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
-        The server keeps the strictest agent's promise for all.
+        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean
+        over the steps, which is the ratio of the variances summed over the run.
         """
-        if self.noise is None:
+        if self.budget is None or self.noise is None:
             return None
+        starts = [0, *(start for start, _ in self.later_noise), self.budget.num_steps]
+        totals = [each.total_variance for each in self._phases]
+        total = float(np.dot(totals, np.diff(starts)) / self.budget.num_steps)
         # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
-        return self.noise.total_variance * float(self.precision_caps.min())
+        return (total if self.later_noise else totals[0]) * float(self.precision_caps.min())
+
+    @property
+    def _phases(self) -> list[Decomposition]:
+        noises = [self.noise, *(noise for _, noise in self.later_noise)]
+        return [noise for noise in noises if noise is not None]
 
     @property
     def weighted_central_ratio(self) -> float | None:
@@ -246,7 +290,9 @@ class Mechanism:
             # under n times that noise, whose variance is the sum of all entries.
             total = self.noise.total_variance
             return np.full(self.noise.num_agents, 1 / total if total else math.inf)
-        return worst_precisions(self.noise, _count_colluders(self.noise, self.threat))
+        # The phase with the least noise decides.
+        found = [worst_precisions(own, _count_colluders(own, self.threat)) for own in self._phases]
+        return np.asarray(np.max(found, axis=0))
 
     def check_parameters(self, num_parameters: int) -> None:
         """Raise ``InfeasibleError`` if rounding would cost more ε than is set aside for it."""

@@ -114,18 +114,21 @@ class Simulation:
         # On the CPU, like ``_alive``: decisions to stop are taken there.
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
+        self.step = 0
         # Mechanisms compare by identity: each gets one place in the noise, in order of appearance.
         mechanisms = list(dict.fromkeys(trial.mechanism for trial in self._trials))
         indices = [mechanisms.index(trial.mechanism) for trial in self._trials]
         self._mechanism_of = torch.tensor(indices, device=settings.device)
-        self._source = self._make_source(mechanisms)
+        self._mechanisms = mechanisms
+        # The steps at which some mechanism's noise changes.
+        self._changes = {start for each in mechanisms for start, _ in each.later_noise}
+        self._source = self._make_source()
         # The noise of an average is drawn as one, and added at the end.
         self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
         grids = [trial.mechanism.grid for trial in self._trials]
         # Shape (trials, 1), which broadcasts over the parameters.
         self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
-        self.step = 0
         # Runs without noise whose gradients were not finite in this step. Runs with noise continue,
         # as agents do, and count in ``num_broken``.
         self.broken = torch.zeros_like(self._alive)
@@ -227,6 +230,8 @@ class Simulation:
         Large intermediate results would be returned to the system and mapped again in every step,
         which can take longer than the arithmetic. So some cells are computed at a time.
         """
+        if self.step in self._changes:
+            self._source = self._make_source()
         self._noise = None if self._source is None else self._source.draw(self.step)
         offset = None
         if isinstance(self._source, KeyedNoise):
@@ -322,13 +327,14 @@ class Simulation:
         norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
         return norms.index_select(1, self._mechanism_of)
 
-    def _make_source(self, mechanisms: Sequence[Mechanism]) -> JointNoise | KeyedNoise | None:
-        """Return the source of all mechanisms' noise; None if none has noise."""
+    def _make_source(self) -> JointNoise | KeyedNoise | None:
+        """Return the source of all mechanisms' noise from this step on; None if none has noise."""
+        mechanisms = self._mechanisms
         if all(mechanism.noise is None for mechanism in mechanisms):
             return None
         # Mechanisms without noise get shares of zero, so that all mechanisms have the same layout.
         silence = Decomposition(np.zeros(self._num_agents))
-        shares = [mechanism.noise or silence for mechanism in mechanisms]
+        shares = [mechanism.noise_at(self.step) or silence for mechanism in mechanisms]
         settings = self._settings
         where: dict[str, Any] = {
             "seeds": settings.seeds,
