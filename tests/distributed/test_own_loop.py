@@ -171,7 +171,7 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
     def run(rendezvous: Rendezvous) -> list[float]:
         private = run_with_keys(plan, copy.deepcopy(start), rendezvous, tmp_path)
         # The step under way counts.
-        found = [private.get_epsilon()]
+        found = [private.optimizer.get_epsilon()]
         for inputs, targets in private.data_loader:
             differentiate(private, inputs, targets, "sample")
             private.optimizer.step()
@@ -180,10 +180,10 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
 
     def finish(rendezvous: Rendezvous) -> list[float]:
         private = run_with_keys(plan, copy.deepcopy(start), rendezvous, tmp_path)
-        found = [private.get_epsilon()]
+        found = [private.optimizer.get_epsilon()]
         run_loop(private, "sample")
         assert private.optimizer.privacy.startswith("the models keep ε = 50")
-        return [*found, private.get_epsilon()]
+        return [*found, private.optimizer.get_epsilon()]
 
     terms = find_terms(plan, 0)
     # Two steps were begun by the first run, and one by the second before its first batch.
@@ -239,7 +239,7 @@ def test_epsilon_after_a_new_plan_for_survivors(
             private.data_loader.close()
         else:
             count = run_loop(private)
-        return private.get_epsilon(), count
+        return private.optimizer.get_epsilon(), count
 
     found = run_in_threads(4, run)
     (survivors, (steps_left, again)), *others = made.items()

@@ -42,6 +42,7 @@ from corn.learn import (
 )
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import (
+    LoopData,
     PrivateTraining,
     describe_adjacency,
     make_private,
@@ -104,11 +105,9 @@ def open_loop(
 ) -> PrivateTraining:
     model = options.pop("module", None) or make_model()
     inner = options.pop("optimizer", None) or factory(model.parameters())
+    source = LoopData.of_agents(loaders(), N, seed=SEED)
     return simulate(
-        plan or whole_plan(),
-        module=model,
-        optimizer=inner,
-        **{"data_loader": loaders(), "seed": SEED, **options},
+        plan or whole_plan(), source, module=model, optimizer=inner, **{"seed": SEED, **options}
     )
 
 
@@ -179,11 +178,11 @@ def test_a_loop_gives_the_model_of_a_sweep(factory: Callable[..., Optimizer]) ->
         settings=SweepSettings(STEPS, M, (SEED,), noise_keys="seed", optimizer=factory),
     )
     torch.testing.assert_close(found, expected.parameters[0, 0], rtol=1e-3, atol=1e-4)
-    assert private.get_epsilon() == pytest.approx(50, rel=2e-3)
-    assert private.get_epsilon(1e-3) < private.get_epsilon(1e-6)
+    assert private.optimizer.get_epsilon() == pytest.approx(50, rel=2e-3)
+    assert private.optimizer.get_epsilon(1e-3) < private.optimizer.get_epsilon(1e-6)
     assert private.optimizer.privacy.startswith("simulated: ε = 50")
     with pytest.raises(InvalidArgumentError, match="delta must be in"):
-        private.get_epsilon(0)
+        private.optimizer.get_epsilon(0)
 
 
 @pytest.mark.parametrize("accumulation", [2, 3])
@@ -301,8 +300,8 @@ def test_names_of_opacus(capsys: pytest.CaptureFixture[str]) -> None:
         assert (loader.dataset, loader.batch_size, len(loader)) == (data, 16, 3)
         models.append(run_loop(private, 2))
         assert private.optimizer.position == 6
-        assert private.get_epsilon() == pytest.approx(10, rel=2e-3)
-        assert private.get_epsilon() <= 10
+        assert private.optimizer.get_epsilon() == pytest.approx(10, rel=2e-3)
+        assert private.optimizer.get_epsilon() <= 10
         assert private.optimizer.privacy.startswith("the models keep ε = 10")
         with pytest.warns(CornWarning, match="used up after step 6"):
             assert not list(loader)
@@ -354,7 +353,7 @@ def test_batches_are_poisson_samples_in_a_public_shape() -> None:
         widths.add(len(inputs))
         sums = private.optimizer._now.sums
         assert sums is not None
-        counts.append(sum(int((own.weights > 0).sum()) for own in sums._batches))
+        counts.append(int((sums._weights > 0).sum()))
         take_step(private, inputs, targets)
     assert len(widths) == 1, "the number of samples in a batch is hidden"
     # 120 batches of 48 samples at a rate of 1/3.
@@ -385,7 +384,7 @@ def test_a_run_with_a_seed_resumes_where_it_was() -> None:
     assert again.optimizer.position == 4
     # The pass that was under way is finished.
     assert torch.equal(run_loop(again, 1), expected)
-    assert again.get_epsilon() == first.get_epsilon()
+    assert again.optimizer.get_epsilon() == first.optimizer.get_epsilon()
 
 
 def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
@@ -398,12 +397,12 @@ def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
     saved = save(first)
     for _ in range(2):
         take_step(first, *next(batches))
-    spent = first.get_epsilon()
+    spent = first.optimizer.get_epsilon()
     with pytest.raises(CornError, match="another process has this ledger open"):
         make_poisson(ledger=path)
     first.data_loader.close()
     again = make_poisson(ledger=path)
-    assert again.get_epsilon() == spent
+    assert again.optimizer.get_epsilon() == spent
     load(again, saved)
     assert torch.equal(
         read(again.module), torch.cat([v.flatten() for v in saved["model"].values()])
@@ -413,7 +412,7 @@ def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
         run_loop(again, 3)
     # Two steps from the checkpoint's model, of the six of the plan.
     assert again.optimizer.position == 4
-    assert spent < again.get_epsilon() == pytest.approx(10, rel=2e-3)
+    assert spent < again.optimizer.get_epsilon() == pytest.approx(10, rel=2e-3)
     again.data_loader.close()
 
 

@@ -495,7 +495,8 @@ class UserModel:
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Set the trained parameters."""
+        """Set the trained parameters, and forget their gradients."""
+        self.forget_gradient()
         # Copied: the optimizer changes parameters in place, but not the caller's vector.
         for parameter, piece in self._split(vector):
             parameter.copy_(piece)
