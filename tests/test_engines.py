@@ -22,6 +22,8 @@ from corn.engines import (
     sum_releases,
 )
 from corn.errors import CornError, PublicError
+from corn.learn.batches import AgentData
+from corn.learn.problem import TrainingProblem
 from corn.learn.step import ClippedGradients, clip_gradients
 from corn.learn.tasks import Gradients
 from corn.learn.tasks.module import ModuleTask
@@ -267,8 +269,10 @@ def test_gradient_steps_follow_the_clipped_gradients_of_all_samples(tmp_path: Pa
     steps = [
         GradientSteps(
             AgentRelease(plan, k, tmp_path),
-            ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy),
-            (inputs[20 * k : 20 * k + 20], targets[20 * k : 20 * k + 20]),
+            TrainingProblem(
+                ModuleTask(nn.Linear(4, 2), nn.functional.cross_entropy),
+                AgentData(inputs[20 * k : 20 * k + 20], targets[20 * k : 20 * k + 20], (0, 20)),
+            ),
             step_size=1.0,
         )
         for k in range(3)

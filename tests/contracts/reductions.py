@@ -202,7 +202,8 @@ def take_steps(folder: Path, agent: int, num_steps: int, reduction: Reduction) -
     """Return the model of an agent after steps, of which void ones leave it as it is."""
     model, loss, dataset = make_problem(agent)
     own = AgentRelease(PLAN, agent, folder)
-    steps = GradientSteps(own, ModuleTask(model, loss), dataset, step_size=STEP_SIZE)
+    problem = TrainingProblem(ModuleTask(model, loss), AgentData.from_parts([dataset]))
+    steps = GradientSteps(own, problem, step_size=STEP_SIZE)
     parameters = torch.zeros(SIZE, dtype=torch.float64)
     for step in range(num_steps):
         clipped = steps.differentiate(parameters)

@@ -761,7 +761,7 @@ class PrivateOptimizer(Optimizer):
                     "for each sample: there is no gradient"
                 )
             for agent, stepper in enumerate(now.steppers):
-                stepper.compute(lambda _, own=agent, sums=now.sums: sums.of_agent(own))  # type: ignore[misc]
+                stepper.clip(now.sums.of_agent(agent))
         else:
             now.steppers[0].differentiate(self._model)
         with self._keeping_error():

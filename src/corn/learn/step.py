@@ -335,7 +335,7 @@ class UpdateRule(Protocol):
 
 @final
 class AgentStepper:
-    """One agent's steps, without the messages: ``begin``, ``compute``, ``release``, ``finish``.
+    """One agent's steps, without the messages: ``begin``, ``clip``, ``release``, ``finish``.
 
     Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
     ``release_masked`` returns it, and ``finish`` takes the step along the average of all agents'
@@ -368,7 +368,9 @@ class AgentStepper:
         momentum: float = 0.0,
         update: UpdateRule | None = None,
     ) -> None:
-        self._query = query
+        # In float64, so that the true norm is at most C (docs/floats.md).
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._sample_clip = self._clip if query.unit == "sample" else None
         self._reserve = reserve
         self._batches = batches
         self._momentum = momentum
@@ -406,21 +408,16 @@ class AgentStepper:
             self._batch = self._batches.draw(number)
 
     @torch.no_grad()
-    def compute(self, gradients: Callable[[Tensor | None], Gradients]) -> None:
-        """Take the gradient of the step and clip it as the query demands.
-
-        ``gradients`` computes it, from the norm to clip samples to, if any.
-        """
-        # In float64, so that the true norm is at most C (docs/floats.md).
-        clip = torch.tensor([self._query.clip], dtype=torch.float64)
-        is_sample = self._query.unit == "sample"
-        found = gradients(clip if is_sample else None)
-        self.hand_over(clip_gradients(found, clip, clips_samples=is_sample))
-
     def differentiate(self, task: Task) -> None:
-        """Compute and clip the gradient of a task on the batch."""
+        """Compute the gradient of a task on the batch, and clip it."""
         model = self.parameters.view(1, 1, -1)
-        self.compute(lambda clip: task.gradient(model, self.batch, sample_clip=clip))
+        self.clip(task.gradient(model, self.batch, sample_clip=self._sample_clip))
+
+    @torch.no_grad()
+    def clip(self, found: Gradients) -> None:
+        """Take the gradient of the step, and clip it as the query demands."""
+        is_sample = self._sample_clip is not None
+        self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
         """Take the gradient of the step, clipped as the query demands."""
