@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import itertools
 import math
 import os
 import secrets
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 import networkx as nx
 import numpy as np
@@ -72,12 +73,15 @@ from corn.topology import Network, load_network
 # Gradients of single samples are clipped in float64, this many values at once.
 _VALUES_AT_ONCE = 1 << 22
 
+Loaders: TypeAlias = "DataLoader[Any] | Sequence[DataLoader[Any]]"
+"""A loader whose samples are distributed over the agents, or one for each agent."""
+
 
 def make_private(
     *,
     module: nn.Module,
     optimizer: Optimizer,
-    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    data_loader: Loaders,
     target_epsilon: float,
     target_delta: float,
     epochs: int,
@@ -184,22 +188,19 @@ def make_private(
 def describe_adjacency(plan: Plan) -> str:
     """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
     budget = plan.budget
-    other: Adjacency = "add-remove" if budget.adjacency == "replace" else "replace"
     # The noise in the sum over all agents, in units of the clip; its square is inverse to the cap.
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
-    ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
-    epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
-    mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
-    if budget.adjacency == "replace":
-        return (
-            f"corn: {epsilon} whose values may change (replace-one adjacency): noise multiplier "
-            f"{mine}. Opacus counts a sample that is added or removed, which needs {theirs}; to "
-            "compare with its ε, use adjacency='add-remove'"
-        )
+    both: tuple[Adjacency, ...] = ("replace", "add-remove")
+    caps = {each: replace(budget, adjacency=each).precision_caps(1)[0] for each in both}
+    noise = {
+        each: f"noise multiplier {multiplier * math.sqrt(caps[budget.adjacency] / cap):.3g}"
+        for each, cap in caps.items()
+    }
     return (
-        f"corn: {epsilon} that is added or removed, as Opacus counts: noise multiplier {mine}. A "
-        f"sample whose values change (adjacency='replace') needs {theirs} for the same ε"
+        f"corn: ε = {write_exactly(budget.promises[0].epsilon)} for one sample, with adjacency "
+        f"{budget.adjacency!r}. A sample whose values change ('replace') needs {noise['replace']}, "
+        f"one that is added or removed ('add-remove', as Opacus counts) {noise['add-remove']}"
     )
 
 
@@ -510,10 +511,7 @@ class ClippedSums:
 
 @dataclass(eq=False)
 class _Progress:
-    """The position of a loop.
-
-    Libraries copy the attributes of an optimizer, and so share this object.
-    """
+    """The position of a loop: libraries copy the attributes of an optimizer, and so share it."""
 
     groups: HyperParameters
     held: list[list[int]]
@@ -521,6 +519,11 @@ class _Progress:
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
     error: BaseException | None = field(default=None, repr=False)
+
+    def raise_error(self) -> None:
+        """Raise an earlier error: a loop that goes on after one gets the same again."""
+        if self.error is not None:
+            raise self.error
 
 
 @final
@@ -535,8 +538,7 @@ class PrivateOptimizer(Optimizer):
         inner: The user's optimizer.
         model: The user's module.
         plan: The network, the budget and the noise.
-        open_steps: Opens the steps, with the rule that makes a step of a release. With exact sums
-            the rule steps along the average of a step's releases, unless the sum is void.
+        open_steps: Opens the steps, with this optimizer as the rule of steps along releases.
         schedule: The hyperparameters of each step; None leaves them as they are.
         num_pieces: The number of batches with which the loader shows the samples of one step.
     """
@@ -559,8 +561,7 @@ class PrivateOptimizer(Optimizer):
         self.num_pieces = num_pieces
         # Moments from before could depend on data.
         inner.state = type(inner.state)(dict)
-        groups, held = copy_groups(inner), list_held(inner)
-        self._now = _Progress(groups, held, copy_state(inner))
+        self._now = _Progress(copy_groups(inner), list_held(inner), copy_state(inner))
         self._steps = open_steps(model, self)
         # A script that fails closes its links here. Later the interpreter has stopped the threads
         # that do it.
@@ -592,7 +593,7 @@ class PrivateOptimizer(Optimizer):
         return self._inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> Any:  # type: ignore[override]
         """The defaults of the user's optimizer."""
         return self._inner.defaults
 
@@ -623,7 +624,8 @@ class PrivateOptimizer(Optimizer):
         Raises:
             CornError: the state is that of another plan, or releases after it may be unknown.
         """
-        own = state_dict.get("corn")
+        rest = dict(state_dict)
+        own = rest.pop("corn", None)
         if self._now.steppers:
             raise CornError("a state must be loaded between two steps, found one under way")
         if own is None or own["plan"] != fingerprint(self._plan).hex():
@@ -634,7 +636,6 @@ class PrivateOptimizer(Optimizer):
         if len(own["parameters"]) != self._model.num_parameters:
             raise CornError("state_dict must be that of this module, found other parameters")
         self._steps.resume(own)
-        rest = {name: value for name, value in state_dict.items() if name != "corn"}
         self._inner.load_state_dict(rest)
         self._model.write(own["parameters"])
         self._remember()
@@ -669,9 +670,7 @@ class PrivateOptimizer(Optimizer):
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
         now = self._now
-        # A loop that goes on after an error gets the same one again.
-        if now.error is not None:
-            raise now.error
+        now.raise_error()
         if now.sums is not None and now.sums.is_shown:
             # Which batches are followed by a step must not depend on data, so all of them must be.
             after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
@@ -732,8 +731,7 @@ class PrivateOptimizer(Optimizer):
         """Release the gradient of the batch, and take the user's step with it."""
         now = self._now
         loss = None
-        if now.error is not None:
-            raise now.error
+        now.raise_error()
         if now.sums is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
@@ -869,7 +867,7 @@ class LoopData:
 
     Attributes:
         dataset: the samples of all agents.
-        collate: a function that makes a batch of several samples.
+        collate: makes a batch of several samples.
         rows: the numbers of each agent's samples in the data set.
         batch_size: the number of samples in a batch of all agents, on average.
     """
@@ -880,13 +878,7 @@ class LoopData:
     batch_size: int
 
     @classmethod
-    def of_agents(
-        cls,
-        given: DataLoader[Any] | Sequence[DataLoader[Any]],
-        num_agents: int,
-        *,
-        seed: int | None,
-    ) -> LoopData:
+    def of_agents(cls, given: Loaders, num_agents: int, *, seed: int | None) -> LoopData:
         """Return the data of one loader for each agent, or of one for all."""
         if isinstance(given, DataLoader):
             whole = cls.of_agent(given)
@@ -908,14 +900,11 @@ class LoopData:
                 "data_loader must have one collate_fn, which makes a batch of samples of all "
                 "agents, found several"
             )
-        stops = np.cumsum([len(part.dataset) for part in parts]).tolist()
+        stops = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
         return cls(
             ConcatDataset([part.dataset for part in parts]),
             parts[0].collate,
-            [
-                range(stop - len(part.dataset), stop)
-                for stop, part in zip(stops, parts, strict=True)
-            ],
+            list(itertools.starmap(range, itertools.pairwise(stops))),
             sum(part.batch_size for part in parts),
         )
 
@@ -1062,12 +1051,7 @@ class PrivateLoader(DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(
-        self,
-        optimizer: PrivateOptimizer,
-        source: LoopData,
-        *,
-        steps_per_epoch: int,
-        device: torch.device | str | None = None,
+        self, optimizer: PrivateOptimizer, source: LoopData, *, steps_per_epoch: int, device: Any
     ) -> None:
         size = max(1, round(source.batch_size / optimizer.num_pieces))
         super().__init__(
