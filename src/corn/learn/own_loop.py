@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
 from corn.checks import require, require_count, require_length
@@ -1089,11 +1089,8 @@ class PrivateLoader(DataLoader[Any]):
                 return
             batch = self._source.fetch(samples)
             if self._device is not None:
-                batch = tree_map(self._place, batch)
+                batch = tree_map_only(Tensor, lambda value: value.to(self._device), batch)
             yield self._optimizer.show(batch, len(samples))
-
-    def _place(self, value: Any) -> Any:
-        return value.to(self._device) if isinstance(value, Tensor) else value
 
 
 class PrivateTraining(NamedTuple):
