@@ -129,11 +129,11 @@ def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
             if isinstance(value, Tensor):
                 saved[f"tensor {place} {name}"] = value.detach().clone()
             elif value is not None:
-                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+                saved[f"number {place} {name}"] = _as_tensor(value)
     for place, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if isinstance(value, int | float):
-                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+                saved[f"group {place} {name}"] = _as_tensor(value)
     return saved
 
 
@@ -168,10 +168,9 @@ def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [own for group in optimizer.param_groups for own in group["params"]]
 
 
-def _type_of(value: bool | int | float) -> torch.dtype:
-    if isinstance(value, bool):
-        return torch.bool
-    return torch.int64 if isinstance(value, int) else torch.float64
+def _as_tensor(value: bool | int | float) -> Tensor:
+    # Not float32, in which Python's numbers would lose digits.
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def tabulate_schedule(
