@@ -190,7 +190,6 @@ def test_the_paper_s_quadratic() -> None:
         lambda: LinearClassifier(3, 2, l2=-1),
         lambda: ShallowNetwork(3, 1),
         lambda: Quadratic.from_paper(5),
-        lambda: Quadratic(np.zeros((2, 2, 2)), np.zeros((3, 2))),
         lambda: small_cnn((2, 2), 10),
         lambda: LinearClassifier(3, 2).prepare(torch.zeros(4, 5)),
     ],

@@ -99,14 +99,11 @@ def read_learning_rate(factory: OptimizerFactory) -> float:
 def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
     parameter = nn.Parameter(start.clone())
     optimizer = factory([parameter])
-    rule = "a function of a list of parameters that returns an optimizer of torch for them"
-    require(isinstance(optimizer, Optimizer), "optimizer", rule, type(optimizer).__name__)
-    held = [own for group in optimizer.param_groups for own in group["params"]]
     require(
-        len(held) == 1 and held[0] is parameter and "lr" in optimizer.param_groups[0],
+        list(map(id, _list_parameters(optimizer))) == [id(parameter)],
         "optimizer",
-        rule,
-        f"{type(optimizer).__name__} with other parameters, or without a learning rate",
+        "a function of a list of parameters that returns an optimizer of torch for them",
+        f"{type(optimizer).__name__} with other parameters",
     )
     require_one_gradient(optimizer)
     return parameter, optimizer
