@@ -206,6 +206,14 @@ class CornStrategy:
         self._timeout = timeout
         self._reset()
 
+    def _reset(self) -> None:
+        # What each node said for the next sum, in the order of agents.
+        self._hellos: dict[int, Hello] = {}
+        self._left_out: set[int] = set()
+        self._has_begun = False
+        self._is_stopped = False
+        self._arrays: Any = None
+
     def start(self, *arguments: Any, **options: Any) -> Any:
         """Run the rounds of training as the other strategy's ``start`` does, and return its result.
 
@@ -291,14 +299,6 @@ class CornStrategy:
     def aggregate_evaluate(self, *arguments: Any) -> Any:
         """Return the other strategy's metrics."""
         return self._strategy.aggregate_evaluate(*arguments)
-
-    def _reset(self) -> None:
-        # What each node said for the next sum, in the order of agents.
-        self._hellos: dict[int, Hello] = {}
-        self._left_out: set[int] = set()
-        self._has_begun = False
-        self._is_stopped = False
-        self._arrays: Any = None
 
     def _meet(self, grid: Any) -> None:
         """Ask nodes without a hello for one: all at first, later those that are new."""

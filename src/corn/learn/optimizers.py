@@ -213,9 +213,10 @@ def copy_groups(optimizer: Optimizer) -> HyperParameters:
     ]
 
 
-def list_held(optimizer: Optimizer) -> list[list[int]]:
-    """Return the identities of the parameters of each group."""
-    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+def copy_settings(optimizer: Optimizer) -> list[tuple[list[int], dict[str, Any]]]:
+    """Return the identities of the parameters of each group, and a copy of its values."""
+    held = [list(map(id, group["params"])) for group in optimizer.param_groups]
+    return list(zip(held, copy_groups(optimizer), strict=True))
 
 
 def copy_state(optimizer: Optimizer) -> Any:

@@ -48,9 +48,8 @@ from corn.learn.mechanism import Mechanism
 from corn.learn.optimizers import (
     HyperParameters,
     ScheduleFactory,
-    copy_groups,
+    copy_settings,
     copy_state,
-    list_held,
     require_one_gradient,
     restore_state,
     save_state,
@@ -488,7 +487,7 @@ class ClippedSums:
         piece = self._pieces[self._num_added]
         limit = max(1, _VALUES_AT_ONCE // gradients.shape[1])
         for agent, batch in enumerate(self._batches):
-            for own in piece[self._agents[piece] == agent].split(limit):
+            for own in torch.split(piece[self._agents[piece] == agent], limit):
                 found, self._factors[own] = sum_clipped_samples(
                     # In the clip's type, float64: see ``sum_clipped_samples``.
                     gradients[own - piece[0]].cpu().to(self._clip.dtype),
@@ -513,8 +512,7 @@ class ClippedSums:
 class _Progress:
     """The position of a loop: libraries copy the attributes of an optimizer, and so share it."""
 
-    groups: HyperParameters
-    held: list[list[int]]
+    settings: Any  # those of the user's optimizer, as CorN left them last
     state: Any
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
@@ -561,7 +559,7 @@ class PrivateOptimizer(Optimizer):
         self.num_pieces = num_pieces
         # Moments from before could depend on data.
         inner.state = type(inner.state)(dict)
-        self._now = _Progress(copy_groups(inner), list_held(inner), copy_state(inner))
+        self._now = _Progress(copy_settings(inner), copy_state(inner))
         self._steps = open_steps(model, self)
         # A script that fails closes its links here. Later the interpreter has stopped the threads
         # that do it.
@@ -638,13 +636,7 @@ class PrivateOptimizer(Optimizer):
         self._steps.resume(own)
         self._inner.load_state_dict(rest)
         self._model.write(own["parameters"])
-        self._remember()
-
-    def _remember(self) -> None:
-        """Take the optimizer's settings and state for those that CorN has left."""
-        self._now.groups = copy_groups(self._inner)
-        self._now.held = list_held(self._inner)
-        self._now.state = copy_state(self._inner)
+        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
     @contextmanager
     def public_change(self) -> Iterator[None]:
@@ -661,11 +653,12 @@ class PrivateOptimizer(Optimizer):
                 "param_groups follow the schedule that make_private was given: use either "
                 "schedule=… or optimizer.public_change()"
             )
-        self._require_same_groups()
+        self._require_same_settings()
         yield
-        if self._now.held != list_held(self._inner):
+        changed = copy_settings(self._inner)
+        if [held for held, _ in changed] != [held for held, _ in self._now.settings]:
             raise CornError("parameters must be given before make_private, found other ones")
-        self._now.groups = copy_groups(self._inner)
+        self._now.settings = changed
 
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
@@ -698,10 +691,10 @@ class PrivateOptimizer(Optimizer):
 
     def _follow_schedule(self, step: int) -> None:
         if self._schedule is not None:
-            self._require_same_groups()
+            self._require_same_settings()
             for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
                 group.update(values)
-            self._now.groups = copy_groups(self._inner)
+            self._now.settings = copy_settings(self._inner)
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -749,8 +742,12 @@ class PrivateOptimizer(Optimizer):
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
-        self._require_same_groups()
-        self._require_same_state()
+        self._require_same_settings()
+        if not has_same_values(now.state, copy_state(self._inner)):
+            raise CornError(
+                "the optimizer's state must not change between steps, found that it did: the "
+                "change could depend on data, and would be sent without noise"
+            )
         if self._plan.budget.unit == "sample":
             self._model.require_no_gradient()
             if not now.sums.is_complete:
@@ -793,24 +790,16 @@ class PrivateOptimizer(Optimizer):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """See ``UpdateRule``."""
         self._inner.state = restore_state(self._inner, state)
-        self._remember()
+        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
-    def _require_same_groups(self) -> None:
+    def _require_same_settings(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        is_same = has_same_values(self._now.groups, copy_groups(self._inner))
-        if not is_same or self._now.held != list_held(self._inner):
+        if not has_same_values(self._now.settings, copy_settings(self._inner)):
             raise CornError(
                 "param_groups must not change between steps, found that they did: a learning rate "
                 "that depends on data is public with the models; give a schedule of the step "
                 "number as make_private(schedule=…), or make a change that depends on public data "
                 "alone inside of optimizer.public_change()"
-            )
-
-    def _require_same_state(self) -> None:
-        if not has_same_values(self._now.state, copy_state(self._inner)):
-            raise CornError(
-                "the optimizer's state must not change between steps, found that it did: the "
-                "change could depend on data, and would be sent without noise"
             )
 
     def get_epsilon(self, delta: float | None = None) -> float:

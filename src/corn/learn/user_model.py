@@ -242,8 +242,14 @@ class SampleGradients:
 
         def differentiate(total: Tensor) -> list[Tensor]:
             rows = [*self._outputs, *inputs]
-            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            return list(torch.autograd.grad(total, rows, **options)) if rows else []
+            if not rows:
+                return []
+            # Zeros where the total does not depend on a tensor.
+            return list(
+                torch.autograd.grad(
+                    total, rows, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
 
         whole = differentiate(weighted.sum()) if self._is_followed else []
         for bit, side in splits:
