@@ -5,7 +5,7 @@ a stand-in for its grid calls the client apps in this process.
 """
 
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from itertools import combinations, pairwise
@@ -46,7 +46,7 @@ from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
-from tests.contracts.engines import Grid, flower_runtime, grow
+from tests.contracts.engines import Grid, flower_runtime, grow, lose_messages
 from tests.oracles import masked_message
 
 N, D = 4, 20_000
@@ -458,22 +458,10 @@ def test_any_strategy_of_flower_gets_the_average(grid: Grid, tmp_path: Path) -> 
     assert all("proximal-mu" in message.content["config"] for message in last)
 
 
-def lose(agent: int, at_round: int) -> Callable[[int, Any], Any]:
-    """Lose the messages to an agent from a round of training on."""
-
-    def change(to: int, message: Any) -> Any:
-        config = message.content.config_records.get("config", {})
-        lose.is_gone |= config.get("server-round", 0) >= at_round  # type: ignore[attr-defined]
-        return None if to == agent and lose.is_gone else message  # type: ignore[attr-defined]
-
-    lose.is_gone = False  # type: ignore[attr-defined]
-    return change
-
-
 def test_a_round_without_a_client_is_void_and_the_others_go_on(
     grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid.change = lose(2, at_round=2)
+    grid.change = lose_messages(2, at_round=2)
     models = []
 
     def keep(_: int, arrays: Any) -> None:
@@ -513,7 +501,7 @@ def test_a_client_that_was_started_anew_takes_part_again(grid: Grid, tmp_path: P
 def test_training_stops_with_the_last_model_where_too_few_are_left(
     grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid.change = lose(0, at_round=2)
+    grid.change = lose_messages(0, at_round=2)
     result = start(grid, 4, min_agents=N)
     assert result.arrays["steps"].numpy().tolist() == [3]
     assert "4 agents must be left, found 3" in caplog.text
@@ -574,7 +562,7 @@ def test_training_ends_with_the_budget(
 
 
 def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None:
-    grid.change = lose(1, at_round=0)
+    grid.change = lose_messages(1, at_round=0)
     with pytest.raises(CornError, match="each once, found 0, 2, 3"):
         start(grid, 1)
     twice = Grid(mod, grow)

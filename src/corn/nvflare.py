@@ -241,11 +241,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        problem: str = "",
-        step_size: float = 0.0,
-        steps: int = 0,
-        folder: str = "",
+        self, problem: str = "", step_size: float = 0.0, steps: int = 0, folder: str = ""
     ) -> None:
         super().__init__()
         self.problem = problem
@@ -272,19 +268,17 @@ class CornExecutor(Executor):  # type: ignore[misc]
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
             raise PublicError("a plan with momentum needs all steps in one task: leave out steps")
-        with calling_users_code():
-            trained = self._load_problem(site, fl_ctx)
-        parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         agreed = site.consortium
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
+            trained = self._load_problem(site, fl_ctx)
             steps = GradientSteps(own, trained.problem, step_size=step_size)
+        parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         sums = _open_sums(fl_ctx, abort_signal)
-        first = round_number * (self.steps or num_steps)
-        for step in range(first, min(first + (self.steps or num_steps), num_steps)):
-            if abort_signal.triggered:
-                return make_reply(ReturnCode.TASK_ABORTED)
+        steps_per_task = self.steps or num_steps
+        first = round_number * steps_per_task
+        for step in range(first, min(first + steps_per_task, num_steps)):
             try:
                 with calling_users_code():
                     clipped = steps.differentiate(parameters)

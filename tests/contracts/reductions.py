@@ -43,7 +43,7 @@ from corn.noise.masks import draw_offset
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
-from tests.contracts.engines import Context, Grid, flower_runtime, grow, task
+from tests.contracts.engines import Context, Grid, flower_runtime, grow, lose_messages, task
 from tests.distributed.rehearsal import make_public_source, rehearsing
 from tests.distributed.threads import run_in_threads
 
@@ -250,17 +250,8 @@ def run_flower(
         return make_problem(int(context.node_config["partition-id"]))
 
     grid = Grid(CornMod(_make_folders(folder) / "site-{site}", problem=make), grow)
-    is_gone = False
-
-    def change(agent: int, message: Any) -> Any:
-        nonlocal is_gone
-        config = message.content.config_records.get("config", {})
-        if lose is not None and agent == lose.agent:
-            is_gone |= config.get("server-round", 0) > lose.step
-            return None if is_gone else message
-        return message
-
-    grid.change = change
+    if lose is not None:
+        grid.change = lose_messages(lose.agent, at_round=lose.step + 1)
     strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), PLAN, step_size=STEP_SIZE)
     arrays = ArrayRecord({"w": Array(np.zeros(SIZE))})
     with ExitStack() as stack:
