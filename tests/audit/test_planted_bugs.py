@@ -522,7 +522,7 @@ LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
     (weigh_classes_in_a_mean, None, SampleGradients, "_require_own_losses"),
     (write_parameters, None, UserModel, "require_unchanged"),
     (write_momentum, None, PrivateOptimizer, "_require_same_state"),
-    (set_rate_by_data, None, PrivateOptimizer, "_require_same_groups"),
+    (set_rate_by_data, None, PrivateOptimizer, "_require_same_settings"),
     (take_step, normalise_batch, LoopData, "check"),
 ]
 

@@ -743,11 +743,7 @@ class PrivateOptimizer(Optimizer):
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
         self._require_same_settings()
-        if not has_same_values(now.state, copy_state(self._inner)):
-            raise CornError(
-                "the optimizer's state must not change between steps, found that it did: the "
-                "change could depend on data, and would be sent without noise"
-            )
+        self._require_same_state()
         if self._plan.budget.unit == "sample":
             self._model.require_no_gradient()
             if not now.sums.is_complete:
@@ -800,6 +796,13 @@ class PrivateOptimizer(Optimizer):
                 "that depends on data is public with the models; give a schedule of the step "
                 "number as make_private(schedule=…), or make a change that depends on public data "
                 "alone inside of optimizer.public_change()"
+            )
+
+    def _require_same_state(self) -> None:
+        if not has_same_values(self._now.state, copy_state(self._inner)):
+            raise CornError(
+                "the optimizer's state must not change between steps, found that it did: the "
+                "change could depend on data, and would be sent without noise"
             )
 
     def get_epsilon(self, delta: float | None = None) -> float:
@@ -899,15 +902,19 @@ class LoopData:
 
     @classmethod
     def of_agent(cls, loader: DataLoader[Any]) -> LoopData:
-        """Return the data of one loader."""
-        check_loader(loader)
+        """Return the data of one loader, or raise where batches cannot be drawn from it."""
+        require_plain_loader(loader)
         dataset: Any = loader.dataset
+        if isinstance(dataset, IterableDataset):
+            raise InvalidArgumentError(
+                "data_loader must have a data set with items by number, as batches are drawn from "
+                "it at random, found a stream: read it into a list first"
+            )
+        if not len(dataset):
+            raise InvalidArgumentError("data_loader must have at least one sample, found none")
+        require_different_samples([dataset])
         size = loader.batch_size or len(dataset)
         return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
-
-    def fetch(self, samples: Sequence[tuple[int, int]]) -> Any:
-        """Return some samples, each by its agent and row, as the user's loader would."""
-        return self.collate([self.dataset[self.rows[agent][row]] for agent, row in samples])
 
     def check(self) -> None:
         """Raise if the collate function puts samples along another dimension, or mixes them.
@@ -1003,19 +1010,6 @@ def _list_origins(dataset: Any) -> list[tuple[int, int]]:
     return [(id(dataset), row) for row in range(len(dataset))]
 
 
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader from whose data set batches cannot be drawn."""
-    require_plain_loader(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        raise InvalidArgumentError(
-            "data_loader must have a data set with items by number, as batches are drawn from it "
-            "at random, found a stream: read it into a list first"
-        )
-    if not len(loader.dataset):  # type: ignore[arg-type]
-        raise InvalidArgumentError("data_loader must have at least one sample, found none")
-    require_different_samples([loader.dataset])
-
-
 class _NoSampler(Sampler[int]):
     """The sampler of a private loader, from which nobody else may draw."""
 
@@ -1076,7 +1070,8 @@ class PrivateLoader(DataLoader[Any]):
                         stacklevel=2,
                     )
                 return
-            batch = self._source.fetch(samples)
+            own = self._source
+            batch = own.collate([own.dataset[own.rows[agent][row]] for agent, row in samples])
             if self._device is not None:
                 batch = tree_map_only(Tensor, lambda value: value.to(self._device), batch)
             yield self._optimizer.show(batch, len(samples))
