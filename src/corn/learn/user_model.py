@@ -18,7 +18,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -406,23 +405,6 @@ class _Call:
 _PLAIN = (int, float, bool, str)
 
 
-class _Mean(torch.autograd.Function):
-    """The mean of losses, whose backward pass takes the gradient of each of them."""
-
-    @staticmethod
-    def forward(ctx: Any, take: Callable[[], None], mean: Tensor, _: Tensor) -> Tensor:
-        """Return the mean."""
-        ctx.take = take
-        return mean.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None]:
-        """Take the gradients, each of weight 1, whatever the mean was multiplied by."""
-        ctx.take()
-        return None, None, None
-
-
 @final
 class UserModel:
     """The user's module as a ``Task``, and a check that values without noise stay as they are.
@@ -531,16 +513,17 @@ class UserModel:
                 "loss.backward() with any loss of the batch"
             )
 
-        def take() -> None:
+        def take(_: Tensor) -> None:
             # Gradients at parameters that depend on the batch would depend on all of its samples.
             self.require_unchanged()
             # A backward pass has them disabled.
             with torch.enable_grad():
                 receive(samples.take(losses))
 
-        anchor = torch.zeros((), requires_grad=True)
-        found: Tensor = _Mean.apply(take, losses.detach().mean(), anchor)  # type: ignore[no-untyped-call]
-        return found
+        # Whatever the mean is multiplied by, its backward pass calls this once.
+        anchor = losses.new_zeros((), requires_grad=True)
+        anchor.register_hook(take)  # type: ignore[no-untyped-call]
+        return losses.detach().mean() + anchor
 
     def require_no_gradient(self) -> None:
         """Raise if a parameter has a gradient, where gradients of samples are handed over."""
