@@ -5,7 +5,7 @@ a stand-in for its grid calls the client apps in this process.
 """
 
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from itertools import combinations, pairwise
@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
-from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed import Requirements
@@ -48,7 +46,7 @@ from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
-from tests.contracts.engines import Grid, flower_runtime, grow
+from tests.contracts.engines import Grid, flower_runtime, grow, lose_messages
 from tests.oracles import masked_message
 
 N, D = 4, 20_000
@@ -250,9 +248,9 @@ def test_a_server_that_names_different_agents_to_different_clients_gets_uniform_
 def test_a_sum_over_different_runs_is_uniform(agents: list[AgentRelease]) -> None:
     nonces, zero = greet(agents), np.zeros(D)
     sent = release_all(agents, dict.fromkeys((0, 1, 2), zero), nonces)
-    other = release(agents[3], zero, nonces | greet(agents, 3))
-    assert is_uniform(sum(each.integers for each in [*sent, other]))
-    assert average_updates(PLAN, [*sent, other]) is None
+    sent.append(release(agents[3], zero, nonces | greet(agents, 3)))
+    assert is_uniform(sum(each.integers for each in sent))
+    assert average_updates(PLAN, sent) is None
 
 
 def test_the_ledger_ends_the_run_and_counts_the_loss(agents: list[AgentRelease]) -> None:
@@ -460,22 +458,10 @@ def test_any_strategy_of_flower_gets_the_average(grid: Grid, tmp_path: Path) -> 
     assert all("proximal-mu" in message.content["config"] for message in last)
 
 
-def lose(agent: int, at_round: int) -> Callable[[int, Any], Any]:
-    """Lose the messages to an agent from a round of training on."""
-
-    def change(to: int, message: Any) -> Any:
-        config = message.content.config_records.get("config", {})
-        lose.is_gone |= config.get("server-round", 0) >= at_round  # type: ignore[attr-defined]
-        return None if to == agent and lose.is_gone else message  # type: ignore[attr-defined]
-
-    lose.is_gone = False  # type: ignore[attr-defined]
-    return change
-
-
 def test_a_round_without_a_client_is_void_and_the_others_go_on(
     grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid.change = lose(2, at_round=2)
+    grid.change = lose_messages(2, at_round=2)
     models = []
 
     def keep(_: int, arrays: Any) -> None:
@@ -515,7 +501,7 @@ def test_a_client_that_was_started_anew_takes_part_again(grid: Grid, tmp_path: P
 def test_training_stops_with_the_last_model_where_too_few_are_left(
     grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid.change = lose(0, at_round=2)
+    grid.change = lose_messages(0, at_round=2)
     result = start(grid, 4, min_agents=N)
     assert result.arrays["steps"].numpy().tolist() == [3]
     assert "4 agents must be left, found 3" in caplog.text
@@ -576,7 +562,7 @@ def test_training_ends_with_the_budget(
 
 
 def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None:
-    grid.change = lose(1, at_round=0)
+    grid.change = lose_messages(1, at_round=0)
     with pytest.raises(CornError, match="each once, found 0, 2, 3"):
         start(grid, 1)
     twice = Grid(mod, grow)
@@ -712,43 +698,3 @@ def test_the_example_runs_without_a_simulation_engine(
     # Chance is 0.5, without noise it is 0.94; the standard deviation over runs is 0.02.
     assert float(accuracy.split()[-1]) > 0.75
     assert total.count("19.999") == 6
-
-
-def test_rounds_of_gradients_protect_single_samples(mod: CornMod, tmp_path: Path) -> None:
-    """The average gradient of all clients' samples, each clipped, up to the noise of the plan."""
-    from flwr.app import ArrayRecord
-    from flwr.serverapp.strategy import FedAvg
-
-    assert mod is not None
-    budget = PrivacyBudget(
-        50, 1e-5, num_steps=3, clip=0.1, unit="sample", batch_size=30, samples_per_agent=30
-    )
-    plan = make_plan(load_network(f"star:{N}", mixing="sum"), budget)
-    folders = make_folders(tmp_path / "sample", plan)
-    generator = torch.Generator().manual_seed(2)
-    inputs = torch.randn(N, 30, 3, generator=generator)
-    targets = torch.randint(0, 2, (N, 30), generator=generator)
-
-    def make_problem(context: Any) -> Any:
-        agent = int(context.node_config["partition-id"])
-        return nn.Linear(3, 2), nn.functional.cross_entropy, (inputs[agent], targets[agent])
-
-    samples = CornMod(folders, problem=make_problem)
-    start_from = nn.Linear(3, 2)
-    with torch.no_grad():
-        start_from.weight.zero_()
-        start_from.bias.zero_()
-    strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), plan, step_size=2.0)
-    result = strategy.start(Grid(samples, grow), ArrayRecord(start_from.state_dict()), num_rounds=1)
-    total = torch.zeros(8)
-    for x, y in zip(inputs.reshape(-1, 3), targets.reshape(-1), strict=True):
-        start_from.zero_grad()
-        torch.autograd.backward(nn.functional.cross_entropy(start_from(x), y))
-        own = torch.cat([p.grad.reshape(-1) for p in start_from.parameters() if p.grad is not None])
-        total += own * min(1.0, 0.1 / float(own.norm()))
-    moved = torch.from_numpy(np.concatenate([v.numpy().ravel() for v in result.arrays.values()]))
-    torch.testing.assert_close(moved, -2.0 * total / (30 * N), atol=0.01, rtol=0)
-    # Updates of several steps cannot be clipped for single samples.
-    refused = Grid(CornMod(folders), grow)
-    assert strategy.start(refused, ArrayRecord(start_from.state_dict()), num_rounds=1) is not None
-    assert refused.replies[-1].has_error()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,14 +80,25 @@ def count_releases(folder: Path, agent: int) -> int:
 Train = Callable[[int], Shareable]
 
 
-def run_round(sites: Path, sums: CornSums, given: Shareable, train: Train) -> list[Shareable]:
-    def run(agent: int) -> Shareable:
-        context = Context(f"site-{agent + 1}", sums)
-        first, second = (CornFilter(str(sites / "{site}")) for _ in range(2))
+def begin_task(
+    sites: Path, sums: CornSums, given: Shareable | None, agent: int = 0, require: Any = ()
+) -> tuple[CornFilter, Context]:
+    """Return the filter of a site's results, and the context of a task that it was given."""
+    context = Context(f"site-{agent + 1}", sums)
+    own, other = (CornFilter(str(sites / "{site}"), require=require) for _ in range(2))
+    if given is not None:
         context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-        first.process(given, context)
-        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
-        return second.process(train(agent), context)
+        other.process(given, context)
+    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    return own, context
+
+
+def run_round(
+    sites: Path, sums: CornSums, train: Train, given: Callable[[int], Shareable]
+) -> list[Shareable]:
+    def run(agent: int) -> Shareable:
+        own, context = begin_task(sites, sums, given(agent), agent)
+        return own.process(train(agent), context)
 
     with ThreadPoolExecutor(N) as pool:
         return list(pool.map(run, range(N)))
@@ -113,7 +125,7 @@ def moved(agent: int) -> Shareable:
 
 
 def test_all_sites_answer_with_one_average_and_nothing_else(sites: Path, sums: CornSums) -> None:
-    replies = run_round(sites, sums, task(MODEL), moved)
+    replies = run_round(sites, sums, moved, lambda _: task(MODEL))
     for reply in replies:
         dxo = from_shareable(reply)
         assert dxo.data_kind == DataKind.WEIGHTS
@@ -134,7 +146,7 @@ def test_differences_are_averaged_as_differences(sites: Path, sums: CornSums) ->
         data = {"weight": np.full(4000, 1e-3 * agent, np.float32)}
         return DXO(DataKind.WEIGHT_DIFF, data=data).to_shareable()
 
-    replies = run_round(sites, sums, task(model), train)
+    replies = run_round(sites, sums, train, lambda _: task(model))
     dxo = from_shareable(replies[2])
     assert dxo.data_kind == DataKind.WEIGHT_DIFF
     # The mean over sites is 1.5e-3, the noise that of the plan.
@@ -145,14 +157,12 @@ def test_differences_are_averaged_as_differences(sites: Path, sums: CornSums) ->
 
 
 def test_what_is_no_model_does_not_leave(sites: Path, sums: CornSums) -> None:
-    own = CornFilter(str(sites / "{site}"))
-    context = Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    own, context = begin_task(sites, sums, None)
     with pytest.raises(PublicError, match="task_data_filters"):
         own.process(moved(0), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    own, context = begin_task(sites, sums, task(MODEL))
+    # Whatever a job calls a result of CornExecutor.
+    context.set_prop("corn.released", moved(0))
     metrics = DXO(DataKind.METRICS, data={"accuracy": SECRET}).to_shareable()
     for wrong in (metrics, Shareable({"accuracy": SECRET})):
         with pytest.raises(PublicError, match="is not sent"):
@@ -170,45 +180,30 @@ def test_what_is_no_model_does_not_leave(sites: Path, sums: CornSums) -> None:
 
 def test_training_in_place_and_a_late_site_reveal_nothing(sites: Path, sums: CornSums) -> None:
     """The attack: the server answers that a sum began without this site."""
-    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
+    given = task({"weight": np.zeros(3, np.float32), "count": np.array([7])})
+    own, context = begin_task(sites, sums, given)
     context.get_engine = lambda: SimpleNamespace(  # type: ignore[method-assign]
         send_aux_request=lambda **_: {"server": Shareable({"status": "late"})}
     )
-    given = task({"weight": np.zeros(3, np.float32), "count": np.array([7])})
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(given, context)
     data = from_shareable(given).data
     data["weight"] += SECRET
     data["count"] += 417
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
     answer = own.process(DXO(DataKind.WEIGHTS, data=data).to_shareable(), context)
     found = from_shareable(answer).data
     assert found["weight"].tolist() == [0, 0, 0]
     assert found["count"].tolist() == [7]
 
 
-def test_a_result_is_let_pass_only_if_it_is_the_executors_own(sites: Path, sums: CornSums) -> None:
-    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
-    context.set_prop("corn.released", moved(0))
-    metrics = DXO(DataKind.METRICS, data={"accuracy": SECRET}).to_shareable()
-    with pytest.raises(PublicError, match="is not sent"):
-        own.process(metrics, context)
-
-
-def test_an_executor_of_a_job_keeps_the_requirements_of_the_site(
-    sites: Path, sums: CornSums
-) -> None:
-    own = CornFilter(str(sites / "{site}"), require=["unit=agent", "epsilon=1"])
-    context = Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    executor = CornExecutor("os.getcwd", 1.0, folder=str(sites / "{site}"))
-    with pytest.raises((PublicError, RequirementError)) as caught:
-        executor.execute("train", task(MODEL), context, SimpleNamespace(triggered=False))
-    assert "requirements" in str(caught.value)
+@pytest.mark.parametrize("by_executor", [False, True])
+def test_the_owner_may_refuse_a_plan(sites: Path, sums: CornSums, by_executor: bool) -> None:
+    require = ["unit=agent", "epsilon=1"]
+    own, context = begin_task(sites, sums, task(MODEL), require=require)
+    release = partial(own.process, moved(0), context)
+    if by_executor:
+        executor = CornExecutor("os.getcwd", 1.0, folder=str(sites / "{site}"))
+        release = partial(executor.execute, "train", task(MODEL), context, context.abort_signal)
+    with pytest.raises((PublicError, RequirementError), match="requirements"):
+        release()
 
 
 def test_a_policy_of_a_site_keeps_what_it_does_not_change(tmp_path: Path) -> None:
@@ -243,24 +238,11 @@ def test_a_server_cannot_read_files_of_a_guarded_site(
 
 def test_errors_of_a_site_name_neither_data_nor_files(sites: Path, sums: CornSums) -> None:
     (sites / "site-1" / "agent-0.key").write_text("damaged")
-    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    own, context = begin_task(sites, sums, task(MODEL))
     with pytest.raises(PublicError) as caught:
         own.process(moved(0), context)
     assert "agent-0.key" not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_the_owner_may_refuse_a_plan(sites: Path, sums: CornSums) -> None:
-    own = CornFilter(str(sites / "{site}"), require=["unit=agent", "epsilon=1"])
-    context = Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
-    with pytest.raises((PublicError, RequirementError)):
-        own.process(moved(0), context)
 
 
 def test_a_server_that_sends_sites_different_models_gets_no_sum_of_them(
@@ -268,18 +250,8 @@ def test_a_server_that_sends_sites_different_models_gets_no_sum_of_them(
 ) -> None:
     sums._rounds._wait = 1.0
     other = {**MODEL, "bias": torch.ones(2, dtype=torch.float64)}
-    given = {0: task(MODEL), 1: task(MODEL), 2: task(other), 3: task(other)}
-
-    def run(agent: int) -> Any:
-        context = Context(f"site-{agent + 1}", sums)
-        own = CornFilter(str(sites / "{site}"))
-        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-        own.process(given[agent], context)
-        context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
-        return from_shareable(own.process(moved(agent), context)).data["bias"]
-
-    with ThreadPoolExecutor(N) as pool:
-        first, second, third, fourth = pool.map(run, range(N))
+    replies = run_round(sites, sums, moved, lambda agent: task(MODEL if agent < 2 else other))
+    first, second, third, fourth = (from_shareable(reply).data["bias"] for reply in replies)
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)
     assert not torch.equal(first, third)
@@ -287,10 +259,7 @@ def test_a_server_that_sends_sites_different_models_gets_no_sum_of_them(
 
 def test_a_filter_that_waits_observes_the_abort_signal(sites: Path, sums: CornSums) -> None:
     """No other site is ready, and the server would let this one wait for 20 s."""
-    own, context = CornFilter(str(sites / "{site}")), Context("site-1", sums)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.IN)
-    own.process(task(MODEL), context)
-    context.set_prop(FLContextKey.FILTER_DIRECTION, FilterKey.OUT)
+    own, context = begin_task(sites, sums, task(MODEL))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(own.process, moved(0), context)
         time.sleep(0.5)

@@ -51,7 +51,7 @@ from corn.learn.step import (
     compute_gradients,
     smooth,
 )
-from corn.learn.tasks import Gradients, MeanLoss, Task
+from corn.learn.tasks import Gradients, MeanLoss
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
 from corn.learn.training import make_task
 from corn.learn.workloads import make_named_task
@@ -82,11 +82,9 @@ _LOGGER = logging.getLogger("corn.engines")
 
 @dataclass(frozen=True, eq=False)
 class MaskedUpdate:
-    """The message of one agent in one round. All of it may be public.
+    """The message of one agent in one round: integers modulo 2^B, shape (d,). It may be public.
 
-    Attributes:
-        integers: the noisy update on the grid, under masks, modulo 2^B, shape (d,).
-        offset_seed: 32 random bytes, from which the agent's offset of the grid follows.
+    The agent's offset of the grid follows from ``offset_seed``, 32 random bytes.
     """
 
     integers: MaskWords
@@ -98,9 +96,8 @@ class MaskedUpdate:
 def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     """Return the plan of a round in which some agents take part, renumbered in their order.
 
-    It follows from the plan of all and from the set alone, so that every client computes it for
-    itself. Each release under it keeps the agent's precision cap of the plan of all, against as
-    many insiders, or against all other agents of the set.
+    Every client computes it for itself. Each release under it keeps the agent's precision cap of
+    the plan of all, against as many insiders, or against all other agents of the set.
     """
     if len(agents) == plan.num_agents:
         return plan
@@ -136,9 +133,9 @@ class Hello(NamedTuple):
 
     Attributes:
         agent: Its number.
-        plan: The fingerprint of its plan of all agents, 32 bytes.
-        model: A digest of the model that its update starts from, 32 bytes; see ``sum_releases``.
-        nonce: Its contribution to the nonce of the sum, 32 bytes that it has never used before.
+        plan: The fingerprint of its plan of all agents.
+        model: A digest of the model that its update starts from; see ``sum_releases``.
+        nonce: Its contribution to the nonce of the sum, which it has never used before.
         signature: By the agent's key of the roster, over the other fields.
     """
 
@@ -147,6 +144,11 @@ class Hello(NamedTuple):
     model: bytes
     nonce: bytes
     signature: bytes = b""
+
+    @property
+    def start(self) -> tuple[bytes, bytes]:
+        """What all agents of a sum must have in common."""
+        return self.plan, self.model
 
     def statement(self) -> bytes:
         """Return what is signed."""
@@ -158,7 +160,7 @@ class Hello(NamedTuple):
 
 
 def decode_hello(found: object) -> Hello:
-    """Return a hello out of what somebody sent, whose signature is not verified."""
+    """Return a hello out of what somebody sent, without verifying its signature."""
     if not isinstance(found, bytes) or len(found) != _HELLO.size:
         raise PublicError("refuses a message that is not the hello of an agent")
     return Hello(*_HELLO.unpack(found))
@@ -205,11 +207,11 @@ class AgentRelease:
         # The ledger has a new nonce whenever it is opened so. With it the nonce of the run is new,
         # whatever the server claims about other agents' nonces.
         with self._open(_find_precision(self.plan, self.agent)) as ledger:
-            nonce, remaining = ledger.nonce, ledger.remaining
-        if remaining == 0:
-            raise BudgetSpentError(
-                f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
-            )
+            nonce = ledger.nonce
+            if ledger.remaining == 0:
+                raise BudgetSpentError(
+                    f"{self._keys}: all {self.plan.budget.num_steps} releases of the plan are spent"
+                )
         hello = Hello(self.agent, fingerprint(self.plan), model, nonce)
         own = load_credentials(self._keys, self.agent, self.plan.num_agents)
         own.roster.require_names(self.plan.network.agent_names)
@@ -229,8 +231,7 @@ class AgentRelease:
         roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
         said = [read_hello(each, roster) for each in hellos]
         start = fingerprint(self.plan), model
-        other = [hello.agent for hello in said if (hello.plan, hello.model) != start]
-        if other:
+        if other := [hello.agent for hello in said if hello.start != start]:
             raise PublicError(f"refuses to release: {other} have another plan or model")
         nonces = {hello.agent: hello.nonce for hello in said}
         if len(nonces) != len(said) or self.agent not in nonces:
@@ -242,8 +243,7 @@ class AgentRelease:
 
         Args:
             clipped: One gradient, clipped as the plan's unit demands.
-            nonces: The contribution of each agent of the sum, of :meth:`read_hellos`; this agent's
-                must be that of its last hello.
+            nonces: Those of :meth:`read_hellos`; this agent's must be that of its last hello.
 
         Formal guarantee:
             Whatever nonces a server names to whom, the messages of honest agents are uniform but
@@ -312,8 +312,8 @@ class AgentRelease:
         ledger = open_ledger(
             self._keys, self.agent, self.plan, precision=precision, continues=continues
         )
-        if self._required.total_epsilon is not None:
-            try:
+        try:
+            if self._required.total_epsilon is not None:
                 # As if all rounds of the plan were released, so that no run ends in the middle.
                 compose_total(
                     self.plan,
@@ -323,16 +323,16 @@ class AgentRelease:
                     requirements=self._required,
                     num_steps=self.plan.budget.num_steps,
                 )
-            except BaseException:
-                ledger.close()
-                raise
+        except BaseException:
+            ledger.close()
+            raise
         return ledger
 
 
 def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray | None:
     """Return the average of all agents' noisy updates, or None where their masks did not cancel.
 
-    ``plan`` is that of the round, ``plan_for`` its agents, each of which has one message.
+    ``plan`` is ``plan_for`` the agents of the round.
     """
     require(len(updates) == plan.num_agents, "updates", f"{plan.num_agents}", len(updates))
     total = np.zeros(len(updates[0].integers), WORDS[plan.mask_bits])
@@ -368,29 +368,19 @@ class SumRounds:
 
     The server is trusted with nothing: see :meth:`AgentRelease.release`. It knows public keys only,
     so that one agent cannot speak for another.
-
-    Args:
-        roster: The public keys of all agents.
-        min_agents: The fewest agents of a sum.
-        wait: Seconds.
     """
 
     def __init__(
-        self,
-        roster: Roster,
-        *,
-        min_agents: int = FEWEST_AGENTS,
-        wait: float = 600.0,
+        self, roster: Roster, *, min_agents: int = FEWEST_AGENTS, wait: float = 600.0
     ) -> None:
         self._n = n = roster.num_agents
         rule = f"from {FEWEST_AGENTS} to {n}"
         require(FEWEST_AGENTS <= min_agents <= n, "min_agents", rule, min_agents)
-        require(wait > 0, "wait", "positive", wait)
         self._roster = roster
         self._min_agents = min_agents
         self._wait = wait
         self._lock = threading.Lock()
-        self._awaited = frozenset(range(n))
+        self._awaited = set(range(n))
         # One hello of each agent, with its sender and the time at which it came.
         self._ready: dict[int, tuple[Hello, str, float]] = {}
         self._sums: dict[int, _Sum] = {}
@@ -416,10 +406,10 @@ class SumRounds:
         for number, known in self._sums.items():
             if known.hellos.get(hello.agent) == hello:
                 return {"status": "begun", "sum": number, "hellos": known.encode_hellos()}
-            known.is_void |= time.monotonic() > known.deadline and not known.is_complete
-            if known.start == (hello.plan, hello.model) and not known.is_void:
+            is_same = hello.start in (each.start for each in known.hellos.values())
+            if is_same and not known.check_deadline():
                 # An agent that comes back is awaited from the next sum on.
-                self._awaited |= {hello.agent}
+                self._awaited.add(hello.agent)
                 return {"status": "late"}
         now = time.monotonic()
         # The last one counts: an agent that was restarted has a new nonce.
@@ -427,8 +417,8 @@ class SumRounds:
             self._ready[hello.agent] = hello, sender, now
         group = {
             agent: each
-            for agent, each in self._ready.items()
-            if (each[0].plan, each[0].model) == (hello.plan, hello.model)
+            for agent, each in sorted(self._ready.items())
+            if each[0].start == hello.start
         }
         is_enough = len(group) >= self._min_agents
         is_late = now - min(since for *_, since in group.values()) > self._wait
@@ -438,12 +428,11 @@ class SumRounds:
             del self._ready[agent]
         if not is_enough:
             return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
-        self._awaited = frozenset(group)
+        self._awaited = set(group)
         self._num_sums += 1
         begun = _Sum(
-            hellos={agent: each for agent, (each, *_) in sorted(group.items())},
+            hellos={agent: each for agent, (each, *_) in group.items()},
             senders={agent: name for agent, (_, name, _) in group.items()},
-            start=(hello.plan, hello.model),
             deadline=now + self._wait,
         )
         self._sums[self._num_sums] = begun
@@ -456,13 +445,11 @@ class SumRounds:
         known = self._sums.get(number) if type(number) is int else None
         if known is None or type(agent) is not int or known.senders.get(agent) != sender:
             raise PublicError("refuses a message to a sum that its sender is not in")
-        # Void for all once it is void for one of them.
-        known.is_void |= time.monotonic() > known.deadline and not known.is_complete
-        if "integers" in request and not known.is_void:
+        if not known.check_deadline() and "integers" in request:
             known.add(agent, request["integers"], request.get("offset_seed"))
         if known.is_void:
             lost = sorted(known.hellos.keys() - known.seeds.keys())
-            self._awaited = self._awaited.difference(lost)
+            self._awaited.difference_update(lost)
             return {"status": "void", "lost": lost}
         if not known.is_complete:
             return {"status": "wait"}
@@ -476,7 +463,6 @@ class _Sum:
 
     hellos: dict[int, Hello]
     senders: dict[int, str]
-    start: tuple[bytes, bytes]
     deadline: float
     total: MaskWords | None = None
     seeds: dict[int, bytes] = field(default_factory=dict)
@@ -485,6 +471,11 @@ class _Sum:
     @property
     def is_complete(self) -> bool:
         return len(self.seeds) == len(self.hellos)
+
+    def check_deadline(self) -> bool:
+        """Return whether the sum is void: for all agents once it is for one of them."""
+        self.is_void |= time.monotonic() > self.deadline and not self.is_complete
+        return self.is_void
 
     def encode_hellos(self) -> list[bytes]:
         return [hello.encode() for hello in self.hellos.values()]
@@ -521,11 +512,9 @@ class ServerSums:
     """Sums at a server, through messages to :meth:`SumRounds.answer`.
 
     Args:
-        ask: Sends a message and returns its answer, or None if the server was not reached: then it
-            is asked again.
+        ask: Sends a message and returns its answer, or None if the server was not reached.
         wait: The seconds after which an unreachable server is given up.
-        is_aborted: Returns whether the engine has aborted the job. Whoever waits then raises
-            ``AbortedError``.
+        is_aborted: Whether the engine has aborted the job: who waits then raises ``AbortedError``.
     """
 
     def __init__(
@@ -583,37 +572,6 @@ class ServerSums:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-@final
-class RankSums:
-    """Sums by ``all_reduce`` of ``torch.distributed``, for agents that are the ranks of a cluster.
-
-    A rank that is lost ends the others, as it does with ``torch.distributed`` itself.
-
-    Args:
-        group: The process group; by default that of all ranks.
-    """
-
-    def __init__(self, group: Any = None) -> None:
-        self._group = group
-
-    def meet(self, hello: Hello) -> Sequence[object]:
-        """See ``Reduction``."""
-        return self._gather(hello.encode())
-
-    def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]]:
-        """See ``Reduction``."""
-        # Gloo adds up signed integers, which overflow modulo 2⁶⁴ and so modulo 2^B.
-        total = torch.from_numpy(message.integers.astype(np.int64))
-        torch.distributed.all_reduce(total, group=self._group)
-        seeds = dict(self._gather((agent, message.offset_seed)))
-        return total.numpy().astype(message.integers.dtype), [seeds[each] for each in sorted(seeds)]
-
-    def _gather(self, value: object) -> list[Any]:
-        gathered: list[Any] = [None] * torch.distributed.get_world_size(self._group)
-        torch.distributed.all_gather_object(gathered, value, group=self._group)
-        return gathered
-
-
 def sum_releases(
     own: AgentRelease, clipped: ClippedGradients, *, model: bytes, reduction: Reduction
 ) -> FloatArray | None:
@@ -632,13 +590,9 @@ def sum_releases(
         reduction: Carries and adds up messages. It is trusted with nothing.
 
     Raises:
-        TooFewAgentsError: Fewer agents are ready than a sum must have.
-        AbortedError: The engine has aborted the job. A release that was made counts.
         PublicError: With what others sent nothing may be released.
-        BudgetSpentError: Nothing of the budget is left.
     """
-    hello = own.say_hello(model)
-    hellos = reduction.meet(hello)
+    hellos = reduction.meet(own.say_hello(model))
     if hellos is None:
         _LOGGER.warning("a sum began without this agent: nothing was released")
         return None
@@ -668,31 +622,24 @@ class GradientSteps:
 
     Args:
         own: This agent's releases.
-        task: The model and its training loss.
-        dataset: This agent's samples.
+        problem: The model, its training loss, and this agent's samples alone.
         step_size: The step size, or learning rate; 0 where somebody else takes the steps.
     """
 
     def __init__(
-        self,
-        own: AgentRelease,
-        task: Task,
-        dataset: DataSource,
-        *,
-        step_size: float = 0.0,
+        self, own: AgentRelease, problem: TrainingProblem, *, step_size: float = 0.0
     ) -> None:
         budget = own.plan.budget.of_agent(own.agent)
         query = budget.query
         passes = query.steps_per_pass
         # The order of a pass lasts as long as its run, and a run here is one sum.
         require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
-        problem = TrainingProblem(task, AgentData.from_parts([read_samples(dataset)]))
         require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
         size = query.batch_size
         settings = SweepSettings(1, size, dtype=own.plan.dtype)
         data, _ = problem.place(settings)
         self._own = own
-        self._task = task
+        self._task = problem.task
         self._step_size = step_size
         self._is_sample = query.unit == "sample"
         self._batches = BatchSampler.of_agent(query, data, batch_size=size)
@@ -712,12 +659,7 @@ class GradientSteps:
         )
 
     def take(
-        self,
-        parameters: Tensor,
-        clipped: ClippedGradients,
-        *,
-        step: int,
-        reduction: Reduction,
+        self, parameters: Tensor, clipped: ClippedGradients, *, step: int, reduction: Reduction
     ) -> Tensor | None:
         """Return the model after a step, shape (d,), or None where the sum is void.
 
@@ -741,26 +683,23 @@ class GradientSteps:
 class SiteProblem:
     """What a site trains, and how the messages of an engine name and shape its parameters.
 
-    Args:
-        problem: The task, and the samples of this site alone.
-        shapes: The shapes of the trained arrays by name, in the order of the flat parameters. By
-            default one array ``parameters``.
+    ``shapes`` are those of the trained arrays by name, in the order of the flat parameters. By
+    default there is one array ``parameters``.
     """
 
     def __init__(
         self, problem: TrainingProblem, shapes: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         self.problem = problem
-        self.shapes = dict(shapes or {PARAMETERS: tuple(problem.task.initialize(0).shape)})
+        self.shapes = dict(shapes or {PARAMETERS: (problem.task.num_parameters,)})
 
     @classmethod
     def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
         """Return the problem of a user's module, whose arrays have the names of its parameters."""
-        trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        problem = TrainingProblem(
-            make_task(module, loss), AgentData.from_parts([read_samples(dataset)])
-        )
-        return cls(problem, {name: tuple(each.shape) for name, each in trained.items()})
+        trained = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        data = AgentData.from_parts([read_samples(dataset)])
+        problem = TrainingProblem(make_task(module, loss), data)
+        return cls(problem, {name: tuple(each.shape) for name, each in trained})
 
     def read(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the parameters in a server's arrays, shape (d,), or raise ``PublicError``."""
@@ -777,11 +716,6 @@ class SiteProblem:
         pieces = zip(self.shapes.items(), torch.split(parameters, sizes), strict=True)
         return {name: piece.reshape(shape).numpy() for (name, shape), piece in pieces}
 
-    def make_steps(self, own: AgentRelease, **options: Any) -> GradientSteps:
-        """Return the gradient steps of this site; ``options`` are those of ``GradientSteps``."""
-        data = self.problem.data
-        return GradientSteps(own, self.problem.task, (data.inputs, data.targets), **options)
-
 
 @dataclass(frozen=True, eq=False)
 class SiteFolder:
@@ -789,13 +723,8 @@ class SiteFolder:
 
     That is either a plan, ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan
     and its public test data. With a consortium file the site's rows are in ``data.csv``, ``.tsv``
-    or ``.parquet`` (a link will do), and nothing else is configured.
-
-    Attributes:
-        path: The folder, which only the owner can open.
-        agent: The number of the site.
-        plan: The plan of all sites.
-        consortium: What is in the consortium file.
+    or ``.parquet`` (a link will do), and nothing else is configured. Only the owner can open the
+    folder.
     """
 
     path: Path
@@ -846,11 +775,8 @@ def make_sites(folder: Path, plan: Plan | Path, names: Sequence[str]) -> Roster:
     """Make the folder of each site, for runs on one machine; return the roster.
 
     At real sites everybody makes an own key with ``corn keys make``, and only public keys travel.
-
-    Args:
-        folder: Gets one folder for each site, and ``all`` with the roster.
-        plan: The plan, or a consortium file with its plan beside it.
-        names: The name of each site's folder, in the order of agents.
+    ``folder`` gets one folder for each site, by its name, and ``all`` with the roster. ``plan`` may
+    be a consortium file with its plan beside it.
     """
     make_keys(folder / "all", len(names))
     for agent, name in enumerate(names):
@@ -879,12 +805,8 @@ class ConsortiumModel:
     """The model of a consortium at a server, which keeps it after every round.
 
     A server that was killed goes on from the last model that it kept. The model is public: it
-    follows from noisy sums.
-
-    Args:
-        consortium: The consortium file, with its plan beside it.
-        out: A folder for ``model.pt``, which ``corn export``, ``predict`` and ``report`` take, and
-            for ``parameters.npy``, from which training goes on.
+    follows from noisy sums. The folder ``out`` gets ``model.pt``, which ``corn export``,
+    ``predict`` and ``report`` take, and ``parameters.npy``, from which training goes on.
     """
 
     def __init__(self, consortium: Path, out: Path) -> None:
@@ -895,7 +817,7 @@ class ConsortiumModel:
         num_inputs = len(schema.features)
         task = make_named_task(agreed.training.model, (num_inputs,), len(schema.classes) or None)
         # A server has nobody's rows: one of zeros shows their shape.
-        rows = AgentData.from_parts([(torch.zeros(1, num_inputs), torch.zeros(1))])
+        rows = AgentData(torch.zeros(1, num_inputs), torch.zeros(1), (0, 1))
         self._problem = TrainingProblem(task, rows, schema=schema)
         self._out = out
 
@@ -990,8 +912,3 @@ def add_to_arrays(
         moved.append((array.astype(np.float64) + piece).astype(array.dtype))
         start += array.size
     return moved
-
-
-def count_trained(arrays: Sequence[NDArray[Any]]) -> int:
-    """Return the length of the vector that ``flatten`` returns for arrays like these."""
-    return sum(array.size for array in arrays if array.dtype.kind == "f")

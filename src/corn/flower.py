@@ -4,11 +4,8 @@ The plan is one of exact sums. ``CornMod`` clips a client's update, adds the cli
 noise, rounds the sum to the grid and hides it under masks. ``CornStrategy`` adds up the integers of
 all clients modulo 2^B, where the masks cancel, and gives the average to any strategy of Flower.
 
-The guarantee is the plan's, for its unit: ε over all rounds, against the server and anybody else
-who reads all messages and models, together with as many curious clients as the plan's threat names.
-The server need not follow the protocol: whatever it asks of whom, a release is either uniform or
-part of one sum with the noise of all honest clients in it (docs/flower.md). It could spoil the
-model. Whose code a SuperNode runs is another question, which Flower answers.
+The guarantee is that of :mod:`corn.engines`, with clients as agents (docs/flower.md). Whose code a
+SuperNode runs is another question, which Flower answers.
 
 Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
 """
@@ -33,6 +30,7 @@ from corn.engines import (
     PARAMETERS,
     AgentRelease,
     ConsortiumModel,
+    GradientSteps,
     Hello,
     MaskedUpdate,
     SiteFolder,
@@ -40,7 +38,6 @@ from corn.engines import (
     add_to_arrays,
     average_updates,
     calling_users_code,
-    count_trained,
     decode_hello,
     flatten,
     hiding_errors,
@@ -84,7 +81,6 @@ class CornMod:
         problem: (context of Flower) → module, loss of a batch, data set of the client: a round is
             then one gradient step too. Plans with the unit sample need one or the other. The
             server's arrays must be the module's trained parameters.
-        shares_evaluation: Answer evaluations unchanged, because they use public data only.
         requirements: The owner's requirements of this plan and of all releases of this client's
             data. The client refuses every message of a run that does not meet them.
     """
@@ -94,12 +90,10 @@ class CornMod:
         folder: Path | str = "",
         *,
         problem: Callable[[Any], tuple[nn.Module, MeanLoss, DataSource]] | None = None,
-        shares_evaluation: bool = False,
         requirements: Requirements | None = None,
     ) -> None:
         self._folder = str(folder)
         self._problem = problem
-        self._shares_evaluation = shares_evaluation
         self._required = requirements
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
@@ -109,11 +103,6 @@ class CornMod:
             if kind.startswith(_TRAIN):
                 records = self._train(message, context, call_next)
                 return flower.Message(flower.RecordDict(records), reply_to=message)
-            # Only where the owner states that evaluation uses public data: other scores have no
-            # noise.
-            if kind.startswith("evaluate") and self._shares_evaluation:
-                with calling_users_code():
-                    return call_next(message, context)
             # Empty metrics: an average over clients then has no scores, and the strategy goes on.
             metrics = flower.MetricRecord({_WEIGHT: 1})
             return flower.Message(flower.RecordDict({"metrics": metrics}), reply_to=message)
@@ -142,17 +131,11 @@ class CornMod:
         folder = self._folder or str(context.node_config.get("corn", ""))
         if not folder:
             raise PublicError("the node's configuration must have the folder of the site as corn")
-        return _open_site(
-            Path(folder.replace("{site}", str(context.node_config.get("partition-id"))))
-        )
+        site = str(context.node_config.get("partition-id"))
+        return _open_site(Path(folder.replace("{site}", site)))
 
     def _compute(
-        self,
-        site: SiteFolder,
-        own: AgentRelease,
-        message: Any,
-        context: Any,
-        call_next: Callable[..., Any],
+        self, site: SiteFolder, own: AgentRelease, message: Any, context: Any, call_next: Any
     ) -> ClippedGradients:
         """Return the gradient of a batch at the server's model, or the client app's update."""
         (_, given) = _only_arrays(message)
@@ -161,13 +144,16 @@ class CornMod:
             if own.plan.momentum:
                 raise PublicError("a plan with momentum needs a model that stays at the client")
             with calling_users_code():
-                trained = self._load_problem(site, context)
+                if self._problem is None:
+                    trained = site.load_problem()
+                else:
+                    trained = SiteProblem.from_module(*self._problem(context))
             if list(start) != list(trained.shapes):
                 raise PublicError("the server's arrays must be the trained parameters, in order")
             parameters = trained.read(start)
             with calling_users_code():
                 # New coins for every message: rounds are independent, as amplification assumes.
-                return trained.make_steps(own).differentiate(parameters)
+                return GradientSteps(own, trained.problem).differentiate(parameters)
         with calling_users_code():
             reply = call_next(message, context)
         if reply.has_error():
@@ -176,11 +162,6 @@ class CornMod:
         before, after = list(start.values()), found.to_numpy_ndarrays()
         # Subtracted in float64, the type in which the update is clipped and released.
         return own.clip_update(flatten(after, like=before) - flatten(before, like=before))
-
-    def _load_problem(self, site: SiteFolder, context: Any) -> SiteProblem:
-        if self._problem is None:
-            return site.load_problem()
-        return SiteProblem.from_module(*self._problem(context))
 
 
 @final
@@ -205,12 +186,6 @@ class CornStrategy:
         timeout: The seconds to wait until all nodes are connected, and for their hellos.
     """
 
-    _hellos: dict[int, Hello]  # what each node said for the next sum, in the order of agents
-    _left_out: set[int]
-    _has_begun: bool
-    _is_stopped: bool
-    _arrays: Any
-
     def __init__(
         self,
         strategy: Any,
@@ -230,6 +205,14 @@ class CornStrategy:
         self._min_agents = min_agents
         self._timeout = timeout
         self._reset()
+
+    def _reset(self) -> None:
+        # What each node said for the next sum, in the order of agents.
+        self._hellos: dict[int, Hello] = {}
+        self._left_out: set[int] = set()
+        self._has_begun = False
+        self._is_stopped = False
+        self._arrays: Any = None
 
     def start(self, *arguments: Any, **options: Any) -> Any:
         """Run the rounds of training as the other strategy's ``start`` does, and return its result.
@@ -317,13 +300,6 @@ class CornStrategy:
         """Return the other strategy's metrics."""
         return self._strategy.aggregate_evaluate(*arguments)
 
-    def _reset(self) -> None:
-        self._hellos = {}
-        self._left_out = set()
-        self._has_begun = False
-        self._is_stopped = False
-        self._arrays = None
-
     def _meet(self, grid: Any) -> None:
         """Ask nodes without a hello for one: all at first, later those that are new."""
         n = self._plan.num_agents
@@ -384,7 +360,8 @@ class CornStrategy:
 
     def _read_replies(self, replies: Iterable[Any], plan: Plan) -> dict[int, MaskedUpdate]:
         """Return the messages that can be added up, by node, and keep hellos; log the others."""
-        size = count_trained(self._arrays.to_numpy_ndarrays())
+        given = self._arrays.to_numpy_ndarrays()
+        size = len(flatten(given, like=given))
         words, received = WORDS[plan.mask_bits], {}
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -438,12 +415,7 @@ def train_consortium(grid: Any, consortium: Path | str, out: Path | str, **optio
 
     The model is kept in the folder ``out`` after each round: see ``ConsortiumModel``. A server that
     was killed goes on from there, with the releases that the clients' ledgers still allow.
-
-    Args:
-        grid: The grid of Flower.
-        consortium: The consortium file, with its plan beside it; all sites have the same two.
-        out: A folder for the model.
-        options: Those of ``CornStrategy``.
+    ``options`` are those of ``CornStrategy``.
     """
     flower, strategies = _import_flower(), importlib.import_module("flwr.serverapp.strategy")
     model = ConsortiumModel(Path(consortium), Path(out))

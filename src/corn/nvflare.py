@@ -6,10 +6,8 @@ server adds up the integers of all sites modulo 2^B, where the masks cancel. Eac
 average in the place of its own result, so that all results are equal, and whatever the job's
 controller makes of them is post-processing: averages with any weights, FedOpt, early stopping.
 
-The guarantee is the plan's, for one site's whole data (unit agent): ε over all rounds, against the
-server and anybody else who reads all messages and models, together with as many curious sites as
-the plan's threat names. It does not rest on NVFlare: sites know each other by the keys of the
-roster. A server that drops, delays, repeats or forges messages learns no more (docs/nvflare.md).
+The guarantee is that of :mod:`corn.engines`, for one site's whole data (unit agent). It does not
+rest on NVFlare: sites know each other by the keys of the roster (docs/nvflare.md).
 
 ``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample. With a
 consortium file in the folder of each party, a job of it has neither code nor settings.
@@ -28,6 +26,7 @@ import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +40,7 @@ from corn.engines import (
     PARAMETERS,
     AbortedError,
     ConsortiumModel,
+    GradientSteps,
     ServerSums,
     SiteFolder,
     SiteProblem,
@@ -195,10 +195,8 @@ class CornFilter(Filter):  # type: ignore[misc]
 class _Task:
     """What the server sent, in copies: training may change its arrays in place.
 
-    Attributes:
-        arrays: The parameters by name; None for a task without a model.
-        round_number: The round.
-        headers: Those that a reply needs.
+    ``arrays`` are the parameters by name, None for a task without a model; ``headers`` are those
+    that a reply needs.
     """
 
     arrays: dict[str, np.ndarray[Any, Any]] | None
@@ -210,12 +208,10 @@ class _Task:
         headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
         number = headers[AppConstants.CURRENT_ROUND]
         arrays = None
-        try:
+        with suppress(PublicError):
             dxo = _read_model(task)
-        except PublicError:
-            dxo = None
-        if dxo is not None and dxo.data_kind == DataKind.WEIGHTS:
-            arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
+            if dxo.data_kind == DataKind.WEIGHTS:
+                arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
         return cls(arrays, number if type(number) is int else 0, headers)
 
     def add_headers(self, reply: Shareable) -> Shareable:
@@ -245,11 +241,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        problem: str = "",
-        step_size: float = 0.0,
-        steps: int = 0,
-        folder: str = "",
+        self, problem: str = "", step_size: float = 0.0, steps: int = 0, folder: str = ""
     ) -> None:
         super().__init__()
         self.problem = problem
@@ -276,19 +268,17 @@ class CornExecutor(Executor):  # type: ignore[misc]
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
             raise PublicError("a plan with momentum needs all steps in one task: leave out steps")
-        with calling_users_code():
-            trained = self._load_problem(site, fl_ctx)
-        parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         agreed = site.consortium
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
-            steps = trained.make_steps(own, step_size=step_size)
+            trained = self._load_problem(site, fl_ctx)
+            steps = GradientSteps(own, trained.problem, step_size=step_size)
+        parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
         sums = _open_sums(fl_ctx, abort_signal)
-        first = round_number * (self.steps or num_steps)
-        for step in range(first, min(first + (self.steps or num_steps), num_steps)):
-            if abort_signal.triggered:
-                return make_reply(ReturnCode.TASK_ABORTED)
+        steps_per_task = self.steps or num_steps
+        first = round_number * steps_per_task
+        for step in range(first, min(first + steps_per_task, num_steps)):
             try:
                 with calling_users_code():
                     clipped = steps.differentiate(parameters)
@@ -312,7 +302,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
         return reply
 
     def _load_problem(self, site: SiteFolder, fl_ctx: FLContext) -> SiteProblem:
-        # A closed site calls no function that a job names.
+        # A site with a consortium file calls no function that a job names.
         if site.consortium is not None:
             return site.load_problem()
         module_name, _, function = self.problem.rpartition(".")
@@ -447,15 +437,10 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 def make_consortium_job(
     consortium: Path, *, steps_per_round: int = 10, wait: float = 600.0
 ) -> FedJob:
-    """Return the job of a consortium file. It has neither code nor data.
+    """Return the job of a consortium file, which has neither code nor data.
 
-    Every party has the file and its plan in its own ``local/corn``.
-
-    Args:
-        consortium: The consortium file.
-        steps_per_round: After so many steps the server keeps the model: a server that is killed
-            loses no more of them.
-        wait: See ``CornSums``.
+    Every party has the file and its plan in its own ``local/corn``. The server keeps the model
+    after each ``steps_per_round`` steps: a server that is killed loses no more of them.
     """
     agreed = load_consortium(consortium)
     num_sites, num_steps = len(agreed.sites), agreed.training.steps
@@ -477,16 +462,11 @@ def make_private(
     min_agents: int = 2,
     wait: float = 600.0,
 ) -> None:
-    """Add ``CornSums`` to the server of a recipe, and ``CornFilter`` to its sites.
+    """Add ``CornSums`` to the server of a recipe whose controller averages models.
 
-    Args:
-        recipe: One of NVFlare whose controller averages models, such as ``FedAvgRecipe``.
-        public_keys: The public keys of all sites in the order of the roster, in hexadecimal.
-        folder: The folder of each site, with ``{site}`` for its name. None leaves the filter to the
-            sites' own ``privacy.json``, as they should have it: a filter in a job is for the task
-            ``train`` only.
-        min_agents: The fewest sites of a sum.
-        wait: See ``CornSums``.
+    With ``folder``, that of each site with ``{site}`` for its name, ``CornFilter`` is added to the
+    sites too, for the task ``train`` only. Sites should have it in their own ``privacy.json``. The
+    other arguments are those of ``CornSums``.
     """
     job = recipe._job  # a recipe has no other way to leave a package out of the job
     # Sites use the CorN that they installed. NVFlare would copy its source, and that of what it
@@ -519,10 +499,10 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
 
 
 def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
-    def is_aborted() -> bool:
-        return abort_signal is not None and bool(abort_signal.triggered)
-
-    return ServerSums(lambda request: _ask(request, fl_ctx), is_aborted=is_aborted)
+    return ServerSums(
+        lambda request: _ask(request, fl_ctx),
+        is_aborted=lambda: abort_signal is not None and bool(abort_signal.triggered),
+    )
 
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
@@ -539,12 +519,10 @@ def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None
 
 def _pack(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message whose arrays of whole numbers are bytes, which NVFlare sends as they are."""
-    packed = dict(message)
-    integers = packed.pop("integers", None)
-    if integers is not None:
-        packed["words"] = integers.dtype.str
-        packed["integers"] = integers.tobytes()
-    return packed
+    integers = message.get("integers")
+    if integers is None:
+        return dict(message)
+    return {**message, "words": integers.dtype.str, "integers": integers.tobytes()}
 
 
 def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -559,11 +537,10 @@ def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_model(shareable: Shareable) -> DXO:
-    try:
+    dxo = None
+    with suppress(TypeError, ValueError, KeyError):
         dxo = from_shareable(shareable)
-    except (TypeError, ValueError, KeyError) as error:
-        raise PublicError("a result without a model is private, and is not sent") from error
-    if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not dxo.data:
+    if dxo is None or dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not dxo.data:
         raise PublicError("a result without a model is private, and is not sent")
     return dxo
 

@@ -333,7 +333,8 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     summed = sample_plan(mixing="sum")
     for seed in (0, None):
-        simulate(summed, module=module, optimizer=optimizer, data_loader=loader, seed=seed)
+        source = LoopData.of_agents(loader, 4, seed=seed)
+        simulate(summed, source, module=module, optimizer=optimizer, seed=seed)
     assert made == queries * 13
 
 
@@ -492,15 +493,16 @@ def send_step(
     nn.init.zeros_(model.bias)
     with monkeypatch.context() as patch:
         patch.setattr(PrivateOptimizer, "take_step", record)
+        # All agents have the sample, so that their average moves as one agent's gradient.
+        loader = [
+            DataLoader(TensorDataset(*data.tensors), batch_size=8, collate_fn=collate)
+            for _ in range(4)
+        ]
         private = simulate(
             plan,
+            LoopData.of_agents(loader, 4, seed=0),
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-            # All agents have the sample, so that their average moves as one agent's gradient.
-            data_loader=[
-                DataLoader(TensorDataset(*data.tensors), batch_size=8, collate_fn=collate)
-                for _ in range(4)
-            ],
             seed=0,
         )
         private_step(private, *next(iter(private.data_loader)))
@@ -520,7 +522,7 @@ LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
     (weigh_classes_in_a_mean, None, SampleGradients, "_require_own_losses"),
     (write_parameters, None, UserModel, "require_unchanged"),
     (write_momentum, None, PrivateOptimizer, "_require_same_state"),
-    (set_rate_by_data, None, PrivateOptimizer, "_require_same_groups"),
+    (set_rate_by_data, None, PrivateOptimizer, "_require_same_settings"),
     (take_step, normalise_batch, LoopData, "check"),
 ]
 

@@ -87,6 +87,19 @@ def grow(message: Any, _: object) -> Any:
     return Message(content, reply_to=message)
 
 
+def lose_messages(agent: int, at_round: int) -> Callable[[int, Any], Any]:
+    """Lose the messages to an agent from a round of training on."""
+    is_gone = False
+
+    def change(to: int, message: Any) -> Any:
+        nonlocal is_gone
+        config = message.content.config_records.get("config", {})
+        is_gone |= config.get("server-round", 0) >= at_round
+        return None if to == agent and is_gone else message
+
+    return change
+
+
 class Context:
     """A site's context of one task, whose messages reach the server's component."""
 

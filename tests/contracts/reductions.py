@@ -23,12 +23,10 @@ from torch import Tensor, nn
 import corn.engines
 from corn.checks import FloatArray
 from corn.distributed import Rendezvous, RunSettings, run_agent
-from corn.distributed.launcher import preloaded_context
 from corn.distributed.results import AgentResult
 from corn.engines import (
     AgentRelease,
     GradientSteps,
-    RankSums,
     Reduction,
     ServerSums,
     SumRounds,
@@ -45,7 +43,7 @@ from corn.noise.masks import draw_offset
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
-from tests.contracts.engines import Context, Grid, flower_runtime, grow, task
+from tests.contracts.engines import Context, Grid, flower_runtime, grow, lose_messages, task
 from tests.distributed.rehearsal import make_public_source, rehearsing
 from tests.distributed.threads import run_in_threads
 
@@ -104,7 +102,7 @@ Run = Callable[..., Models]
 
 
 @contextmanager
-def public_noise(num_agents: int = N) -> Iterator[None]:
+def public_noise() -> Iterator[None]:
     """Let the engines' agents of this process draw the noise of a simulation with a seed.
 
     The seed of an offset has the number of the step. Releases of a step are made before any of the
@@ -127,7 +125,7 @@ def public_noise(num_agents: int = N) -> Iterator[None]:
     def draw_public(seed: bytes, _step: int, size: int) -> Any:
         return draw_offset(nonce, int.from_bytes(seed), size)
 
-    tokens = SimpleNamespace(token_bytes=lambda n: (next(releases) // num_agents).to_bytes(n))
+    tokens = SimpleNamespace(token_bytes=lambda n: (next(releases) // N).to_bytes(n))
     with ExitStack() as stack:
         for owner, name, function in (
             (NoiseShare, "__init__", make_public),
@@ -202,7 +200,8 @@ def take_steps(folder: Path, agent: int, num_steps: int, reduction: Reduction) -
     """Return the model of an agent after steps, of which void ones leave it as it is."""
     model, loss, dataset = make_problem(agent)
     own = AgentRelease(PLAN, agent, folder)
-    steps = GradientSteps(own, ModuleTask(model, loss), dataset, step_size=STEP_SIZE)
+    problem = TrainingProblem(ModuleTask(model, loss), AgentData.from_parts([dataset]))
+    steps = GradientSteps(own, problem, step_size=STEP_SIZE)
     parameters = torch.zeros(SIZE, dtype=torch.float64)
     for step in range(num_steps):
         clipped = steps.differentiate(parameters)
@@ -237,31 +236,6 @@ def run_at_server(
         return _select_models(dict(enumerate(pool.map(run, range(N)))))
 
 
-def run_rank(rank: int, folder: Path, num_steps: int, public: bool) -> None:
-    """Run one rank in a process of its own, and write its model."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=N
-    )
-    with public_noise(1) if public else ExitStack():
-        np.save(folder / f"model-{rank}.npy", take_steps(folder, rank, num_steps, RankSums()))
-    torch.distributed.destroy_process_group()
-
-
-def run_ranks(folder: Path, num_steps: int, *, public: bool = False) -> Models:
-    """Run agents as the ranks of a cluster, with ``all_reduce`` of ``torch.distributed``."""
-    with preloaded_context() as context:
-        arguments = folder, num_steps, public
-        ranks = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(N)]
-        for each in ranks:
-            each.start()
-        for each in ranks:
-            each.join(200)
-    assert [each.exitcode for each in ranks] == [0] * N
-    (folder / "store").unlink(missing_ok=True)
-    return {rank: np.load(folder / f"model-{rank}.npy") for rank in range(N)}
-
-
 def run_flower(
     folder: Path, num_steps: int, *, lose: Loss | None = None, public: bool = False
 ) -> Models:
@@ -276,17 +250,8 @@ def run_flower(
         return make_problem(int(context.node_config["partition-id"]))
 
     grid = Grid(CornMod(_make_folders(folder) / "site-{site}", problem=make), grow)
-    is_gone = False
-
-    def change(agent: int, message: Any) -> Any:
-        nonlocal is_gone
-        config = message.content.config_records.get("config", {})
-        if lose is not None and agent == lose.agent:
-            is_gone |= config.get("server-round", 0) > lose.step
-            return None if is_gone else message
-        return message
-
-    grid.change = change
+    if lose is not None:
+        grid.change = lose_messages(lose.agent, at_round=lose.step + 1)
     strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), PLAN, step_size=STEP_SIZE)
     arrays = ArrayRecord({"w": Array(np.zeros(SIZE))})
     with ExitStack() as stack:
@@ -368,7 +333,6 @@ REDUCTIONS: dict[str, Run] = {
     "simulation": simulate,
     "peers": run_peers,
     "server": run_at_server,
-    "torch.distributed": run_ranks,
     "flower": run_flower,
     "nvflare": run_nvflare,
 }

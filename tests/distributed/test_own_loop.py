@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy as entropy_of
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from corn.covariance import ThreatModel
 from corn.distributed import RunSettings, rounds
@@ -36,6 +34,18 @@ from corn.plan import Plan, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import Expense, compose_expenses
 from corn.topology import load_network
+from tests.learn.loops import (
+    FACTORIES,
+    RATE,
+    M,
+    add_to_momentum,
+    change_decay,
+    loaders,
+    make_model,
+    make_parts,
+    read,
+    write_data,
+)
 
 from .rehearsal import rehearsing
 from .threads import make_rendezvous, run_in_threads
@@ -43,24 +53,11 @@ from .threads import make_rendezvous, run_in_threads
 # Loops run until there are no more batches.
 pytestmark = pytest.mark.filterwarnings("ignore:the loader has no batches left")
 
-N, M, STEPS, SEED = 3, 12, 4, 3
+N, STEPS, SEED = 3, 4, 3
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Any:
     return entropy_of(outputs, targets)
-
-
-def make_parts() -> list[tuple[Tensor, Tensor]]:
-    random = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(M, 5, generator=random), torch.randint(0, 3, (M,), generator=random))
-        for _ in range(N)
-    ]
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
 def small_plan(unit: str = "agent", num_steps: int = STEPS) -> Plan:
@@ -68,10 +65,6 @@ def small_plan(unit: str = "agent", num_steps: int = STEPS) -> Plan:
     options = sample if unit == "sample" else {}
     budget = PrivacyBudget(50, 1e-5, num_steps=num_steps, clip=0.5, **options)
     return make_plan(load_network(f"complete:{N}", mixing="gossip"), budget)
-
-
-def loaders() -> list[DataLoader[Any]]:
-    return [DataLoader(TensorDataset(*part), batch_size=M) for part in make_parts()]
 
 
 def differentiate(private: PrivateTraining, inputs: Tensor, targets: Tensor, unit: str) -> None:
@@ -97,10 +90,6 @@ def run_loop(private: PrivateTraining, unit: str = "agent") -> int:
             return count
 
 
-def read(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
 def rehearse(
     plan: Plan, model: nn.Module, rendezvous: Rendezvous, timeout: float = 20
 ) -> PrivateTraining:
@@ -118,7 +107,7 @@ def rehearse(
 def simulate_by_sweep(plan: Plan, step_size: float) -> Tensor:
     """Return the average model of the library's own simulation with the same noise."""
     problem = TrainingProblem(
-        ModuleTask(make_model(), cross_entropy), AgentData.from_parts(make_parts())
+        ModuleTask(make_model(), cross_entropy), AgentData.from_parts(make_parts()[:N])
     )
     settings = SweepSettings(
         STEPS, M, (SEED,), plan.cooldown_steps, plan.dtype, noise_keys="seed", momentum=0.0
@@ -156,7 +145,7 @@ def run_with_keys(
         plan,
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        data_loader=loaders()[rendezvous.agent % N],
+        data_loader=loaders()[rendezvous.agent],
         rendezvous=rendezvous,
         settings=RunSettings(timeout=20, **settings),
     )
@@ -171,7 +160,7 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
     def run(rendezvous: Rendezvous) -> list[float]:
         private = run_with_keys(plan, copy.deepcopy(start), rendezvous, tmp_path)
         # The step under way counts.
-        found = [private.get_epsilon()]
+        found = [private.optimizer.get_epsilon()]
         for inputs, targets in private.data_loader:
             differentiate(private, inputs, targets, "sample")
             private.optimizer.step()
@@ -180,10 +169,10 @@ def test_an_agent_counts_its_releases_in_its_ledger(tmp_path: Path) -> None:
 
     def finish(rendezvous: Rendezvous) -> list[float]:
         private = run_with_keys(plan, copy.deepcopy(start), rendezvous, tmp_path)
-        found = [private.get_epsilon()]
+        found = [private.optimizer.get_epsilon()]
         run_loop(private, "sample")
         assert private.optimizer.privacy.startswith("the models keep ε = 50")
-        return [*found, private.get_epsilon()]
+        return [*found, private.optimizer.get_epsilon()]
 
     terms = find_terms(plan, 0)
     # Two steps were begun by the first run, and one by the second before its first batch.
@@ -239,7 +228,7 @@ def test_epsilon_after_a_new_plan_for_survivors(
             private.data_loader.close()
         else:
             count = run_loop(private)
-        return private.get_epsilon(), count
+        return private.optimizer.get_epsilon(), count
 
     found = run_in_threads(4, run)
     (survivors, (steps_left, again)), *others = made.items()
@@ -303,21 +292,7 @@ def test_an_agent_can_leave_before_the_last_step() -> None:
     assert all(isinstance(own, int) and 29 <= own <= 30 for own in others), others
 
 
-def add_to_momentum(private: PrivateTraining, inputs: Tensor) -> None:
-    for own in private.optimizer.state.values():
-        own["momentum_buffer"].add_(inputs.mean())
-
-
-@torch.no_grad()
-def write_data(private: PrivateTraining, inputs: Tensor) -> None:
-    private.module[2].bias.copy_(inputs.mean(dim=0)[:3])  # type: ignore[index]
-
-
-def change_rate(private: PrivateTraining, inputs: Tensor) -> None:
-    private.optimizer.param_groups[0]["lr"] = float(inputs.norm())
-
-
-@pytest.mark.parametrize("change", [add_to_momentum, write_data, change_rate])
+@pytest.mark.parametrize("change", [add_to_momentum, write_data, change_decay])
 def test_changes_between_a_batch_and_its_step_are_refused(
     change: Callable[[PrivateTraining, Tensor], None],
 ) -> None:
@@ -394,12 +369,7 @@ def test_agents_must_have_the_same_schedule() -> None:
     assert all(isinstance(own, CornError) for own in found), found
 
 
-AGENTS, RATE = 4, 0.05
-FACTORIES: list[Callable[..., Optimizer]] = [
-    partial(SGD, lr=RATE, momentum=0.9),
-    partial(Adam, lr=RATE),
-    partial(AdamW, lr=RATE, weight_decay=0.1),
-]
+AGENTS = 4
 
 
 @pytest.mark.slow
@@ -423,7 +393,7 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
             plan,
             module=model,
             optimizer=factory(model.parameters()),
-            data_loader=loaders()[rendezvous.agent % N],
+            data_loader=loaders()[rendezvous.agent],
             rendezvous=rendezvous,
             out=tmp_path / "out",
             settings=RunSettings(timeout=20, evaluate_at=(0,)),

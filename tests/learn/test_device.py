@@ -64,23 +64,6 @@ def test_everything_is_computed_on_the_device() -> None:
     assert torch.equal(task.initialize(2), torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("clips", [False, True], ids=["batch", "samples"])
-def test_results_are_those_of_the_task_itself(clips: bool) -> None:
-    task, batch = LinearClassifier(4, 2), make_batch()
-    wrapped, batch = (
-        DeviceTask(task, "cpu"),
-        replace(batch, inputs=task.prepare(batch.inputs[0]).unsqueeze(0)),
-    )
-    parameters = task.initialize(0).view(1, 1, -1).float()
-    clip = torch.tensor([0.1], dtype=torch.float64) if clips else None
-    if clips:
-        batch = replace(batch, weights=batch.weights.double())
-    one = task.gradient(parameters, batch, sample_clip=clip)
-    other = wrapped.gradient(parameters, batch, sample_clip=clip)
-    assert torch.equal(one.values, other.values)
-    assert (one.num_broken is None) == (other.num_broken is None) == (not clips)
-
-
 def test_agents_on_different_devices_compare_the_same_text() -> None:
     """Otherwise an agent with a GPU would be refused by the others."""
     module = small_cnn_task((8, 8), 10)

@@ -132,7 +132,7 @@ def test_a_second_gradient_of_a_step_is_not_released(mixing: Mixing) -> None:
     stepper = AgentStepper(BUDGET.query, lambda step: step)
 
     def release(value: float) -> None:
-        stepper.compute(lambda _: Gradients(torch.full((1, 1, 3), value)))
+        stepper.clip(Gradients(torch.full((1, 1, 3), value)))
         if mixing == "sum":
             stepper.release_masked()
         else:

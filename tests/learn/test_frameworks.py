@@ -99,7 +99,7 @@ def test_fabric(accumulation: int) -> None:
                 optimizer.zero_grad()
     assert len(loader) == accumulation * 4
     assert private.optimizer.position == 4 * EPOCHS
-    assert private.get_epsilon() == pytest.approx(8, rel=2e-3)
+    assert private.optimizer.get_epsilon() == pytest.approx(8, rel=2e-3)
     assert not any(map(torch.equal, before, private.module.parameters()))
 
 
@@ -118,7 +118,7 @@ def test_accelerate(accumulation: int) -> None:
                 scheduler.step()
                 optimizer.zero_grad()
     assert private.optimizer.position == 4 * EPOCHS
-    assert private.get_epsilon() == pytest.approx(8, rel=2e-3)
+    assert private.optimizer.get_epsilon() == pytest.approx(8, rel=2e-3)
 
 
 def make_trainer(private: PrivateTraining, folder: Path, **options: Any) -> Any:
@@ -155,7 +155,7 @@ def test_trainer(accumulation: int, tmp_path: Path) -> None:
     trainer = make_trainer(private, tmp_path, gradient_accumulation_steps=accumulation)
     trainer.train()
     assert private.optimizer.position == trainer.state.global_step == 4 * EPOCHS
-    assert private.get_epsilon() == pytest.approx(8, rel=2e-3)
+    assert private.optimizer.get_epsilon() == pytest.approx(8, rel=2e-3)
 
 
 def test_trainer_resumes_without_spending_twice(tmp_path: Path) -> None:
@@ -163,15 +163,15 @@ def test_trainer_resumes_without_spending_twice(tmp_path: Path) -> None:
     first = make_private(make_transformer(), Tokens(), ledger=ledger)
     make_trainer(first, tmp_path / "out", max_steps=6).train()
     assert first.optimizer.position == 6
-    spent = first.get_epsilon()
+    spent = first.optimizer.get_epsilon()
     first.data_loader.close()
     # A checkpoint of step 3: the three steps after it are spent.
     again = make_private(make_transformer(), Tokens(), ledger=ledger)
-    assert again.get_epsilon() == pytest.approx(spent)
+    assert again.optimizer.get_epsilon() == pytest.approx(spent)
     trainer = make_trainer(again, tmp_path / "out")
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert again.optimizer.position == 3 + 2
-    assert again.get_epsilon() == pytest.approx(8, rel=2e-3)
+    assert again.optimizer.get_epsilon() == pytest.approx(8, rel=2e-3)
 
 
 def test_trainer_that_draws_batches_again_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import (
     ConcatDataset,
@@ -29,7 +29,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-import corn
 from corn.checks import FloatArray
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn import (
@@ -42,6 +41,7 @@ from corn.learn import (
 )
 from corn.learn.batches import AgentData
 from corn.learn.own_loop import (
+    LoopData,
     PrivateTraining,
     describe_adjacency,
     make_private,
@@ -56,29 +56,20 @@ from corn.privacy import PrivacyBudget
 from corn.topology import load_network
 from tests.oracles.message_parts import MessageParts
 
-N, M, STEPS, SEED, RATE = 4, 12, 5, 3, 0.05
-FACTORIES: list[Callable[..., Optimizer]] = [
-    partial(SGD, lr=RATE, momentum=0.9),
-    partial(Adam, lr=RATE),
-    partial(AdamW, lr=RATE, weight_decay=0.1),
-]
+from .loops import (
+    FACTORIES,
+    RATE,
+    M,
+    add_to_momentum,
+    change_decay,
+    loaders,
+    make_model,
+    make_parts,
+    read,
+    write_data,
+)
 
-
-def make_parts() -> list[tuple[Tensor, Tensor]]:
-    numbers = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(M, 5, generator=numbers), torch.randint(0, 3, (M,), generator=numbers))
-        for _ in range(N)
-    ]
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-
-
-def read(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+N, STEPS, SEED = 4, 5, 3
 
 
 def whole_plan(*, clip: float = 0.5, num_steps: int = STEPS, **options: Any) -> Plan:
@@ -95,20 +86,14 @@ def whole_plan(*, clip: float = 0.5, num_steps: int = STEPS, **options: Any) -> 
     return make_plan(load_network(f"ring:{N}", mixing="sum"), budget, **options)
 
 
-def loaders() -> list[DataLoader[Any]]:
-    return [DataLoader(TensorDataset(*part), batch_size=M) for part in make_parts()]
-
-
 def open_loop(
     plan: Plan | None = None, factory: Callable[..., Optimizer] = FACTORIES[0], **options: Any
 ) -> PrivateTraining:
     model = options.pop("module", None) or make_model()
     inner = options.pop("optimizer", None) or factory(model.parameters())
+    source = LoopData.of_agents(loaders(), N, seed=SEED)
     return simulate(
-        plan or whole_plan(),
-        module=model,
-        optimizer=inner,
-        **{"data_loader": loaders(), "seed": SEED, **options},
+        plan or whole_plan(), source, module=model, optimizer=inner, **{"seed": SEED, **options}
     )
 
 
@@ -135,7 +120,7 @@ def make_poisson(**options: Any) -> PrivateTraining:
     model = options.pop("module", None) or make_model()
     usual = {
         "optimizer": torch.optim.Adam(model.parameters(), lr=RATE),
-        "data_loader": [DataLoader(TensorDataset(*part), batch_size=4) for part in make_parts()],
+        "data_loader": loaders(batch_size=4),
         "target_epsilon": 10,
         "target_delta": 1e-5,
         "epochs": 2,
@@ -179,11 +164,11 @@ def test_a_loop_gives_the_model_of_a_sweep(factory: Callable[..., Optimizer]) ->
         settings=SweepSettings(STEPS, M, (SEED,), noise_keys="seed", optimizer=factory),
     )
     torch.testing.assert_close(found, expected.parameters[0, 0], rtol=1e-3, atol=1e-4)
-    assert private.get_epsilon() == pytest.approx(50, rel=2e-3)
-    assert private.get_epsilon(1e-3) < private.get_epsilon(1e-6)
+    assert private.optimizer.get_epsilon() == pytest.approx(50, rel=2e-3)
+    assert private.optimizer.get_epsilon(1e-3) < private.optimizer.get_epsilon(1e-6)
     assert private.optimizer.privacy.startswith("simulated: ε = 50")
     with pytest.raises(InvalidArgumentError, match="delta must be in"):
-        private.get_epsilon(0)
+        private.optimizer.get_epsilon(0)
 
 
 @pytest.mark.parametrize("accumulation", [2, 3])
@@ -217,15 +202,11 @@ def test_batches_of_a_step_must_all_be_used() -> None:
     with pytest.raises(CornError, match="found a second one"):
         differentiate(private, *second)
     private.optimizer.step()
-    with pytest.raises(InvalidArgumentError, match="accumulation must be less"):
-        next(iter(open_loop(accumulation=20).data_loader))
-
-
-def test_a_step_needs_all_of_its_batches() -> None:
-    private = open_loop(accumulation=2)
     differentiate(private, *next(iter(private.data_loader)))
     with pytest.raises(CornError, match="must follow 2 batches"):
         private.optimizer.step()
+    with pytest.raises(InvalidArgumentError, match="accumulation must be less"):
+        next(iter(open_loop(accumulation=20).data_loader))
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -295,22 +276,21 @@ def test_names_of_opacus(capsys: pytest.CaptureFixture[str]) -> None:
     models = []
     for _ in range(2):
         data = TensorDataset(*(torch.cat(own) for own in zip(*make_parts(), strict=True)))
-        private = make_poisson(data_loader=DataLoader(data, batch_size=16))
+        private = make_poisson(data_loader=DataLoader(data, batch_size=16), device="cpu")
         loader = private.data_loader
         assert isinstance(loader, DataLoader)
         assert (loader.dataset, loader.batch_size, len(loader)) == (data, 16, 3)
         models.append(run_loop(private, 2))
         assert private.optimizer.position == 6
-        assert private.get_epsilon() == pytest.approx(10, rel=2e-3)
-        assert private.get_epsilon() <= 10
+        assert private.optimizer.get_epsilon() == pytest.approx(10, rel=2e-3)
+        assert private.optimizer.get_epsilon() <= 10
         assert private.optimizer.privacy.startswith("the models keep ε = 10")
         with pytest.warns(CornWarning, match="used up after step 6"):
             assert not list(loader)
     assert not torch.equal(*models)
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 2
-    assert "replace-one adjacency" in printed[0]
-    assert "use adjacency='add-remove'" in printed[0]
+    assert "ε = 10 for one sample, with adjacency 'replace'" in printed[0]
 
 
 def test_the_sentence_on_adjacency_names_both_noises() -> None:
@@ -324,9 +304,8 @@ def test_the_sentence_on_adjacency_names_both_noises() -> None:
         )
         for adjacency in ("replace", "add-remove")
     ]
-    numbers = [re.findall(r"(?:multiplier|needs) (\d+\.\d+)", text) for text in texts]
-    # The noise of the plan, and that of the other adjacency.
-    assert numbers[0] == [*reversed(numbers[1])]
+    numbers = [re.findall(r"multiplier (\d+\.\d+)", text) for text in texts]
+    assert numbers[0] == numbers[1]
     more, less = map(float, numbers[0])
     assert 1.2 < more / less < 2
 
@@ -343,18 +322,13 @@ def test_adding_a_sample_moves_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(map(len, moved)) == [0, 0, 0, 1]
 
 
-def test_runs_with_one_seed_agree() -> None:
-    models = [run_loop(make_poisson(seed=4), 2) for _ in range(2)]
-    assert torch.equal(*models)
-
-
 def test_batches_are_poisson_samples_in_a_public_shape() -> None:
     private, widths, counts = make_poisson(epochs=40), set(), []
     for inputs, targets in (batch for _ in range(40) for batch in private.data_loader):
         widths.add(len(inputs))
         sums = private.optimizer._now.sums
         assert sums is not None
-        counts.append(sum(int((own.weights > 0).sum()) for own in sums._batches))
+        counts.append(int((sums._weights > 0).sum()))
         take_step(private, inputs, targets)
     assert len(widths) == 1, "the number of samples in a batch is hidden"
     # 120 batches of 48 samples at a rate of 1/3.
@@ -385,7 +359,7 @@ def test_a_run_with_a_seed_resumes_where_it_was() -> None:
     assert again.optimizer.position == 4
     # The pass that was under way is finished.
     assert torch.equal(run_loop(again, 1), expected)
-    assert again.get_epsilon() == first.get_epsilon()
+    assert again.optimizer.get_epsilon() == first.optimizer.get_epsilon()
 
 
 def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
@@ -398,12 +372,12 @@ def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
     saved = save(first)
     for _ in range(2):
         take_step(first, *next(batches))
-    spent = first.get_epsilon()
+    spent = first.optimizer.get_epsilon()
     with pytest.raises(CornError, match="another process has this ledger open"):
         make_poisson(ledger=path)
     first.data_loader.close()
     again = make_poisson(ledger=path)
-    assert again.get_epsilon() == spent
+    assert again.optimizer.get_epsilon() == spent
     load(again, saved)
     assert torch.equal(
         read(again.module), torch.cat([v.flatten() for v in saved["model"].values()])
@@ -413,7 +387,7 @@ def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
         run_loop(again, 3)
     # Two steps from the checkpoint's model, of the six of the plan.
     assert again.optimizer.position == 4
-    assert spent < again.get_epsilon() == pytest.approx(10, rel=2e-3)
+    assert spent < again.optimizer.get_epsilon() == pytest.approx(10, rel=2e-3)
     again.data_loader.close()
 
 
@@ -459,16 +433,6 @@ def test_checkpoints_that_could_spend_twice_are_refused(tmp_path: Path) -> None:
         late.optimizer.load_state_dict(saved)
     with pytest.raises(InvalidArgumentError, match="ledger must be None with a seed"):
         make_poisson(ledger=tmp_path / "seeded.ledger", seed=1)
-
-
-def test_batches_go_to_the_device() -> None:
-    """Every build of torch has the meta device, which computes nothing."""
-    private = make_poisson(device="cpu", seed=0)
-    loader = private.data_loader
-    assert next(iter(loader))[0].device.type == "cpu"
-    loader._device = "meta"
-    assert loader._place(torch.zeros(2)).device.type == "meta"
-    assert loader._place("text") == "text"
 
 
 def test_a_loop_that_goes_on_after_a_failure_gets_the_same_error_again(
@@ -640,12 +604,6 @@ def test_collate_functions_that_keep_samples_apart_are_accepted() -> None:
     assert np.array_equal(states[2], np.random.get_state()[1])  # type: ignore[index]  # noqa: NPY002
 
 
-# What a loop may do between a batch and its step that no noise would cover.
-@torch.no_grad()
-def write_data(private: PrivateTraining, inputs: Tensor) -> None:
-    private.module[2].bias.copy_(inputs.mean(dim=0)[:3])  # type: ignore[index]
-
-
 def write_last_bit(private: PrivateTraining, _: Tensor) -> None:
     bias = private.module[2].bias.data  # type: ignore[index]
     bias[0] = torch.nextafter(bias[0], bias[1])
@@ -656,11 +614,6 @@ def write_momentum(private: PrivateTraining, inputs: Tensor) -> None:
     private.optimizer.state[parameter]["momentum_buffer"] = inputs.mean(dim=0)[:3]
 
 
-def add_to_momentum(private: PrivateTraining, inputs: Tensor) -> None:
-    for own in private.optimizer.state.values():
-        own["momentum_buffer"].add_(inputs.mean())
-
-
 def add_state(private: PrivateTraining, inputs: Tensor) -> None:
     private.optimizer.state["scale"] = inputs.mean()
 
@@ -669,10 +622,6 @@ def follow_loss(private: PrivateTraining, inputs: Tensor) -> None:
     plateau = ReduceLROnPlateau(private.optimizer, patience=0)
     for loss in (1.0, float(inputs.detach().norm())):
         plateau.step(loss)
-
-
-def change_decay(private: PrivateTraining, inputs: Tensor) -> None:
-    private.optimizer.param_groups[0]["weight_decay"] = float(inputs.detach().mean())
 
 
 def drop_parameter(private: PrivateTraining, _: Tensor) -> None:
@@ -770,7 +719,6 @@ def test_schedules_follow_steps() -> None:
 
 LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda z, y: cross_entropy(z, y), r"found shape \(\): use reduction='none'"),
-    (lambda z, y: cross_entropy(z, y, reduction="sum"), r"found shape \(\): use reduction='none'"),
     (lambda z, y: cross_entropy(z, y, reduction="none")[1:], "each of the 48 samples"),
     (lambda z, _: z.square(), "mean over each sample's own positions"),
     (lambda z, y: cross_entropy(z.detach(), y, reduction="none"), "without gradients"),
@@ -787,15 +735,12 @@ def test_losses_that_are_not_one_of_each_sample_are_refused(loss: Any, message: 
         mean.backward()  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"reduction": "sum"}, {"weight": torch.ones(3)}, {"ignore_index": 0}]
-)
-def test_gradients_of_a_whole_batch_are_refused(options: dict[str, Any]) -> None:
+def test_gradients_of_a_whole_batch_are_refused() -> None:
     """Whatever the loss divides by: it may give a sample more weight than 1/B."""
     private = open_loop()
     inputs, targets = next(iter(private.data_loader))
     outputs = private.module(inputs)
-    whole: Any = cross_entropy(outputs, targets, **options)
+    whole: Any = cross_entropy(outputs, targets)
     losses = cross_entropy(outputs, targets, reduction="none")
     with pytest.raises(CornError, match=r"must come from optimizer\.mean"):
         whole.backward(retain_graph=True)
@@ -866,7 +811,3 @@ def test_a_sample_must_be_in_one_data_set_once() -> None:
         with pytest.raises(InvalidArgumentError, match="every sample once"):
             require_different_samples(datasets)
     require_different_samples([Subset(data, range(4)), Subset(Subset(data, range(4, 8)), [3, 0])])
-
-
-def test_make_private_is_public() -> None:
-    assert corn.make_private is make_private

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -48,14 +49,15 @@ class Recurrent(nn.Module):
 
 
 class Tied(nn.Module):
-    """One layer that runs twice."""
+    """One layer that runs twice, and whose weights are in the outputs too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(self.layer(x)))  # type: ignore[no-any-return]
+        twice = self.layer(torch.tanh(self.layer(x)))
+        return twice + self.layer.weight.square().sum()  # type: ignore[no-any-return]
 
 
 VECTORS, SEQUENCES, IMAGES = (5, 4), (5, 6, 4), (5, 4, 7, 6)
@@ -104,7 +106,6 @@ def take(
     return gradients.take(loss(model(shown)))
 
 
-@pytest.mark.filterwarnings("ignore:Recurrent runs one sample")
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_gives_the_gradient_of_each_sample(name: str) -> None:
     torch.manual_seed(0)
@@ -112,7 +113,11 @@ def test_every_layer_gives_the_gradient_of_each_sample(name: str) -> None:
     model, inputs = make(), torch.randn(shape)
     expected = one_by_one(model, inputs)
     gradients = SampleGradients(model)
-    for _ in range(3):
+    # Without batching rules.
+    is_slow = name == "recurrent"
+    with pytest.warns(CornWarning, match="one sample at a time") if is_slow else nullcontext():
+        take(gradients, model, inputs)
+    for _ in range(2):
         found = take(gradients, model, inputs)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -138,12 +143,6 @@ def test_embeddings_and_positions(is_trained: bool) -> None:
     tokens[2:, 4:] = 0
     expected, gradients = one_by_one(model, tokens), SampleGradients(model)
     torch.testing.assert_close(take(gradients, model, tokens), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_modules_without_batching_rules_run_one_sample_at_a_time() -> None:
-    model = Recurrent()
-    with pytest.warns(CornWarning, match="one sample at a time"):
-        take(SampleGradients(model), model, torch.randn(SEQUENCES))
 
 
 def test_evaluation_copies_and_pickles_are_as_usual() -> None:
@@ -175,20 +174,6 @@ def test_parameters_used_outside_of_the_module_are_refused() -> None:
     gradients = SampleGradients(model)
     with pytest.raises(InvalidArgumentError, match="gradient of 'weight' from outside"):
         take(gradients, model, torch.randn(4, 3), lambda z: squares(z) + model.weight.sum())
-
-
-def test_parameters_used_anywhere_in_the_module_are_counted() -> None:
-    class Penalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) + self.layer.weight.square().sum()  # type: ignore[no-any-return]
-
-    model, inputs = Penalised(), torch.randn(4, 3)
-    expected = one_by_one(model, inputs)
-    torch.testing.assert_close(take(SampleGradients(model), model, inputs), expected)
 
 
 @pytest.mark.parametrize("shape", [(6, 4, 3), (5, 3)])
@@ -411,9 +396,7 @@ def contrast(outputs: Tensor, labels: Tensor) -> Tensor:
 
 # Losses that have one number for each sample, but not of each sample alone.
 MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "mean": lambda z, y: functional.cross_entropy(z, y).expand(len(z)),
     "weighted mean": lambda z, y: functional.cross_entropy(z, y, weight=WEIGHT).expand(len(z)),
-    "sum": lambda z, y: functional.cross_entropy(z, y, reduction="sum").expand(len(z)),
     "ignored": lambda z, y: functional.cross_entropy(z, y, ignore_index=0).repeat(len(z)),
     "contrast": contrast,
     "centred": lambda z, y: functional.cross_entropy(z - z.mean(dim=0), y, reduction="none"),

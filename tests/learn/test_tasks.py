@@ -6,14 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks import (
     LinearClassifier,
-    ModuleTask,
     Quadratic,
     ShallowNetwork,
     Task,
@@ -46,21 +45,11 @@ def quadratic_loss(theta: Tensor, sample: Tensor, _: Tensor) -> Tensor:
     return offset @ sample[:4].view(2, 2) @ offset
 
 
-def module_loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    weight, bias = theta[: CLASSES * FEATURES].view(CLASSES, FEATURES), theta[CLASSES * FEATURES :]
-    return functional.cross_entropy(weight @ x + bias, y)
-
-
 CASES: dict[str, tuple[Task, Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
     "logistic": (LinearClassifier(FEATURES, 2, l2=L2), linear_loss, 2),
     "softmax": (LinearClassifier(FEATURES, CLASSES, l2=L2), linear_loss, CLASSES),
     "network": (ShallowNetwork(FEATURES, CLASSES, num_hidden=4), network_loss, CLASSES),
     "quadratic": (Quadratic.from_paper(6), quadratic_loss, 1),
-    "module": (
-        ModuleTask(nn.Linear(FEATURES, CLASSES).double(), functional.cross_entropy),
-        module_loss,
-        CLASSES,
-    ),
 }
 
 
@@ -87,34 +76,25 @@ def make_batch(name: str, *, padded: bool) -> tuple[Task, Tensor, Batch]:
 def micro_batches(name: str, theta: Tensor, batch: Batch, clip: Tensor | None) -> Tensor:
     """Run one backward pass for every sample of every model."""
     loss, result = CASES[name][1], torch.zeros_like(theta)
-    for cell in range(CELLS):
-        for trial in range(VARIANTS):
-            for x, y, w in zip(
-                batch.inputs[cell], batch.targets[cell], batch.weights[cell], strict=True
-            ):
-                leaf = theta[cell, trial].clone().requires_grad_(True)
-                (g,) = torch.autograd.grad(loss(leaf, x, y), leaf)
-                if clip is not None:
-                    g = g * min(1.0, float(clip[trial] / g.norm()))
-                result[cell, trial] += w * g
+    for cell, trial, row in np.ndindex(CELLS, VARIANTS, BATCH):
+        leaf = theta[cell, trial].clone().requires_grad_(True)
+        (g,) = torch.autograd.grad(
+            loss(leaf, batch.inputs[cell, row], batch.targets[cell, row]), leaf
+        )
+        if clip is not None:
+            g = g * min(1.0, float(clip[trial] / g.norm()))
+        result[cell, trial] += batch.weights[cell, row] * g
     return result
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_gradient_is_the_mean_of_the_samples(name: str, padded: bool) -> None:
+def test_gradients_equal_a_micro_batch_loop(name: str, padded: bool) -> None:
     task, theta, batch = make_batch(name, padded=padded)
-    found = task.gradient(theta, batch).values
     expected = micro_batches(name, theta, batch, None)
     if name in ("logistic", "softmax") and padded:  # an average: the penalty counts in full
         expected += L2 * (1 - batch.weights.sum(dim=1))[:, None, None] * theta
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_per_sample_clipping_equals_a_micro_batch_loop(name: str, padded: bool) -> None:
-    task, theta, batch = make_batch(name, padded=padded)
+    torch.testing.assert_close(task.gradient(theta, batch).values, expected)
     clip = torch.tensor([0.7, torch.inf]).double()
     found = task.gradient(theta, batch, sample_clip=clip)
     expected = micro_batches(name, theta, batch, clip)
@@ -198,26 +178,9 @@ def test_initial_parameters_follow_the_seed_alone() -> None:
 
 def test_the_paper_s_quadratic() -> None:
     task = Quadratic.from_paper(20)
-    np.testing.assert_allclose(task.minimizer, [2.84555, 15.07599], atol=1e-5)
-    assert task.minimum == pytest.approx(1434.305, abs=1e-3)
     data = task.agent_data(torch.float64)
     scores = task.evaluate(task.initialize(0)[None], data.inputs, data.targets)
     assert scores.loss.item() == pytest.approx(task.minimum)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "batch normalisation, found it in '1'"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "must not use dropout"),
-        (nn.ReLU(), "must have parameters"),
-    ],
-)
-def test_models_that_cannot_be_trained_privately_are_refused(
-    model: nn.Module, message: str
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        ModuleTask(model, functional.cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +190,6 @@ def test_models_that_cannot_be_trained_privately_are_refused(
         lambda: LinearClassifier(3, 2, l2=-1),
         lambda: ShallowNetwork(3, 1),
         lambda: Quadratic.from_paper(5),
-        lambda: Quadratic(np.zeros((2, 2, 2)), np.zeros((3, 2))),
         lambda: small_cnn((2, 2), 10),
         lambda: LinearClassifier(3, 2).prepare(torch.zeros(4, 5)),
     ],

@@ -69,7 +69,7 @@ def take_half_step(
     stepper = AgentStepper(ClippedQuery(clip), lambda step: step, **options)
     given: Any = GivenNoise(noise, grid)
     stepper.begin(0, given, model)
-    stepper.compute(lambda _: Gradients(gradient.clone().view(1, 1, -1)))
+    stepper.clip(Gradients(gradient.clone().view(1, 1, -1)))
     return stepper.release_half_step(step_size=step_size), stepper
 
 

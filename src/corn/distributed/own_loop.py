@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -27,12 +27,7 @@ from corn.distributed.results import AgentResult
 from corn.distributed.settings import RunSettings
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.optimizers import ScheduleFactory, tabulate_schedule
-from corn.learn.own_loop import (
-    LoopData,
-    PrivateTraining,
-    number_rows,
-    open_loop,
-)
+from corn.learn.own_loop import LoopData, PrivateTraining, number_rows, open_loop
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import Interruption
@@ -145,41 +140,33 @@ class AgentSteps:
         self._agent = agent
         self._steps = steps
         self._ledgers = ledgers
-        self._run = secrets.token_hex(16)
-        self._model = torch.empty(0)
-        self._next: AgentStepper | None = None
-        self.position = 0
+        self.run = secrets.token_hex(16)
         self.finish()
 
     def begin(self) -> Sequence[AgentStepper]:
         """See ``LoopSteps``: a step begins when the one before has ended."""
         return [] if self._next is None else [self._next]
 
-    def finish(self) -> Tensor:
+    def finish(self) -> None:
         """See ``LoopSteps``."""
+        self._next: AgentStepper | None = None
         try:
-            self._next = next(self._steps)
+            self._next = stepper = next(self._steps)
         except StopIteration as end:
             result: AgentResult = end.value
-            self._next = None
             self.position = result.num_steps
-            self._model = result.parameters
+            self.model = result.parameters
         else:
-            self.position = self._next.step
-            self._model = self._next.parameters
-        return self._model
+            self.position = stepper.step
+            self.model = stepper.parameters
 
     def resume(self, checkpoint: Mapping[str, Any]) -> None:
         """See ``LoopSteps``: all agents go on together, by ``RunSettings(resume=True)``."""
-        if checkpoint["run"] != self._run or checkpoint["step"] != self.position:
+        if checkpoint["run"] != self.run or checkpoint["step"] != self.position:
             raise CornError(
                 "state_dict must be the present one of an agent, whose model is that of all "
                 "agents, found another: use RunSettings(resume=True) and out=…, or rejoins=True"
             )
-
-    def describe(self) -> dict[str, Any]:
-        """See ``LoopSteps``."""
-        return {"run": self._run, "step": self.position, "parameters": self._model.clone()}
 
     def list_expenses(self) -> list[Expense]:
         """See ``LoopSteps``: what the ledger counts, in all runs and plans for survivors."""

@@ -99,14 +99,11 @@ def read_learning_rate(factory: OptimizerFactory) -> float:
 def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, Optimizer]:
     parameter = nn.Parameter(start.clone())
     optimizer = factory([parameter])
-    rule = "a function of a list of parameters that returns an optimizer of torch for them"
-    require(isinstance(optimizer, Optimizer), "optimizer", rule, type(optimizer).__name__)
-    held = [own for group in optimizer.param_groups for own in group["params"]]
     require(
-        len(held) == 1 and held[0] is parameter and "lr" in optimizer.param_groups[0],
+        list(map(id, _list_parameters(optimizer))) == [id(parameter)],
         "optimizer",
-        rule,
-        f"{type(optimizer).__name__} with other parameters, or without a learning rate",
+        "a function of a list of parameters that returns an optimizer of torch for them",
+        f"{type(optimizer).__name__} with other parameters",
     )
     require_one_gradient(optimizer)
     return parameter, optimizer
@@ -129,11 +126,11 @@ def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
             if isinstance(value, Tensor):
                 saved[f"tensor {place} {name}"] = value.detach().clone()
             elif value is not None:
-                saved[f"number {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+                saved[f"number {place} {name}"] = _as_tensor(value)
     for place, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if isinstance(value, int | float):
-                saved[f"group {place} {name}"] = torch.tensor(value, dtype=_type_of(value))
+                saved[f"group {place} {name}"] = _as_tensor(value)
     return saved
 
 
@@ -168,10 +165,9 @@ def _list_parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [own for group in optimizer.param_groups for own in group["params"]]
 
 
-def _type_of(value: bool | int | float) -> torch.dtype:
-    if isinstance(value, bool):
-        return torch.bool
-    return torch.int64 if isinstance(value, int) else torch.float64
+def _as_tensor(value: bool | int | float) -> Tensor:
+    # Not float32, in which Python's numbers would lose digits.
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def tabulate_schedule(
@@ -217,9 +213,10 @@ def copy_groups(optimizer: Optimizer) -> HyperParameters:
     ]
 
 
-def list_held(optimizer: Optimizer) -> list[list[int]]:
-    """Return the identities of the parameters of each group."""
-    return [list(map(id, group["params"])) for group in optimizer.param_groups]
+def copy_settings(optimizer: Optimizer) -> list[tuple[list[int], dict[str, Any]]]:
+    """Return the identities of the parameters of each group, and a copy of its values."""
+    held = [list(map(id, group["params"])) for group in optimizer.param_groups]
+    return list(zip(held, copy_groups(optimizer), strict=True))
 
 
 def copy_state(optimizer: Optimizer) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import itertools
 import math
 import os
 import secrets
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 import networkx as nx
 import numpy as np
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
 from corn.checks import require, require_count, require_length
@@ -47,9 +48,8 @@ from corn.learn.mechanism import Mechanism
 from corn.learn.optimizers import (
     HyperParameters,
     ScheduleFactory,
-    copy_groups,
+    copy_settings,
     copy_state,
-    list_held,
     require_one_gradient,
     restore_state,
     save_state,
@@ -72,12 +72,15 @@ from corn.topology import Network, load_network
 # Gradients of single samples are clipped in float64, this many values at once.
 _VALUES_AT_ONCE = 1 << 22
 
+Loaders: TypeAlias = "DataLoader[Any] | Sequence[DataLoader[Any]]"
+"""A loader whose samples are distributed over the agents, or one for each agent."""
+
 
 def make_private(
     *,
     module: nn.Module,
     optimizer: Optimizer,
-    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
+    data_loader: Loaders,
     target_epsilon: float,
     target_delta: float,
     epochs: int,
@@ -153,11 +156,8 @@ def make_private(
             "network must have mixing='sum', with which all agents have one model, found 'gossip': "
             "corn.train simulates gossip"
         )
-    given = [data_loader] if isinstance(data_loader, DataLoader) else data_loader
-    parts = [LoopData.of_agent(loader) for loader in given]
-    num_samples = sum(len(part.dataset) for part in parts)
-    batch_size = sum(part.batch_size for part in parts)
-    steps_per_epoch = math.ceil(num_samples / batch_size)
+    source = LoopData.of_agents(data_loader, agents.num_agents, seed=seed)
+    steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
     budget = PrivacyBudget(
         epsilon=target_epsilon,
         delta=target_delta,
@@ -165,7 +165,7 @@ def make_private(
         clip=max_grad_norm,
         unit="sample",
         adjacency=adjacency,
-        batch_size=max(1, round(batch_size / agents.num_agents)),
+        batch_size=max(1, round(source.batch_size / agents.num_agents)),
         # As in Opacus: a pass has as many batches as the loader.
         sampling_rate=1 / steps_per_epoch,
     )
@@ -173,13 +173,13 @@ def make_private(
     print(describe_adjacency(plan), file=sys.stderr)  # noqa: T201 - once, for whoever knows Opacus
     return simulate(
         plan,
-        module=module,
-        optimizer=optimizer,
-        data_loader=data_loader,
-        accumulation=accumulation,
-        schedule=schedule,
+        source,
         seed=seed,
         ledger=ledger,
+        module=module,
+        optimizer=optimizer,
+        accumulation=accumulation,
+        schedule=schedule,
         device=device,
     )
 
@@ -187,44 +187,31 @@ def make_private(
 def describe_adjacency(plan: Plan) -> str:
     """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
     budget = plan.budget
-    other: Adjacency = "add-remove" if budget.adjacency == "replace" else "replace"
     # The noise in the sum over all agents, in units of the clip; its square is inverse to the cap.
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
-    ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
-    epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
-    mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
-    if budget.adjacency == "replace":
-        return (
-            f"corn: {epsilon} whose values may change (replace-one adjacency): noise multiplier "
-            f"{mine}. Opacus counts a sample that is added or removed, which needs {theirs}; to "
-            "compare with its ε, use adjacency='add-remove'"
-        )
+    both: tuple[Adjacency, ...] = ("replace", "add-remove")
+    caps = {each: replace(budget, adjacency=each).precision_caps(1)[0] for each in both}
+    noise = {
+        each: f"noise multiplier {multiplier * math.sqrt(caps[budget.adjacency] / cap):.3g}"
+        for each, cap in caps.items()
+    }
     return (
-        f"corn: {epsilon} that is added or removed, as Opacus counts: noise multiplier {mine}. A "
-        f"sample whose values change (adjacency='replace') needs {theirs} for the same ε"
+        f"corn: ε = {write_exactly(budget.promises[0].epsilon)} for one sample, with adjacency "
+        f"{budget.adjacency!r}. A sample whose values change ('replace') needs {noise['replace']}, "
+        f"one that is added or removed ('add-remove', as Opacus counts) {noise['add-remove']}"
     )
 
 
 def simulate(
     plan: Plan,
+    source: LoopData,
     *,
-    module: nn.Module,
-    optimizer: Optimizer,
-    data_loader: DataLoader[Any] | Sequence[DataLoader[Any]],
-    accumulation: int = 1,
-    schedule: ScheduleFactory | None = None,
     seed: int | None = None,
     ledger: Path | str | None = None,
-    device: torch.device | str | None = None,
+    **options: Any,
 ) -> PrivateTraining:
-    """Make a loop of all agents of a plan private; see :func:`make_private`."""
-    if plan.network.mixing != "sum" or plan.budget.unit != "sample":
-        raise InvalidArgumentError(
-            "plan must have exact sums and unit 'sample' to be simulated in a loop, found "
-            f"{plan.network.mixing!r} and {plan.budget.unit!r}"
-        )
-    source = LoopData.of_agents(data_loader, plan.num_agents, seed=seed)
+    """Make a loop of all agents of a plan private; ``options`` are those of ``open_loop``."""
     source.check()
     sizes = [len(rows) for rows in source.rows]
     require_fitting_samples(plan.budget, sizes)
@@ -233,16 +220,7 @@ def simulate(
         path = None if ledger is None else Path(ledger)
         return Simulation(plan, model, sizes, update, seed=seed, ledger=path)
 
-    return open_loop(
-        plan,
-        open_steps,
-        source,
-        module=module,
-        optimizer=optimizer,
-        accumulation=accumulation,
-        schedule=schedule,
-        device=device,
-    )
+    return open_loop(plan, open_steps, source, **options)
 
 
 def open_loop(
@@ -252,9 +230,9 @@ def open_loop(
     *,
     module: nn.Module,
     optimizer: Optimizer,
-    accumulation: int,
-    schedule: ScheduleFactory | None,
-    device: torch.device | str | None,
+    accumulation: int = 1,
+    schedule: ScheduleFactory | None = None,
+    device: torch.device | str | None = None,
 ) -> PrivateTraining:
     """Return the parts of a private loop for the steps of a simulation, or of an agent."""
     require_count("accumulation", accumulation)
@@ -269,20 +247,13 @@ def open_loop(
     private = PrivateOptimizer(
         optimizer, model, plan, open_steps, schedule=table, num_pieces=accumulation
     )
-    steps = _count_steps(plan, source)
-    loader = PrivateLoader(private, source, steps_per_epoch=steps, device=device)
-    return PrivateTraining(module, private, loader)
-
-
-def _count_steps(plan: Plan, source: LoopData) -> int:
-    """Return how many steps are a pass over the data, on average."""
     query = plan.budget.queries[0]
     # From the plan alone: a loop over epochs makes this number public. Unit agent has no other
     # number than that of the agent's samples.
-    if query.steps_per_pass is not None:
-        return query.steps_per_pass
     rate = query.sampling_rate or source.batch_size / sum(map(len, source.rows))
-    return max(1, round(1 / rate))
+    steps_per_epoch = query.steps_per_pass or max(1, round(1 / rate))
+    loader = PrivateLoader(private, source, steps_per_epoch=steps_per_epoch, device=device)
+    return PrivateTraining(module, private, loader)
 
 
 def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
@@ -308,25 +279,24 @@ class LoopSteps(Protocol):
 
     Attributes:
         is_simulated: Whether the noise follows from a public seed.
+        run: A name of the run, by which checkpoints know it.
         position: The number of the next step.
+        model: The model that it begins with.
     """
 
     is_simulated: bool
-
-    @property
-    def position(self) -> int: ...  # noqa: D102 - above
+    run: str
+    position: int
+    model: Tensor
 
     def begin(self) -> Sequence[AgentStepper]:
         """Begin the next step and return the stepper of each agent here; none after the last."""
 
-    def finish(self) -> Tensor:
-        """Release the gradients that the steppers have got; return the model after the step."""
+    def finish(self) -> None:
+        """Release the gradients that the steppers have got, and take the step."""
 
     def resume(self, checkpoint: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, or raise."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return what ``resume`` needs to know of these steps."""
 
     def list_expenses(self) -> list[Expense]:
         """Return all releases under the plan, of each agent here."""
@@ -339,13 +309,7 @@ class LoopSteps(Protocol):
 class Simulation:
     """The steps of all agents of a plan with exact sums, in one process; see ``LoopSteps``.
 
-    Args:
-        plan: The network, the budget and the noise.
-        model: The user's module.
-        sizes: The number of samples of each agent.
-        update: The user's optimizer.
-        seed: The public seed of noise and batches; None draws them from new secret keys.
-        ledger: A file that counts the steps of this run and of earlier ones.
+    ``sizes`` are the numbers of samples of the agents.
     """
 
     def __init__(
@@ -360,10 +324,10 @@ class Simulation:
     ) -> None:
         self.is_simulated = seed is not None
         self._plan = plan
-        self._model = model.read().to(getattr(torch, plan.dtype))
+        self.model = model.read().to(getattr(torch, plan.dtype))
         self._process = os.getpid()
         self._begun = 0
-        self._position = 0
+        self.position = 0
         self._precisions: list[float] = Mechanism.from_plan(plan).precision.tolist()
         self._ledger = None
         if ledger is not None:
@@ -377,7 +341,7 @@ class Simulation:
                 terms=self._terms_of(0),
                 precision=max(self._precisions),
             )
-        self._run = secrets.token_hex(16) if seed is None else f"seed {seed}"
+        self.run = secrets.token_hex(16) if seed is None else f"seed {seed}"
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
         # Keys are used once, in this run.
         nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
@@ -403,27 +367,21 @@ class Simulation:
                 "both would release with the same noise; call make_private in each process"
             )
 
-    @property
-    def position(self) -> int:
-        """See ``LoopSteps``."""
-        return self._position
-
     def begin(self) -> Sequence[AgentStepper]:
         """See ``LoopSteps``."""
         self._require_own_process()
-        step = self._position
         is_spent = self._ledger is not None and not self._ledger.remaining
-        if step >= self._plan.budget.num_steps or is_spent:
+        if self.position >= self._plan.budget.num_steps or is_spent:
             return []
         if self._ledger is not None:
             # One count for all agents, which release together.
             self._ledger.reserve(self._begun)
         self._begun += 1
         for stepper, share in self._agents:
-            stepper.begin(step, share, self._model)
+            stepper.begin(self.position, share, self.model)
         return [stepper for stepper, _ in self._agents]
 
-    def finish(self) -> Tensor:
+    def finish(self) -> None:
         """See ``LoopSteps``."""
         self._require_own_process()
         steppers = [stepper for stepper, _ in self._agents]
@@ -433,13 +391,12 @@ class Simulation:
         moved = steppers[0].finish(total, step_size=1.0)
         if moved is None:
             raise CornError("masks of a simulation must cancel, found that they did not")
-        self._model = moved
-        self._position += 1
-        return moved
+        self.model = moved
+        self.position += 1
 
     def resume(self, checkpoint: Mapping[str, Any]) -> None:
         """See ``LoopSteps``: models that were released may be used again, noise may not."""
-        is_own = checkpoint["run"] == self._run
+        is_own = checkpoint["run"] == self.run
         if not is_own and self._begun:
             raise CornError("a checkpoint must be loaded before the first batch, found a later one")
         if not is_own and not self.is_simulated:
@@ -457,16 +414,12 @@ class Simulation:
                 )
         # A run with a seed repeats its own releases. Steps with secret noise are never taken back.
         if not is_own or self.is_simulated:
-            self._position = int(checkpoint["step"])
-        self._model = checkpoint["parameters"].to(self._model)
-
-    def describe(self) -> dict[str, Any]:
-        """See ``LoopSteps``."""
-        return {"run": self._run, "step": self._position, "parameters": self._model.clone()}
+            self.position = int(checkpoint["step"])
+        self.model = checkpoint["parameters"].to(self.model)
 
     def list_expenses(self) -> list[Expense]:
         """See ``LoopSteps``."""
-        begun = max(self._begun, self._position)
+        begun = max(self._begun, self.position)
         if self._ledger is not None:
             begun = self._plan.budget.num_steps - self._ledger.remaining
         # Agents with one promise differ in their noise only, and the least noise decides.
@@ -486,11 +439,8 @@ class Simulation:
 class ClippedSums:
     """The sums of the clipped gradients of each agent's samples, over the pieces of one step.
 
-    Args:
-        batches: Of the agents. A step's samples are those of all agents, one agent after the other.
-        clip: The norm to which each gradient is clipped.
-        num_parameters: The length of a gradient.
-        num_pieces: The number of batches that show them.
+    A step's samples are those of all agents, one agent after the other. ``num_pieces`` batches show
+    them.
     """
 
     def __init__(
@@ -498,16 +448,20 @@ class ClippedSums:
     ) -> None:
         self._clip = torch.tensor([clip], dtype=torch.float64)
         self._batches = batches
-        widths = [batch.inputs.shape[1] for batch in self._batches]
+        widths = torch.tensor([batch.inputs.shape[1] for batch in batches])
+        self._agents = torch.repeat_interleave(torch.arange(len(batches)), widths)
+        self._rows = torch.cat([batch.inputs[0] for batch in batches])
+        # Padding is in the loop's batch as well. Its weight removes it from the sum.
+        self._weights = torch.cat([batch.weights[0] for batch in batches])
         # Pieces of different lengths, so that losses of one are never taken for those of another.
         # Shapes of batches are public, and so are the cuts.
-        least = (sum(widths) - num_pieces * (num_pieces - 1) // 2) // num_pieces
+        count = len(self._rows)
+        least = (count - num_pieces * (num_pieces - 1) // 2) // num_pieces
         require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
-        cuts = np.cumsum([least + k for k in range(num_pieces - 1)])
-        self._pieces = np.split(np.arange(sum(widths)), cuts)
-        self._starts = np.cumsum([0, *widths])
-        self._totals = torch.zeros(len(widths), num_parameters, dtype=torch.float64)
-        self._factors = torch.ones(sum(widths), dtype=torch.float64)
+        cuts = np.cumsum([least + k for k in range(num_pieces - 1)]).tolist()
+        self._pieces = torch.arange(count).tensor_split(cuts)
+        self._totals = torch.zeros(len(batches), num_parameters, dtype=torch.float64)
+        self._factors = torch.ones(count, dtype=torch.float64)
         self._num_shown = 0
         self._num_added = 0
 
@@ -523,65 +477,51 @@ class ClippedSums:
 
     def show(self) -> list[tuple[int, int]]:
         """Return the agent of each sample in the next piece, and the number of its row."""
-        numbers = self._pieces[self._num_shown]
+        piece = self._pieces[self._num_shown]
         self._num_shown += 1
-        agents = np.searchsorted(self._starts, numbers, side="right") - 1
-        places = numbers - self._starts[agents]
-        return [
-            (agent, int(self._batches[agent].inputs[0, place]))
-            for agent, place in zip(agents.tolist(), places.tolist(), strict=True)
-        ]
+        return list(zip(self._agents[piece].tolist(), self._rows[piece].tolist(), strict=True))
 
     @torch.no_grad()
-    def add(self, rows: Tensor) -> None:
+    def add(self, gradients: Tensor) -> None:
         """Add the gradients of the samples of the next piece."""
-        numbers = self._pieces[self._num_added]
-        first, stop = int(numbers[0]), int(numbers[-1]) + 1
-        limit = max(1, _VALUES_AT_ONCE // rows.shape[1])
+        piece = self._pieces[self._num_added]
+        limit = max(1, _VALUES_AT_ONCE // gradients.shape[1])
         for agent, batch in enumerate(self._batches):
-            start, end = (
-                max(first, int(self._starts[agent])),
-                min(stop, int(self._starts[agent + 1])),
-            )
-            for at in range(start, end, limit):
-                own = slice(at, min(end, at + limit))
-                places = slice(own.start - self._starts[agent], own.stop - self._starts[agent])
-                found, factors = sum_clipped_samples(
+            for own in torch.split(piece[self._agents[piece] == agent], limit):
+                found, self._factors[own] = sum_clipped_samples(
                     # In the clip's type, float64: see ``sum_clipped_samples``.
-                    rows[own.start - first : own.stop - first].cpu().to(self._clip.dtype),
+                    gradients[own - piece[0]].cpu().to(self._clip.dtype),
                     self._clip,
-                    # Padding is in the loop's batch as well. Its weight removes it from the sum.
-                    batch.weights[0, places],
+                    self._weights[own],
                     most_samples=batch.most_samples,
                 )
                 self._totals[agent] += found
-                self._factors[own] = factors
         self._num_added += 1
 
     def of_agent(self, agent: int) -> Gradients:
         """Return the sum of one agent's samples."""
-        own = slice(int(self._starts[agent]), int(self._starts[agent + 1]))
         return Gradients.of_samples(
             self._totals[agent].view(1, 1, -1),
             # As (cells, samples, trials), with one cell and one trial.
-            self._factors[own].view(1, -1, 1),
+            self._factors[self._agents == agent].view(1, -1, 1),
             self._batches[agent].weights,
         )
 
 
 @dataclass(eq=False)
 class _Progress:
-    """The position of a loop.
+    """The position of a loop: libraries copy the attributes of an optimizer, and so share it."""
 
-    Libraries copy the attributes of an optimizer, and so share this object.
-    """
-
-    groups: HyperParameters
-    held: list[list[int]]
+    settings: Any  # those of the user's optimizer, as CorN left them last
     state: Any
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
     error: BaseException | None = field(default=None, repr=False)
+
+    def raise_error(self) -> None:
+        """Raise an earlier error: a loop that goes on after one gets the same again."""
+        if self.error is not None:
+            raise self.error
 
 
 @final
@@ -596,8 +536,7 @@ class PrivateOptimizer(Optimizer):
         inner: The user's optimizer.
         model: The user's module.
         plan: The network, the budget and the noise.
-        open_steps: Opens the steps, with the rule that makes a step of a release. With exact sums
-            the rule steps along the average of a step's releases, unless the sum is void.
+        open_steps: Opens the steps, with this optimizer as the rule of steps along releases.
         schedule: The hyperparameters of each step; None leaves them as they are.
         num_pieces: The number of batches with which the loader shows the samples of one step.
     """
@@ -620,8 +559,7 @@ class PrivateOptimizer(Optimizer):
         self.num_pieces = num_pieces
         # Moments from before could depend on data.
         inner.state = type(inner.state)(dict)
-        groups, held = copy_groups(inner), list_held(inner)
-        self._now = _Progress(groups, held, copy_state(inner))
+        self._now = _Progress(copy_settings(inner), copy_state(inner))
         self._steps = open_steps(model, self)
         # A script that fails closes its links here. Later the interpreter has stopped the threads
         # that do it.
@@ -653,7 +591,7 @@ class PrivateOptimizer(Optimizer):
         return self._inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> Any:  # type: ignore[override]
         """The defaults of the user's optimizer."""
         return self._inner.defaults
 
@@ -670,7 +608,12 @@ class PrivateOptimizer(Optimizer):
 
         All of it follows from releases, so that it may be published with the model.
         """
-        own = {"plan": fingerprint(self._plan).hex(), **self._steps.describe()}
+        own = {
+            "plan": fingerprint(self._plan).hex(),
+            "run": self._steps.run,
+            "step": self._steps.position,
+            "parameters": self._steps.model.clone(),
+        }
         return {**self._inner.state_dict(), "corn": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -679,7 +622,8 @@ class PrivateOptimizer(Optimizer):
         Raises:
             CornError: the state is that of another plan, or releases after it may be unknown.
         """
-        own = state_dict.get("corn")
+        rest = dict(state_dict)
+        own = rest.pop("corn", None)
         if self._now.steppers:
             raise CornError("a state must be loaded between two steps, found one under way")
         if own is None or own["plan"] != fingerprint(self._plan).hex():
@@ -690,16 +634,9 @@ class PrivateOptimizer(Optimizer):
         if len(own["parameters"]) != self._model.num_parameters:
             raise CornError("state_dict must be that of this module, found other parameters")
         self._steps.resume(own)
-        rest = {name: value for name, value in state_dict.items() if name != "corn"}
         self._inner.load_state_dict(rest)
         self._model.write(own["parameters"])
-        self._remember()
-
-    def _remember(self) -> None:
-        """Take the optimizer's settings and state for those that CorN has left."""
-        self._now.groups = copy_groups(self._inner)
-        self._now.held = list_held(self._inner)
-        self._now.state = copy_state(self._inner)
+        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
     @contextmanager
     def public_change(self) -> Iterator[None]:
@@ -716,18 +653,17 @@ class PrivateOptimizer(Optimizer):
                 "param_groups follow the schedule that make_private was given: use either "
                 "schedule=… or optimizer.public_change()"
             )
-        self._require_same_groups()
+        self._require_same_settings()
         yield
-        if self._now.held != list_held(self._inner):
+        changed = copy_settings(self._inner)
+        if [held for held, _ in changed] != [held for held, _ in self._now.settings]:
             raise CornError("parameters must be given before make_private, found other ones")
-        self._now.groups = copy_groups(self._inner)
+        self._now.settings = changed
 
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
         now = self._now
-        # A loop that goes on after an error gets the same one again.
-        if now.error is not None:
-            raise now.error
+        now.raise_error()
         if now.sums is not None and now.sums.is_shown:
             # Which batches are followed by a step must not depend on data, so all of them must be.
             after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
@@ -740,7 +676,6 @@ class PrivateOptimizer(Optimizer):
                 self.leave()
                 return []
             self._model.write(now.steppers[0].parameters)
-            self._model.forget_gradient()
             self._follow_schedule(now.steppers[0].step)
             now.sums = ClippedSums(
                 [stepper.batch for stepper in now.steppers],
@@ -756,10 +691,10 @@ class PrivateOptimizer(Optimizer):
 
     def _follow_schedule(self, step: int) -> None:
         if self._schedule is not None:
-            self._require_same_groups()
+            self._require_same_settings()
             for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
                 group.update(values)
-            self._now.groups = copy_groups(self._inner)
+            self._now.settings = copy_settings(self._inner)
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -789,8 +724,7 @@ class PrivateOptimizer(Optimizer):
         """Release the gradient of the batch, and take the user's step with it."""
         now = self._now
         loss = None
-        if now.error is not None:
-            raise now.error
+        now.raise_error()
         if now.sums is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
@@ -808,7 +742,7 @@ class PrivateOptimizer(Optimizer):
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
-        self._require_same_groups()
+        self._require_same_settings()
         self._require_same_state()
         if self._plan.budget.unit == "sample":
             self._model.require_no_gradient()
@@ -818,14 +752,13 @@ class PrivateOptimizer(Optimizer):
                     "for each sample: there is no gradient"
                 )
             for agent, stepper in enumerate(now.steppers):
-                stepper.compute(lambda _, own=agent, sums=now.sums: sums.of_agent(own))  # type: ignore[misc]
+                stepper.clip(now.sums.of_agent(agent))
         else:
             now.steppers[0].differentiate(self._model)
         with self._keeping_error():
-            shown = self._steps.finish()
+            self._steps.finish()
             self._model.end()
-            self._model.forget_gradient()
-            self._model.write(shown)
+            self._model.write(self._steps.model)
             now.steppers = ()
             now.sums = None
         return loss
@@ -839,7 +772,6 @@ class PrivateOptimizer(Optimizer):
 
     def take_step(self, released: Tensor) -> Tensor:
         """See ``UpdateRule``: the user's optimizer steps along a release, or their average."""
-        self._model.forget_gradient()
         self._model.set_gradient(released)
         self._inner.step()
         self._now.state = copy_state(self._inner)
@@ -854,12 +786,11 @@ class PrivateOptimizer(Optimizer):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """See ``UpdateRule``."""
         self._inner.state = restore_state(self._inner, state)
-        self._remember()
+        self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
-    def _require_same_groups(self) -> None:
+    def _require_same_settings(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        is_same = has_same_values(self._now.groups, copy_groups(self._inner))
-        if not is_same or self._now.held != list_held(self._inner):
+        if not has_same_values(self._now.settings, copy_settings(self._inner)):
             raise CornError(
                 "param_groups must not change between steps, found that they did: a learning rate "
                 "that depends on data is public with the models; give a schedule of the step "
@@ -928,7 +859,7 @@ class LoopData:
 
     Attributes:
         dataset: the samples of all agents.
-        collate: a function that makes a batch of several samples.
+        collate: makes a batch of several samples.
         rows: the numbers of each agent's samples in the data set.
         batch_size: the number of samples in a batch of all agents, on average.
     """
@@ -939,13 +870,7 @@ class LoopData:
     batch_size: int
 
     @classmethod
-    def of_agents(
-        cls,
-        given: DataLoader[Any] | Sequence[DataLoader[Any]],
-        num_agents: int,
-        *,
-        seed: int | None,
-    ) -> LoopData:
+    def of_agents(cls, given: Loaders, num_agents: int, *, seed: int | None) -> LoopData:
         """Return the data of one loader for each agent, or of one for all."""
         if isinstance(given, DataLoader):
             whole = cls.of_agent(given)
@@ -967,28 +892,29 @@ class LoopData:
                 "data_loader must have one collate_fn, which makes a batch of samples of all "
                 "agents, found several"
             )
-        stops = np.cumsum([len(part.dataset) for part in parts]).tolist()
+        stops = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
         return cls(
             ConcatDataset([part.dataset for part in parts]),
             parts[0].collate,
-            [
-                range(stop - len(part.dataset), stop)
-                for stop, part in zip(stops, parts, strict=True)
-            ],
+            list(itertools.starmap(range, itertools.pairwise(stops))),
             sum(part.batch_size for part in parts),
         )
 
     @classmethod
     def of_agent(cls, loader: DataLoader[Any]) -> LoopData:
-        """Return the data of one loader."""
-        check_loader(loader)
+        """Return the data of one loader, or raise where batches cannot be drawn from it."""
+        require_plain_loader(loader)
         dataset: Any = loader.dataset
+        if isinstance(dataset, IterableDataset):
+            raise InvalidArgumentError(
+                "data_loader must have a data set with items by number, as batches are drawn from "
+                "it at random, found a stream: read it into a list first"
+            )
+        if not len(dataset):
+            raise InvalidArgumentError("data_loader must have at least one sample, found none")
+        require_different_samples([dataset])
         size = loader.batch_size or len(dataset)
         return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
-
-    def fetch(self, samples: Sequence[tuple[int, int]]) -> Any:
-        """Return some samples, each by its agent and row, as the user's loader would."""
-        return self.collate([self.dataset[self.rows[agent][row]] for agent, row in samples])
 
     def check(self) -> None:
         """Raise if the collate function puts samples along another dimension, or mixes them.
@@ -1084,19 +1010,6 @@ def _list_origins(dataset: Any) -> list[tuple[int, int]]:
     return [(id(dataset), row) for row in range(len(dataset))]
 
 
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader from whose data set batches cannot be drawn."""
-    require_plain_loader(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        raise InvalidArgumentError(
-            "data_loader must have a data set with items by number, as batches are drawn from it "
-            "at random, found a stream: read it into a list first"
-        )
-    if not len(loader.dataset):  # type: ignore[arg-type]
-        raise InvalidArgumentError("data_loader must have at least one sample, found none")
-    require_different_samples([loader.dataset])
-
-
 class _NoSampler(Sampler[int]):
     """The sampler of a private loader, from which nobody else may draw."""
 
@@ -1121,12 +1034,7 @@ class PrivateLoader(DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(
-        self,
-        optimizer: PrivateOptimizer,
-        source: LoopData,
-        *,
-        steps_per_epoch: int,
-        device: torch.device | str | None = None,
+        self, optimizer: PrivateOptimizer, source: LoopData, *, steps_per_epoch: int, device: Any
     ) -> None:
         size = max(1, round(source.batch_size / optimizer.num_pieces))
         super().__init__(
@@ -1162,13 +1070,11 @@ class PrivateLoader(DataLoader[Any]):
                         stacklevel=2,
                     )
                 return
-            batch = self._source.fetch(samples)
+            own = self._source
+            batch = own.collate([own.dataset[own.rows[agent][row]] for agent, row in samples])
             if self._device is not None:
-                batch = tree_map(self._place, batch)
+                batch = tree_map_only(Tensor, lambda value: value.to(self._device), batch)
             yield self._optimizer.show(batch, len(samples))
-
-    def _place(self, value: Any) -> Any:
-        return value.to(self._device) if isinstance(value, Tensor) else value
 
 
 class PrivateTraining(NamedTuple):
@@ -1177,10 +1083,6 @@ class PrivateTraining(NamedTuple):
     module: nn.Module
     optimizer: PrivateOptimizer
     data_loader: PrivateLoader
-
-    def get_epsilon(self, delta: float | None = None) -> float:
-        """See :meth:`PrivateOptimizer.get_epsilon`."""
-        return self.optimizer.get_epsilon(delta)
 
 
 def number_rows(size: int) -> AgentData:

@@ -46,12 +46,8 @@ _BLOCK = 1 << 12
 class StepStatistics:
     """Statistics of one step, averaged over agents; each of shape (seeds, trials).
 
-    Attributes:
-        gradient_norm: norm of each agent's mini-batch gradient before clipping, or of the average
-            of its clipped sample gradients.
-        fraction_clipped: fraction of mini-batch gradients, or of sample gradients, that were
-            clipped.
-        noise_norm: norm of each agent's noise.
+    ``gradient_norm`` is that of an agent's mini-batch gradient before clipping, or of the average
+    of its clipped sample gradients; ``fraction_clipped`` is that of either kind of gradients.
     """
 
     gradient_norm: Tensor
@@ -71,11 +67,12 @@ class ClippedGradients:
 
     Attributes:
         values: shape (cells, trials, parameters), not yet multiplied by ``factors``.
-        factors: shape (cells, trials): clipping factors; 1 where each sample was clipped.
-        norms: shape (cells, trials): norms before an agent's gradient is clipped.
-        fraction_clipped: shape (cells, trials).
-        num_broken: shape (cells, trials): number of gradients, of the batch or of samples, that
-            were not finite and count as zero.
+        factors: clipping factors, shape (cells, trials) as all that follow; 1 where each sample was
+            clipped.
+        norms: norms before an agent's gradient is clipped.
+        fraction_clipped: see ``Gradients``, or that of mini-batch gradients.
+        num_broken: number of gradients, of the batch or of samples, that were not finite and count
+            as zero.
     """
 
     values: Tensor
@@ -136,12 +133,10 @@ def sum_clipped_samples(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_i w_i · clip(g_i) along the dimension of samples, and the clipping factors.
 
-    Args:
-        slopes: one gradient for each sample, shape (…, samples, parameters), in the type to clip
-            in: float64 for releases. Those that are not finite are set to zero in place.
-        clip: C, which broadcasts against (…, samples).
-        weights: the weights of the samples, which broadcast against (…, samples); 0 for padding.
-        most_samples: a public bound on the number of samples.
+    ``slopes`` has one gradient for each sample, shape (…, samples, parameters), in the type to clip
+    in: float64 for releases. Those that are not finite are set to zero in place. ``clip`` and
+    ``weights`` broadcast against (…, samples); the weight of padding is 0. ``most_samples`` is a
+    public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
     # Before the product: 0 times NaN is NaN, which would spoil the whole sum.
@@ -317,11 +312,7 @@ def take_half_step(
 
 
 class UpdateRule(Protocol):
-    """A caller's own rule for steps along releases.
-
-    It must see nothing but releases and public models: then it is post-processing, whatever it
-    does.
-    """
+    """A rule of the caller for steps; it must see releases and public models alone."""
 
     def take_step(self, released: Tensor) -> Tensor:
         """Return the half step along a released gradient, or the average of all agents'."""
@@ -335,7 +326,7 @@ class UpdateRule(Protocol):
 
 @final
 class AgentStepper:
-    """One agent's steps, without the messages: ``begin``, ``compute``, ``release``, ``finish``.
+    """One agent's steps, without the messages: ``begin``, ``clip``, ``release``, ``finish``.
 
     Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
     ``release_masked`` returns it, and ``finish`` takes the step along the average of all agents'
@@ -353,8 +344,8 @@ class AgentStepper:
         step: The step under way.
         parameters: The model that it begins with.
         statistics: Those of the last release, for the agent's owner.
-        num_broken: The number of gradients so far that were not finite and counted as zero.
-            Whether one was depends on data without noise, so that it is for the owner alone.
+        num_broken: The number of gradients so far that were not finite and counted as zero. It
+            depends on data without noise, so that it is for the owner alone.
         memory: The average of releases that steps follow; None without momentum.
     """
 
@@ -368,7 +359,9 @@ class AgentStepper:
         momentum: float = 0.0,
         update: UpdateRule | None = None,
     ) -> None:
-        self._query = query
+        # In float64, so that the true norm is at most C (docs/floats.md).
+        self._clip = torch.tensor([query.clip], dtype=torch.float64)
+        self._sample_clip = self._clip if query.unit == "sample" else None
         self._reserve = reserve
         self._batches = batches
         self._momentum = momentum
@@ -406,21 +399,16 @@ class AgentStepper:
             self._batch = self._batches.draw(number)
 
     @torch.no_grad()
-    def compute(self, gradients: Callable[[Tensor | None], Gradients]) -> None:
-        """Take the gradient of the step and clip it as the query demands.
-
-        ``gradients`` computes it, from the norm to clip samples to, if any.
-        """
-        # In float64, so that the true norm is at most C (docs/floats.md).
-        clip = torch.tensor([self._query.clip], dtype=torch.float64)
-        is_sample = self._query.unit == "sample"
-        found = gradients(clip if is_sample else None)
-        self.hand_over(clip_gradients(found, clip, clips_samples=is_sample))
-
     def differentiate(self, task: Task) -> None:
-        """Compute and clip the gradient of a task on the batch."""
+        """Compute the gradient of a task on the batch, and clip it."""
         model = self.parameters.view(1, 1, -1)
-        self.compute(lambda clip: task.gradient(model, self.batch, sample_clip=clip))
+        self.clip(task.gradient(model, self.batch, sample_clip=self._sample_clip))
+
+    @torch.no_grad()
+    def clip(self, found: Gradients) -> None:
+        """Take the gradient of the step, and clip it as the query demands."""
+        is_sample = self._sample_clip is not None
+        self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
         """Take the gradient of the step, clipped as the query demands."""
@@ -525,12 +513,11 @@ class Mixer:
     ) -> None:
         W = network.sparse_matrix
         rounds = network.schedule
-        is_sparse = _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2
-        # The dense matrix has all rounds of a step in it, so that none is left to repeat.
-        self._rounds = rounds if is_sparse else rounds[:0]
-        matrix = (
-            to_sparse_tensor(W) if is_sparse else torch.from_numpy(np.array(network.step_matrix))
-        )
+        if _SPARSE_COST * W.nnz * len(rounds) < network.num_agents**2:
+            self._rounds, matrix = rounds, to_sparse_tensor(W)
+        else:
+            # The dense matrix has all rounds of a step in it, so that none is left to repeat.
+            self._rounds, matrix = rounds[:0], torch.from_numpy(np.array(network.step_matrix))
         self._matrix = matrix.to(device=device, dtype=dtype)
 
     def mix(self, models: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -97,9 +96,6 @@ class SampleGradients:
     def end(self) -> None:
         """Expect no losses."""
         self._expected.clear()
-        self._forget()
-
-    def _forget(self) -> None:
         self._outputs.clear()
         self._copies.clear()
 
@@ -118,35 +114,34 @@ class SampleGradients:
                 f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
                 "and for sequences the mean over each sample's own positions"
             )
+        copies, trained = list(self._copies.values()), list(self._trained.values())
         self._is_taking = True
         try:
             self._require_own_losses(losses, inputs)
             # In the sum every loss has weight 1, so that each row is the gradient of one loss.
-            slopes = torch.autograd.grad(
-                losses.sum(), [*self._copies.values(), *self._trained.values()], allow_unused=True
-            )
+            slopes = torch.autograd.grad(losses.sum(), [*copies, *trained], allow_unused=True)
         finally:
             self._is_taking = False
-        count = len(self._copies)
-        if all(slope is None for slope in slopes[:count]):
+        own, outside = slopes[: len(copies)], slopes[len(copies) :]
+        if all(slope is None for slope in own):
             raise InvalidArgumentError(
                 "losses must be computed from the outputs of the whole module, found that it was "
                 "not called on tensors of this batch: call model(inputs), not single layers of it"
             )
-        for name, slope in zip(self._trained, slopes[count:], strict=True):
+        for name, slope in zip(self._trained, outside, strict=True):
             if slope is not None:
                 raise InvalidArgumentError(
                     f"parameters must be used by calls of the module alone, found a gradient of "
-                    f"{name!r} from outside of them: no sample's gradient includes it; use the "
-                    "parameter in the module's forward()"
+                    f"{name!r} from outside of them: use the parameter in the module's forward()"
                 )
         # A parameter that this batch did not use has no gradient.
+        pairs = zip(copies, own, strict=True)
         pieces = [
-            (torch.zeros_like(own) if slope is None else slope).flatten(1)
-            for own, slope in zip(self._copies.values(), slopes[:count], strict=True)
+            (torch.zeros_like(p) if slope is None else slope).flatten(1) for p, slope in pairs
         ]
         self._expected.pop(0)
-        self._forget()
+        self._outputs.clear()
+        self._copies.clear()
         return torch.cat(pieces, dim=1)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,27 +239,27 @@ class SampleGradients:
         if not self._is_followed and splits:
             splits = [splits[self._num_batches % len(splits)]]
 
-        def differentiate(total: Tensor) -> Sequence[Tensor | None]:
+        def differentiate(total: Tensor) -> list[Tensor]:
             rows = [*self._outputs, *inputs]
             if not rows:
-                return ()
-            return torch.autograd.grad(total, rows, retain_graph=True, allow_unused=True)
+                return []
+            # Zeros where the total does not depend on a tensor.
+            return list(
+                torch.autograd.grad(
+                    total, rows, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
 
-        whole = differentiate(weighted.sum()) if self._is_followed else ()
+        whole = differentiate(weighted.sum()) if self._is_followed else []
         for bit, side in splits:
             chosen = (numbers >> bit) & 1 == side
             slopes = differentiate(weighted[chosen].sum())
             # A broken sample has NaN in its own row, also where its loss has weight 0.
-            is_mixed = any(
-                slope is not None and bool(slope[~chosen].nan_to_num(nan=0.0).any())
-                for slope in slopes
-            )
+            is_mixed = any(slope[~chosen].nan_to_num(nan=0.0).any() for slope in slopes)
             # Other losses must not change the gradient of a sample either, as a hook that scales
             # gradients by the norm of all of them does.
             is_mixed = is_mixed or any(
-                slope is not None
-                and total is not None
-                and not torch.allclose(slope[chosen], total[chosen], rtol=1e-3, equal_nan=True)
+                not torch.allclose(slope[chosen], total[chosen], rtol=1e-3, equal_nan=True)
                 for slope, total in zip(slopes, whole, strict=False)
             )
             if is_mixed:
@@ -329,11 +324,7 @@ class _Bare(nn.Module):
     def __init__(self, module: nn.Module, usual: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
-        self._usual = usual
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of the module."""
-        return self._usual(*args, **kwargs)
+        self.forward = usual
 
 
 class _Call:
@@ -346,9 +337,8 @@ class _Call:
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
         self._plain: list[Any] | None = None
-        for x, is_split in zip(self._leaves, self._is_split, strict=True):
-            if is_split or not isinstance(x, Tensor):
-                continue
+        shared = itertools.compress(self._leaves, [not own for own in self._is_split])
+        for x in (x for x in shared if isinstance(x, Tensor)):
             # A tensor that all samples see could have values of other samples.
             if x.dim() and len(x) != 1:
                 raise InvalidArgumentError(
@@ -371,7 +361,7 @@ class _Call:
     @property
     def samples(self) -> list[Tensor]:
         """The tensors that have one row for each sample."""
-        return [x for x, own in zip(self._leaves, self._is_split, strict=True) if own]
+        return list(itertools.compress(self._leaves, self._is_split))
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors among the outputs for one sample."""
@@ -415,30 +405,12 @@ class _Call:
 _PLAIN = (int, float, bool, str)
 
 
-class _Mean(torch.autograd.Function):
-    """The mean of losses, whose backward pass takes the gradient of each of them."""
-
-    @staticmethod
-    def forward(ctx: Any, take: Callable[[], None], mean: Tensor, _: Tensor) -> Tensor:
-        """Return the mean."""
-        ctx.take = take
-        return mean.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None]:
-        """Take the gradients, each of weight 1, whatever the mean was multiplied by."""
-        ctx.take()
-        return None, None, None
-
-
 @final
 class UserModel:
     """The user's module as a ``Task``, and a check that values without noise stay as they are.
 
-    Args:
-        module: trained where ``requires_grad`` is set. Batch normalisation is refused.
-        clips_samples: whether gradients of single samples are needed.
+    It is trained where ``requires_grad`` is set. ``clips_samples`` tells whether gradients of
+    single samples are needed.
     """
 
     def __init__(self, module: nn.Module, *, clips_samples: bool) -> None:
@@ -448,7 +420,7 @@ class UserModel:
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
-        # Copies of all values that get no noise: every step is compared with them.
+        # Copies of all values that get no noise, with which every step is compared.
         self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
         self._samples = SampleGradients(module) if clips_samples else None
         # Copies of the trained parameters as CorN left them last, in their own types.
@@ -495,7 +467,8 @@ class UserModel:
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Set the trained parameters."""
+        """Set the trained parameters, and forget their gradients."""
+        self.forget_gradient()
         # Copied: the optimizer changes parameters in place, but not the caller's vector.
         for parameter, piece in self._split(vector):
             parameter.copy_(piece)
@@ -540,17 +513,17 @@ class UserModel:
                 "loss.backward() with any loss of the batch"
             )
 
-        def take() -> None:
+        def take(_: Tensor) -> None:
             # Gradients at parameters that depend on the batch would depend on all of its samples.
             self.require_unchanged()
             # A backward pass has them disabled.
             with torch.enable_grad():
                 receive(samples.take(losses))
 
-        anchor = torch.zeros((), requires_grad=True)
-        given = take, losses.detach().mean(), anchor
-        found: Tensor = _Mean.apply(*given)  # type: ignore[no-untyped-call]
-        return found
+        # Whatever the mean is multiplied by, its backward pass calls this once.
+        anchor = losses.new_zeros((), requires_grad=True)
+        anchor.register_hook(take)  # type: ignore[no-untyped-call]
+        return losses.detach().mean() + anchor
 
     def require_no_gradient(self) -> None:
         """Raise if a parameter has a gradient, where gradients of samples are handed over."""

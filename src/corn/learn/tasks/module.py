@@ -103,23 +103,6 @@ def require_no_batch_statistics(model: nn.Module) -> None:
             )
 
 
-def _require_stateless(model: nn.Module) -> None:
-    """Raise for layers that mix samples, draw random numbers or have no shape yet."""
-    require_no_batch_statistics(model)
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise InvalidArgumentError(
-                f"model must not use dropout, found it in {name or 'model'!r}: its draws cannot "
-                "be repeated from a seed; set p = 0 or remove it"
-            )
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise InvalidArgumentError(
-                f"model must have all its parameters, found {name!r} without a shape yet: call it "
-                "once on a sample, or give the layer its sizes"
-            )
-
-
 @final
 class ModuleTask:
     """The user's own model and loss as a task.
@@ -132,7 +115,7 @@ class ModuleTask:
     Args:
         model: any module without state beyond its parameters. Batch normalisation is refused: its
             statistics mix samples, so clipping a sample's gradient does not bound its influence.
-            Dropout is refused: its random draws could not be repeated from a seed.
+            Random draws, as of dropout, are refused: they could not be repeated from a seed.
         loss: (outputs, targets) → the **mean** loss over a batch, as in ``torch.nn.functional``.
             Where samples are clipped, it is called with one sample at a time. It must not keep
             state between calls.
@@ -149,7 +132,7 @@ class ModuleTask:
         input_shape: tuple[int, ...] | None = None,
         reset: bool = False,
     ) -> None:
-        _require_stateless(model)
+        require_no_batch_statistics(model)
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
         self._loss = loss

@@ -71,11 +71,6 @@ class Quadratic:
     ) -> None:
         self._matrices = np.array(matrices)
         self._centers = np.array(centers)
-        if self._matrices.shape != (*self._centers.shape, self._centers.shape[-1]):
-            raise InvalidArgumentError(
-                f"matrices must have shape (n, d, d) for centers (n, d), found "
-                f"{self._matrices.shape} and {self._centers.shape}"
-            )
         self._start = self.minimizer if start is None else np.array(start, dtype=np.float64)
 
     @classmethod

@@ -16,12 +16,9 @@ from corn.learn.batches import Batch
 class Gradients:
     """One gradient for each model.
 
-    Attributes:
-        values: shape (cells, trials, parameters).
-        fraction_clipped: shape (cells, trials): fraction of samples that were clipped; None where
-            samples are not clipped one by one.
-        num_broken: shape (cells, trials): number of samples whose gradient was not finite and
-            counts as zero; None where samples are not clipped one by one.
+    ``values`` have shape (cells, trials, parameters). The others have shape (cells, trials), and
+    are None where samples are not clipped one by one: the fraction of samples that were clipped,
+    and the number of samples whose gradient was not finite and counts as zero.
     """
 
     values: Tensor
@@ -137,24 +134,20 @@ class DeviceTask:
     ) -> Gradients:
         """See ``Task``."""
         # Weights move as well, in their own type: float64 where samples are clipped.
-        placed = replace(
-            batch,
-            inputs=batch.inputs.to(self._device),
-            targets=batch.targets.to(self._device),
-            weights=batch.weights.to(self._device),
-        )
+        placed = replace(batch, **_move(batch, self._device))
         clip = None if sample_clip is None else sample_clip.to(self._device)
         found = self._task.gradient(parameters.to(self._device), placed, sample_clip=clip)
-        return Gradients(
-            found.values.to(_CPU),
-            None if found.fraction_clipped is None else found.fraction_clipped.to(_CPU),
-            None if found.num_broken is None else found.num_broken.to(_CPU),
-        )
+        return Gradients(**_move(found, _CPU))
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""
-        found = self._task.evaluate(
-            *(each.to(self._device) for each in (parameters, inputs, targets))
-        )
-        accuracy = None if found.accuracy is None else found.accuracy.to(_CPU)
-        return Scores(found.loss.to(_CPU), accuracy)
+        given = (each.to(self._device) for each in (parameters, inputs, targets))
+        return Scores(**_move(self._task.evaluate(*given), _CPU))
+
+
+def _move(record: object, device: str) -> dict[str, Any]:
+    """Return the fields of a record, with its tensors on a device."""
+    return {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in vars(record).items()
+    }
