@@ -376,6 +376,7 @@ class SumRounds:
         self._n = n = roster.num_agents
         rule = f"from {FEWEST_AGENTS} to {n}"
         require(FEWEST_AGENTS <= min_agents <= n, "min_agents", rule, min_agents)
+        require(wait > 0, "wait", "positive", wait)
         self._roster = roster
         self._min_agents = min_agents
         self._wait = wait
@@ -570,6 +571,37 @@ class ServerSums:
                 raise CornError(f"the server that adds up was not reached for {self._wait:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+@final
+class RankSums:
+    """Sums by ``all_reduce`` of ``torch.distributed``, for agents that are the ranks of a cluster.
+
+    A rank that is lost ends the others, as it does with ``torch.distributed`` itself.
+
+    Args:
+        group: The process group; by default that of all ranks.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+
+    def meet(self, hello: Hello) -> Sequence[object]:
+        """See ``Reduction``."""
+        return self._gather(hello.encode())
+
+    def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]]:
+        """See ``Reduction``."""
+        # Gloo adds up signed integers, which overflow modulo 2⁶⁴ and so modulo 2^B.
+        total = torch.from_numpy(message.integers.astype(np.int64))
+        torch.distributed.all_reduce(total, group=self._group)
+        seeds = dict(self._gather((agent, message.offset_seed)))
+        return total.numpy().astype(message.integers.dtype), [seeds[each] for each in sorted(seeds)]
+
+    def _gather(self, value: object) -> list[Any]:
+        gathered: list[Any] = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        return gathered
 
 
 def sum_releases(

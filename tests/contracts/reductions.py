@@ -23,10 +23,12 @@ from torch import Tensor, nn
 import corn.engines
 from corn.checks import FloatArray
 from corn.distributed import Rendezvous, RunSettings, run_agent
+from corn.distributed.launcher import preloaded_context
 from corn.distributed.results import AgentResult
 from corn.engines import (
     AgentRelease,
     GradientSteps,
+    RankSums,
     Reduction,
     ServerSums,
     SumRounds,
@@ -102,7 +104,7 @@ Run = Callable[..., Models]
 
 
 @contextmanager
-def public_noise() -> Iterator[None]:
+def public_noise(num_agents: int = N) -> Iterator[None]:
     """Let the engines' agents of this process draw the noise of a simulation with a seed.
 
     The seed of an offset has the number of the step. Releases of a step are made before any of the
@@ -125,7 +127,7 @@ def public_noise() -> Iterator[None]:
     def draw_public(seed: bytes, _step: int, size: int) -> Any:
         return draw_offset(nonce, int.from_bytes(seed), size)
 
-    tokens = SimpleNamespace(token_bytes=lambda n: (next(releases) // N).to_bytes(n))
+    tokens = SimpleNamespace(token_bytes=lambda n: (next(releases) // num_agents).to_bytes(n))
     with ExitStack() as stack:
         for owner, name, function in (
             (NoiseShare, "__init__", make_public),
@@ -236,6 +238,31 @@ def run_at_server(
         return _select_models(dict(enumerate(pool.map(run, range(N)))))
 
 
+def run_rank(rank: int, folder: Path, num_steps: int, public: bool) -> None:
+    """Run one rank in a process of its own, and write its model."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=N
+    )
+    with public_noise(1) if public else ExitStack():
+        np.save(folder / f"model-{rank}.npy", take_steps(folder, rank, num_steps, RankSums()))
+    torch.distributed.destroy_process_group()
+
+
+def run_ranks(folder: Path, num_steps: int, *, public: bool = False) -> Models:
+    """Run agents as the ranks of a cluster, with ``all_reduce`` of ``torch.distributed``."""
+    with preloaded_context() as context:
+        arguments = folder, num_steps, public
+        ranks = [context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(N)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join(200)
+    assert [each.exitcode for each in ranks] == [0] * N
+    (folder / "store").unlink(missing_ok=True)
+    return {rank: np.load(folder / f"model-{rank}.npy") for rank in range(N)}
+
+
 def run_flower(
     folder: Path, num_steps: int, *, lose: Loss | None = None, public: bool = False
 ) -> Models:
@@ -333,6 +360,7 @@ REDUCTIONS: dict[str, Run] = {
     "simulation": simulate,
     "peers": run_peers,
     "server": run_at_server,
+    "torch.distributed": run_ranks,
     "flower": run_flower,
     "nvflare": run_nvflare,
 }

@@ -22,6 +22,7 @@ from .reductions import (
 
 NO_LEDGER = "a simulation has no ledger: its ε is no promise"
 ONE_TENSOR = "the agents of a simulation are one tensor, of which none can be lost"
+NO_SURVIVORS = "a lost rank ends the process group of torch.distributed, and all ranks with it"
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,12 @@ def count_releases(folder: Path) -> list[int]:
     return found
 
 
+def skip_without(name: str, **reasons: str) -> None:
+    reason = reasons.get(name.replace(".", "_"))
+    if reason:
+        pytest.skip(reason)
+
+
 def test_all_agents_have_the_bits_of_the_simulation(run: Run, folder: Path) -> None:
     """Noise and masks follow from the public keys of a simulation, in place of the agents' own."""
     expected = simulate(folder, 3, public=True)[0]
@@ -66,8 +73,7 @@ def test_all_agents_have_the_bits_of_the_simulation(run: Run, folder: Path) -> N
 def test_a_step_without_an_agent_is_void_and_counted_and_the_others_go_on(
     name: str, run: Run, folder: Path
 ) -> None:
-    if name == "simulation":
-        pytest.skip(ONE_TENSOR)
+    skip_without(name, simulation=ONE_TENSOR, torch_distributed=NO_SURVIVORS)
     models = run(folder, T, lose=Loss(2, 1))
     assert sorted(models) == [0, 1, 3]
     first, *others = models.values()
@@ -82,8 +88,7 @@ def test_a_step_without_an_agent_is_void_and_counted_and_the_others_go_on(
 
 
 def test_agents_that_start_again_go_on_with_new_noise(name: str, run: Run, folder: Path) -> None:
-    if name == "simulation":
-        pytest.skip(NO_LEDGER)
+    skip_without(name, simulation=NO_LEDGER)
     first = run(folder, 2)[0]
     assert count_releases(folder) == [2] * N
     second = run(folder, 2)[0]
@@ -95,8 +100,7 @@ def test_agents_that_start_again_go_on_with_new_noise(name: str, run: Run, folde
 
 
 def test_a_spent_budget_gives_nothing(name: str, run: Run, folder: Path) -> None:
-    if name == "simulation":
-        pytest.skip(NO_LEDGER)
+    skip_without(name, simulation=NO_LEDGER)
     run(folder, T)
     assert count_releases(folder) == [T] * N
     if name == "peers":  # agents refuse to start, where engines end with the model of the start

@@ -1,7 +1,5 @@
 """A task on a device gets everything there and returns everything to the CPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
