@@ -188,21 +188,28 @@ def describe_adjacency(plan: Plan) -> str:
     """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
     budget = plan.budget
     other: Adjacency = "add-remove" if budget.adjacency == "replace" else "replace"
-    # The noise in the sum over all agents, in units of the clip; its square is inverse to the cap.
+    # The noise in the sum over all agents, in units of the clip. Its square is inverse to the cap.
     contribution = budget.queries[0].contribution
-    multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
-    ratio = budget.precision_caps(1)[0] / replace(budget, adjacency=other).precision_caps(1)[0]
+    total = math.sqrt(plan.decomposition.covariance.sum()) / contribution
+    alone, others = (
+        1 / math.sqrt(each.precision_caps(1)[0]) / contribution
+        for each in (budget, replace(budget, adjacency=other))
+    )
     epsilon = f"ε = {write_exactly(budget.promises[0].epsilon)} for one sample"
-    mine, theirs = f"{multiplier:.3g}", f"{multiplier * math.sqrt(ratio):.3g}"
+    mine = f"noise multiplier {total:.3g}"
+    # Floating point takes a small part of the budget.
+    if total > 1.01 * alone:
+        against = plan.threat.describe_colluders()
+        mine += f", {total / alone:.3g} × that of one place to hold against {against}"
     if budget.adjacency == "replace":
         return (
-            f"corn: {epsilon} whose values may change (replace-one adjacency): noise multiplier "
-            f"{mine}. Opacus counts a sample that is added or removed, which needs {theirs}; to "
+            f"corn: {epsilon} whose values may change (replace-one adjacency): {mine}. Opacus "
+            f"counts a sample that is added or removed, which needs {others:.3g} in one place; to "
             "compare with its ε, use adjacency='add-remove'"
         )
     return (
-        f"corn: {epsilon} that is added or removed, as Opacus counts: noise multiplier {mine}. A "
-        f"sample whose values change (adjacency='replace') needs {theirs} for the same ε"
+        f"corn: {epsilon} that is added or removed, as Opacus counts: {mine}. In one place, a "
+        f"sample whose values change (adjacency='replace') needs {others:.3g} for the same ε"
     )
 
 
