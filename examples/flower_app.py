@@ -16,7 +16,7 @@ from sklearn.datasets import make_classification
 import corn
 from corn.engines import AgentRelease, make_sites
 from corn.flower import CornMod, CornStrategy
-from corn.privacy.rounding import round_up
+from corn.privacy import round_up
 
 NUM_CLINICS, NUM_ROUNDS, CLIP = 6, 15, 1.0
 DATA, LABELS = make_classification(1000, 20, n_informative=8, class_sep=2.0, random_state=1)

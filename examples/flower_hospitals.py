@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 
 from corn.flower import make_client_app, train_consortium
-from corn.learn import load_model
-from corn.learn.trained import predict_table
+from corn.learn import load_model, predict_table
 
 
 def main() -> None:

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import corn
-from corn.errors import FileFormatError
-from corn.learn import partition_iid
-from corn.learn.datasets import Dataset, load_dataset
-from corn.privacy.rounding import round_up
+from corn import CornError
+from corn.learn import Dataset, load_dataset, partition_iid
+from corn.privacy import round_up
 
 NUM_HOSPITALS, NUM_STEPS, STEP_SIZE = 20, 120, 4.0
 ANGLES = 9
@@ -57,7 +56,7 @@ def load_images() -> tuple[Dataset, float]:
     """Return MNIST and ε = 0.1, or the embedded digits and ε = 4."""
     try:
         return load_dataset("mnist"), 0.1
-    except FileFormatError as error:
+    except CornError as error:
         print(f"{error}. The embedded digits take its place, with ε = 4 for so few images.")
         return load_dataset("digits"), 4.0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import networkx as nx
 
 import corn
-from corn.privacy.rounding import round_up
+from corn.privacy import round_up
 
 
 def main() -> None:

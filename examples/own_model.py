@@ -12,7 +12,7 @@ from torch import nn
 
 import corn
 from corn.learn import partition_iid
-from corn.privacy.rounding import round_up
+from corn.privacy import round_up
 
 NUM_CLINICS, NUM_STEPS, BATCH = 8, 60, 60
 

@@ -36,21 +36,21 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corn import make_plan
 from corn.audit import View, find_smallest_break
 from corn.audit.one_run import draw_known_noise
 from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
 from corn.errors import InvalidArgumentError
+from corn.learn import Dataset, load_dataset
 from corn.learn.batches import AgentData, Batch
-from corn.learn.datasets import Dataset, load_dataset
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant
 from corn.learn.simulation import Simulation
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task
-from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
 from corn.report.figures import save_figure
 from corn.topology import Network, load_network

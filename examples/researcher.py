@@ -27,7 +27,7 @@ def late_noise(W: np.ndarray) -> np.ndarray:
 
 
 features, labels = load_breast_cancer(return_X_y=True)
-inputs = torch.tensor((features - features.mean(0)) / features.std(0), dtype=torch.float32)
+inputs = torch.tensor(np.log1p(features), dtype=torch.float32)  # no statistics of the data
 parts = [(inputs[rows], torch.tensor(labels[rows])) for rows in partition_iid(labels, 7, seed=0)]
 network = corn.load_network(nx.cycle_graph(NAMES), mixing="gossip")
 torch.manual_seed(0)
@@ -55,5 +55,9 @@ for name, (mean, width) in found.differences("test_loss", to="two_hops").items()
 print(pd.DataFrame(trace).groupby("mechanism")[["noise_norm", "average_noise_norm"]].mean())
 with figure_style(width=3.3, font_size=7):
     cooldown = found.result.cooldown_steps
-    figure = plot_training(found.measured_rows, found.best_step_sizes, cooldown_steps=cooldown)
+    figure = plot_training(
+        *(found.measured_rows, found.best_step_sizes),
+        measures=["test_loss"],
+        cooldown_steps=cooldown,
+    )
     save_figure(figure, "researcher.pdf")

@@ -94,9 +94,9 @@ def make_folders(folder: Path, names: Sequence[str]) -> Path:
 
     At real sites everybody makes an own key, and puts the file, its plan and the roster beside it.
     """
+    from corn import make_plan, save_plan
     from corn.engines import make_sites
-    from corn.learn.consortium import load_consortium
-    from corn.plan import make_plan, save_plan
+    from corn.learn import load_consortium
 
     if not (folder / "made").exists():
         write_files(folder / "made")

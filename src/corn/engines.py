@@ -52,8 +52,8 @@ from corn.learn.step import (
     smooth,
 )
 from corn.learn.tasks import Gradients, MeanLoss
+from corn.learn.tasks.module import make_task
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
-from corn.learn.training import make_task
 from corn.learn.workloads import make_named_task
 from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, load_roster
 from corn.noise.ledger import find_agents, read_history

@@ -23,7 +23,7 @@ from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width
 from corn.learn.own_loop import number_rows
 from corn.learn.problem import DataSource, TrainingProblem, make_problem
-from corn.learn.training import make_task
+from corn.learn.tasks.module import make_task
 from corn.learn.user_model import UserModel
 from corn.noise import Secret, rotate_key
 from corn.noise.choices import SecretChoices

@@ -123,7 +123,7 @@ def test_the_ledger_belongs_to_key_and_plan(tmp_path: Path) -> None:
     make_keys(tmp_path, 4)
     with open_for(tmp_path, plan) as ledger:
         ledger.reserve(0)
-        with pytest.raises(CornError, match=r"another process has this ledger"):
+        with pytest.raises(CornError, match=r"another run has this ledger"):
             open_for(tmp_path, plan)
     with open_for(tmp_path, plan) as ledger, open_for(tmp_path, other) as fresh:
         assert (ledger.remaining, fresh.remaining) == (9, 11)

@@ -30,6 +30,7 @@ from torch.utils.data import (
 )
 
 from corn.checks import FloatArray
+from corn.covariance import ThreatModel
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn import (
     Constant,
@@ -293,21 +294,29 @@ def test_names_of_opacus(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ε = 10 for one sample, with adjacency 'replace'" in printed[0]
 
 
-def test_the_sentence_on_adjacency_names_both_noises() -> None:
-    """Each is the noise that the plan of its adjacency has, in the terms of Opacus."""
+@pytest.mark.parametrize("insiders", [0, 1])
+def test_the_sentence_on_adjacency_names_its_noise_and_that_of_one_place(insiders: int) -> None:
+    """In one place, as with Opacus, there are no insiders."""
     budget = PrivacyBudget(
         3, 1e-5, num_steps=30, clip=2.0, unit="sample", batch_size=10, sampling_rate=0.1
     )
     texts = [
         describe_adjacency(
-            make_plan(load_network(f"ring:{N}"), replace(budget, adjacency=adjacency))
+            make_plan(
+                load_network(f"ring:{N}"),
+                replace(budget, adjacency=adjacency),
+                threat=ThreatModel(insiders),
+            )
         )
         for adjacency in ("replace", "add-remove")
     ]
-    numbers = [re.findall(r"multiplier (\d+\.\d+)", text) for text in texts]
-    assert numbers[0] == numbers[1]
-    more, less = map(float, numbers[0])
-    assert 1.2 < more / less < 2
+    numbers = [re.findall(r"(?:multiplier|needs|counts\)) (\d+\.\d+)", text) for text in texts]
+    found = [[float(number) for number in each] for each in numbers]
+    factor = math.sqrt(N / (N - insiders))
+    for (own, more, less), alone in zip(found, (1, 2), strict=True):
+        assert own == pytest.approx(factor * [0, more, less][alone], rel=0.01)
+        assert 1.2 < more / less < 2
+    assert all(("one insider" in text) == bool(insiders) for text in texts)
 
 
 def test_adding_a_sample_moves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +382,7 @@ def test_the_ledger_decides_how_many_steps_are_left(tmp_path: Path) -> None:
     for _ in range(2):
         take_step(first, *next(batches))
     spent = first.optimizer.get_epsilon()
-    with pytest.raises(CornError, match="another process has this ledger open"):
+    with pytest.raises(CornError, match="another run has this ledger open"):
         make_poisson(ledger=path)
     first.data_loader.close()
     again = make_poisson(ledger=path)

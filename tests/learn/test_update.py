@@ -333,3 +333,48 @@ def test_a_trace_has_every_step_of_every_run() -> None:
         assert (float(traced["average_noise_norm"]) > 0) == is_noisy
         assert float(traced["average_noise_norm"]) <= float(traced["noise_norm"])
         assert math.isnan(float(traced["disagreement_ratio"])) != is_noisy
+
+
+def remember() -> Clipping:
+    """Return a rule that adds the gradient before to each gradient."""
+    seen: list[Tensor] = []
+
+    def clip(gradient: Tensor, largest: Tensor) -> Tensor:
+        seen.append(torch.zeros(len(gradient)) + len(seen))
+        return gradient + largest * seen[-1]
+
+    return clip
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("clipping", "normalise"),
+        ("clipping", remember()),
+        ("clipping", clip_layers(nn.Linear(3, 9))),
+        ("clipping", lambda gradient, clip: gradient if gradient.norm() < clip else -gradient),
+        ("mixing", "gossip"),
+        ("mixing", pair_at_random(load_network("ring:7", mixing="gossip"))),
+        ("mixing", follow_graphs((1, load_network("ring:3", mixing="gossip")))),
+        ("local_rule", GradientTracking()),
+    ],
+)
+def test_replacements_of_a_wrong_kind_or_size_are_named(name: str, rule: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        simulate(2, Mechanism.non_private(*BUDGET.queries), **{name: rule})
+
+
+def test_a_module_with_its_loss_takes_local_steps() -> None:
+    loss = nn.functional.cross_entropy
+    module, generator = make_module(), torch.Generator().manual_seed(0)
+    X, y = torch.randn(6, D, generator=generator), torch.arange(6) % CLASSES
+    found, expected = (
+        corn.train("ring:4", model=task, datasets=[(X, y)] * N, num_steps=3, step_size=0.3)
+        for task in (
+            LocalSteps(module, 2, 0.1, loss=loss),
+            LocalSteps(ModuleTask(module, loss), 2, 0.1),
+        )
+    )
+    assert torch.equal(found.parameters, expected.parameters)
+    with pytest.raises(InvalidArgumentError, match="loss"):
+        LocalSteps(module, 2, 0.1)

@@ -202,12 +202,12 @@ def test_a_second_process_cannot_open_the_ledger(tmp_path: Path) -> None:
         " terms=terms, precision=0.01)"
     )
     with open_ledger(path) as ledger:
-        with pytest.raises(CornError, match="another process has this ledger open"):
+        with pytest.raises(CornError, match="another run has this ledger open"):
             open_ledger(path)
         other = subprocess.run(
             [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
         )
-        assert "another process has this ledger open" in other.stderr
+        assert "another run has this ledger open" in other.stderr
         ledger.reserve(0)
     open_ledger(path).close()
 

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox
 from matplotlib.patches import Rectangle
 
-from corn.errors import FileFormatError
+from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn import Row
 from corn.report import (
     MECHANISM_COLOURS,
@@ -44,7 +44,7 @@ def test_the_title_of_a_run_is_not_cut(scores: tuple[str, ...]) -> None:
         | dict.fromkeys(scores, 0.5)
         for step in (1, 2)
     ]
-    for samples in (None, [10, 20, 30]):
+    for samples in (None, {"Oslo": 10, "1": 20, "$x": 30}):
         figure = plot_training(rows, {"corn": "0.1"}, samples, title=LONG_TITLE)
         assert len(figure.axes) == len(scores) + 1
         assert_title_is_inside(figure)
@@ -105,11 +105,30 @@ def test_fonts_are_those_that_journals_accept(tmp_path: Path) -> None:
     with figure_style(width=3.3, font_size=7):
         figure = plot_comparison([("ldp", "", 20.0)], title="")
         save_figure(figure, tmp_path / "a.pdf")
-    assert figure.get_figwidth() == pytest.approx(1.28 * 3.3)
+    assert figure.get_figwidth() == 3.3
     assert figure.axes[0].xaxis.label.get_fontsize() == 7
     written = (tmp_path / "a.pdf").read_bytes()
     assert b"/CIDFontType2" in written, "Type 42"
     assert b"/Type3" not in written
+
+
+def test_a_figure_of_one_measure_is_as_wide_as_a_column() -> None:
+    with figure_style(width=3.3):
+        figure = plot_training([_ROW], {"corn": "1"}, measures=["consensus_distance"])
+    assert len(figure.axes) == 1
+    assert figure.get_figwidth() == 3.3
+    with pytest.raises(InvalidArgumentError, match="measures"):
+        plot_training([_ROW], {"corn": "1"}, measures=["loss"])
+
+
+@pytest.mark.parametrize("text", ["font.siz: 8", "font.size: eight", "hello"])
+def test_a_style_that_matplotlib_does_not_understand_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.mplstyle").write_text(f"figure.dpi: 100\n{text}\n")
+    with (
+        pytest.raises(FileFormatError, match="not a style"),
+        figure_style(tmp_path / "bad.mplstyle"),
+    ):
+        pass
 
 
 def test_a_style_file_changes_figures(tmp_path: Path) -> None:

@@ -180,7 +180,8 @@ def _remark(row: ComparedDesign, ldp: Design) -> str:
     if row.mechanism != "corn":
         return ""
     if len(result.precision_caps) > 1 and result.value >= WORTHLESS * ldp.value:
-        return "no better than LDP: try --seeds pairs"
+        has_pairs = row.seeds == "pairs" or not result.threat.max_colluders
+        return "no better than LDP" + ("" if has_pairs else ": try --seeds pairs")
     if result.status == "loose bound":
         return f"proved only to be within {result.gap:.0%} of the best"
     return "" if result.status == "optimal" else result.status

@@ -271,7 +271,7 @@ def train(
                 print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
                 break
     if plot:
-        _draw(comparison, promise, plot, style=plot_style)
+        _draw(comparison, promise, plot, names=network.agent_names, style=plot_style)
     if json:
         print_json(facts)
     else:
@@ -448,6 +448,7 @@ def _draw(
     budget: PrivacyBudget,
     path: Path,
     *,
+    names: Sequence[str],
     style: Path | None,
 ) -> None:
     """Draw the measurements of each mechanism at its best step size."""
@@ -466,7 +467,7 @@ def _draw(
         figure = plot_training(
             comparison.measured_rows,
             comparison.best_step_sizes,
-            comparison.problem.data.sizes,
+            dict(zip(names, comparison.problem.data.sizes, strict=True)),
             title=f"{comparison.problem.task.describe()}: {promise}",
             cooldown_steps=comparison.result.cooldown_steps,
         )

@@ -136,7 +136,7 @@ def _search_family(
         raise InvalidArgumentError(
             f"mechanism {name!r} is designed against an eavesdropper only, found "
             f"max_colluders={threat.max_colluders}: use 'corn' or 'ldp', or ask for a threat "
-            "without insiders (--colluders 0)"
+            "without insiders (ThreatModel(0), --colluders 0)"
         )
     if threat.seeds != EAVESDROPPER.seeds:
         raise InvalidArgumentError(
@@ -273,7 +273,7 @@ class OwnMechanism:
             raise InvalidArgumentError(
                 f"mechanism {self.label!r} draws correlated noise from one seed, which holds "
                 f"against an eavesdropper only, found max_colluders={threat.max_colluders}: ask "
-                "for a threat without insiders (--colluders 0)"
+                "for a threat without insiders (ThreatModel(0), --colluders 0)"
             )
         problem = replace(problem, threat=replace(threat, seeds="global"))
         found = conclude_in_family(problem, R, self.name, "formula", 1)

@@ -181,7 +181,7 @@ def read_mechanism(given: MechanismLike) -> Mechanism:
         return OwnMechanism(given, getattr(given, "__name__", "own"))
     label, equals, source = given.partition("=")
     if not equals:
-        advice = "or NAME=R.npy, NAME=FILE.py:FUNCTION for one of your own"
+        advice = "your own is a function, or in text NAME=R.npy or NAME=FILE.py:FUNCTION"
         return _BY_NAME[
             require_choice("mechanism", cast("MechanismName", given), MECHANISMS, advice=advice)
         ]
@@ -289,8 +289,12 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
+    A = objective.matrix(W)
+    if isinstance(network, Network) and network.mixing == "sum":
+        # Exact sums leave noise in the average alone, whatever else a given matrix weighs.
+        A = np.full(A.shape, energy_of_average(objective, len(A)) / len(A))
     problem = DesignProblem(
-        objective_matrix=objective.matrix(W),
+        objective_matrix=A,
         precision_caps=_read_caps(budget, len(graph)),
         graph=graph,
         # Results and plans must name the seeds that were used, not "auto".

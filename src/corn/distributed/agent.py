@@ -76,7 +76,7 @@ from corn.learn.schema import Schema
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
-from corn.learn.training import make_task
+from corn.learn.tasks.module import make_task
 from corn.learn.user_model import UserModel
 from corn.noise import ReleaseLedger, Secret
 from corn.noise.stream import STREAM_FORMAT

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corn.learn.batches import AgentData as AgentData
+    from corn.learn.consortium import load_consortium as load_consortium
+    from corn.learn.datasets import Dataset as Dataset
+    from corn.learn.datasets import load_dataset as load_dataset
     from corn.learn.file_data import FileWorkload as FileWorkload
     from corn.learn.file_data import parse_bounds as parse_bounds
     from corn.learn.mechanism import Mechanism as Mechanism
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
     from corn.learn.metrics import COLUMNS as COLUMNS
     from corn.learn.metrics import PRIVATE_COLUMNS as PRIVATE_COLUMNS
     from corn.learn.metrics import SHARED_COLUMNS as SHARED_COLUMNS
+    from corn.learn.metrics import TRACED as TRACED
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
     from corn.learn.metrics import write_table as write_table
     from corn.learn.partition import partition_iid as partition_iid
     from corn.learn.problem import SweepSettings as SweepSettings
     from corn.learn.problem import TrainingProblem as TrainingProblem
+    from corn.learn.problem import make_problem as make_problem
     from corn.learn.schedule import Constant as Constant
     from corn.learn.schedule import Cosine as Cosine
     from corn.learn.schedule import InverseSqrt as InverseSqrt
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from corn.learn.trained import ModelPromise as ModelPromise
     from corn.learn.trained import TrainedModel as TrainedModel
     from corn.learn.trained import load_model as load_model
+    from corn.learn.trained import predict_table as predict_table
     from corn.learn.training import compare as compare
     from corn.learn.training import load_parameters as load_parameters
     from corn.learn.training import train as train
@@ -60,16 +66,18 @@ if TYPE_CHECKING:
 # name is loaded when it is first used.
 _NAMES = {
     "batches": "AgentData",
+    "consortium": "load_consortium",
+    "datasets": "Dataset load_dataset",
     "mechanism": "Trial Mechanism make_mechanisms",
-    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS write_table",
+    "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS TRACED write_table",
     "file_data": "FileWorkload parse_bounds",
     "partition": "partition_iid",
-    "problem": "SweepSettings TrainingProblem",
+    "problem": "SweepSettings TrainingProblem make_problem",
     "schedule": "Constant Cosine InverseSqrt make_schedule",
     "simulation": "Simulation",
     "sweep": "run_sweep",
     "training": "compare load_parameters train",
-    "trained": "ModelPromise TrainedModel load_model",
+    "trained": "ModelPromise TrainedModel load_model predict_table",
     "tuning": "Comparison TuningPrice price_tuning search_step_sizes tune",
     "update": (
         "Clipping GradientTracking LocalRule LocalSteps MixingRule clip_layers follow_graphs "

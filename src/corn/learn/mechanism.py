@@ -372,12 +372,16 @@ def make_mechanisms(
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
     ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
     too; None is the default of ``corn.design``, one insider. ``decor``, ``zero-sum`` and a
-    covariance of one's own hold against an eavesdropper only, whatever the threat. A mapping names
-    mechanisms in tables.
+    covariance of one's own hold against an eavesdropper only: next to others they say so, and alone
+    they refuse insiders. A mapping names mechanisms in tables.
     """
     # All names are checked before the first design, which can take minutes.
     read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))
-    return [_make(name, each, network, budget, objective, threat) for name, each in read.items()]
+    is_alone = len(read) == 1
+    return [
+        _make(name, each, network, budget, objective, threat, is_alone=is_alone)
+        for name, each in read.items()
+    ]
 
 
 def _make(
@@ -387,6 +391,8 @@ def _make(
     budget: PrivacyBudget,
     objective: Objective,
     threat: ThreatModel | None,
+    *,
+    is_alone: bool,
 ) -> Mechanism:
     if isinstance(given, Mechanism):
         return replace(given, name=name)
@@ -402,7 +408,8 @@ def _make(
     made = _design_at_scale(given, network, budget, threat)
     if made is None:
         # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
-        held = threat if given.name in ("corn", "ldp") else EAVESDROPPER
+        holds = is_alone or given.name in ("corn", "ldp")
+        held = threat if holds else EAVESDROPPER
         noise = design(network, budget, mechanism=given, objective=objective, threat=held)
         made = Mechanism.private(name, noise, budget)
     return replace(made, name=name)

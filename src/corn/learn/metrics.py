@@ -391,7 +391,7 @@ class Result:
         if not promises:
             return "no noise: the models protect nobody"
         if self.is_simulated:
-            return f"simulated: {self.simulation}"
+            return f"simulated: {self.simulation}; the promise would be {'; '.join(promises)}"
         return (
             f"the models keep {promises[0]}; losses and accuracies on training data are not "
             "covered by ε: keep them to yourself"

@@ -187,19 +187,21 @@ def make_private(
 def describe_adjacency(plan: Plan) -> str:
     """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
     budget = plan.budget
-    # The noise in the sum over all agents, in units of the clip; its square is inverse to the cap.
+    # The noise in the sum over all agents, in units of the clip. Its square is inverse to the cap.
     contribution = budget.queries[0].contribution
     multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
     both: tuple[Adjacency, ...] = ("replace", "add-remove")
     caps = {each: replace(budget, adjacency=each).precision_caps(1)[0] for each in both}
-    noise = {
-        each: f"noise multiplier {multiplier * math.sqrt(caps[budget.adjacency] / cap):.3g}"
-        for each, cap in caps.items()
-    }
+    alone = {each: 1 / math.sqrt(cap) / contribution for each, cap in caps.items()}
+    factor = multiplier / alone[budget.adjacency]
+    against = plan.threat.describe_colluders()
+    # Floating point takes a small part of the budget.
+    price = f", {factor:.3g} × that of one place to hold against {against}" if factor > 1.01 else ""
     return (
         f"corn: ε = {write_exactly(budget.promises[0].epsilon)} for one sample, with adjacency "
-        f"{budget.adjacency!r}. A sample whose values change ('replace') needs {noise['replace']}, "
-        f"one that is added or removed ('add-remove', as Opacus counts) {noise['add-remove']}"
+        f"{budget.adjacency!r}: noise multiplier {multiplier:.3g}{price}. In one place, a sample "
+        f"whose values change ('replace') needs {alone['replace']:.3g}, one that is added or "
+        f"removed ('add-remove', as Opacus counts) {alone['add-remove']:.3g}"
     )
 
 

@@ -89,6 +89,10 @@ class SweepSettings:
                 "they have their own"
             )
         replaced = (self.clipping, self.mixing, self.local_rule)
+        for name in ("clipping", "mixing", "local_rule"):
+            rule = getattr(self, name)
+            kind = "a class of rules" if name == "local_rule" else "a function"
+            require(rule is None or callable(rule), name, f"{kind} (corn.learn.update)", repr(rule))
         if self.noise_keys != "none" and any(rule is not None for rule in replaced):
             raise InvalidArgumentError(
                 "clipping, mixing and local_rule are for simulations without keys, found "

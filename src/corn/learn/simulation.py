@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.checks import require_length
+from corn.checks import require, require_length
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
@@ -44,7 +44,7 @@ from corn.learn.step import (
     smooth,
 )
 from corn.learn.tasks import Task
-from corn.learn.update import clip_by_rule
+from corn.learn.update import check_clipping, clip_by_rule
 from corn.plan.plan import require_mixing
 from corn.privacy import ClippedQuery
 from corn.privacy.budget import describe_queries
@@ -83,6 +83,7 @@ class Simulation:
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
         self._compute: Callable[..., ClippedGradients] = compute_gradients
         if settings.clipping is not None:
+            check_clipping(settings.clipping, task.num_parameters)
             self._compute = partial(clip_by_rule, rule=settings.clipping)
         size = settings.batch_size
         if settings.noise_keys == "secret" and queries:
@@ -196,7 +197,13 @@ class Simulation:
         eta = self._tensor(step_sizes)
         eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
         if self._rule is not None:
-            return self._rule.take_step(self.parameters, g, eta.unsqueeze(-1), self._mix)
+            moved = self._rule.take_step(self.parameters, g, eta.unsqueeze(-1), self._mix)
+            shape = tuple(self.parameters.shape)
+            keeps_shape = moved.shape == shape
+            require(
+                keeps_shape, "local_rule", f"one that returns models of shape {shape}", moved.shape
+            )
+            return moved
         momentum = self._settings.momentum
         direction = smooth(self.memory, g, momentum) if self.memory is not None else g
         if self._mixer is None:

@@ -29,8 +29,8 @@ from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import DataSource, SweepSettings, make_problem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
 from corn.learn.sweep import run_sweep
-from corn.learn.tasks import MeanLoss, ModuleTask, Task
-from corn.learn.tasks.module import trained_parameters
+from corn.learn.tasks import MeanLoss, Task
+from corn.learn.tasks.module import make_task, trained_parameters
 from corn.learn.tuning import Comparison, tune
 from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -107,7 +107,8 @@ def train(
         step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
-        if any((budget, mechanism != "corn", threat, objective is not None)):
+        is_default = isinstance(mechanism, str) and mechanism == "corn"
+        if any((budget, not is_default, threat, objective is not None)):
             raise InvalidArgumentError(
                 "budget, mechanism, threat and objective must not be given with a plan, which has "
                 "all of them"
@@ -115,7 +116,8 @@ def train(
         network = source.network
     else:
         network = source if isinstance(source, Network) else load_network(source)
-        is_private = mechanism not in ("corn", "none", "unclipped") or threat is not None or secure
+        needs_none = isinstance(mechanism, str) and mechanism in ("corn", "none", "unclipped")
+        is_private = not needs_none or threat is not None or secure
         if budget is None and is_private:
             raise InvalidArgumentError("mechanism, threat and secure need a budget, found None")
     if plan is None:
@@ -233,23 +235,6 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
         for parameter, piece in zip(trained, pieces, strict=True):
             parameter.copy_(piece.view_as(parameter))
     return filled
-
-
-def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
-    """Return a task unchanged, or a task made from a module and its loss."""
-    if isinstance(model, nn.Module):
-        if loss is None:
-            raise InvalidArgumentError(
-                "loss must be given with a module, found None: try "
-                "torch.nn.functional.cross_entropy"
-            )
-        return ModuleTask(model, loss)
-    if loss is not None:
-        raise InvalidArgumentError(
-            f"loss must be None for a {type(model).__name__}, which has its own: give a loss with "
-            "a torch.nn.Module only"
-        )
-    return model
 
 
 MECHANISMS_TO_COMPARE = ("corn", "decor", "ldp", "central", "none")

@@ -1,11 +1,13 @@
 """Replaceable parts of an update: what is clipped, how models are mixed, and the rule of steps.
 
 A step is: gradient, *clipping*, the release kernel (clip to C, add noise, round), *local rule*,
-*mixing*. The kernel stays between the two sides, so that no replacement can break the accounting:
+*mixing*. The kernel stays between the two sides, so that replacements keep the accounting, as long
+as they compute from nothing but what they are given:
 
-- A `Clipping` sees one gradient at a time, of an agent or of a sample, as the budget's unit
-  demands. Whatever it returns, the kernel clips to C.
-- A `LocalRule` and a `MixingRule` see releases and models alone, all of which an eavesdropper sees
+- A `Clipping` gets one gradient at a time, of an agent or of a sample, as the budget's unit
+  demands. Whatever it returns, the kernel clips to C. A rule that remembers earlier gradients is
+  refused. One that reads the data set by itself cannot be noticed, and ε does not cover it.
+- A `LocalRule` and a `MixingRule` get releases and models alone, all of which an eavesdropper sees
   as well. What they compute from those is post-processing, and costs no privacy.
 - `LocalSteps` is a task: several steps on an agent's own batch count as one gradient. The kernel
   clips the whole of it, so it is for the unit agent.
@@ -26,8 +28,8 @@ from corn.checks import require, require_count, require_positive
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import ClippedGradients, Mixer, clip_gradients, sum_clipped_samples
-from corn.learn.tasks import Task
-from corn.learn.tasks.module import trained_parameters
+from corn.learn.tasks import MeanLoss, Task
+from corn.learn.tasks.module import make_task, trained_parameters
 from corn.learn.tasks.protocol import Gradients
 from corn.topology import Network
 
@@ -88,11 +90,19 @@ class LocalSteps:
 
     The agent takes ``num_steps`` steps of ``step_size`` without noise, and what it releases is the
     distance that it moved, divided by both, clipped as one gradient. Each sample counts in all
-    steps, so that single samples cannot be clipped: the unit must be the agent.
+    steps, so that single samples cannot be clipped: the unit must be the agent. ``model`` and
+    ``loss`` are those of `corn.train`, which then takes this task in their place.
     """
 
-    def __init__(self, task: Task, num_steps: int, step_size: float) -> None:
-        self._task = task
+    def __init__(
+        self,
+        model: nn.Module | Task,
+        num_steps: int,
+        step_size: float,
+        *,
+        loss: MeanLoss | None = None,
+    ) -> None:
+        self._task = make_task(model, loss)
         self._num_steps = require_count("num_steps", num_steps)
         self._step_size = require_positive("step_size", step_size)
 
@@ -181,6 +191,26 @@ def clip_by_rule(
     return clip_gradients(found, clip, clips_samples=True)
 
 
+def check_clipping(rule: Clipping, num_parameters: int) -> None:
+    """Raise unless a rule maps a gradient to one of its shape, whatever it was called with before.
+
+    A rule with a memory would let one sample change what is released of others.
+    """
+    generator = torch.Generator().manual_seed(0)
+    first, other = torch.randn(2, 1, 1, num_parameters, generator=generator)
+    clip = torch.ones(1)
+    try:
+        made, _, again = (_apply(rule, values, clip) for values in (first, other, first))
+    except (RuntimeError, TypeError, IndexError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgumentError(
+            f"clipping must be a function of one gradient of shape ({num_parameters},) and of C, "
+            f"which torch.vmap can vectorise, so that it has torch.where in place of if: {reason}"
+        ) from error
+    is_same = torch.equal(made, again)
+    require(is_same, "clipping", "a function without memory", "other values for the same gradient")
+
+
 def _apply(rule: Clipping, values: Tensor, clip: Tensor) -> Tensor:
     """Apply a rule to each gradient by itself, shape (cells, trials, d): it sees no other."""
     over_trials = torch.vmap(rule)
@@ -205,6 +235,7 @@ def follow_graphs(*phases: tuple[int, Network]) -> MixingRule:
 
     def mix(models: Tensor, step: int) -> Tensor:
         network = order[step % len(order)]
+        _require_agents(network, models)
         key = id(network), models.dtype, models.device
         if key not in mixers:
             mixers[key] = Mixer(network, dtype=models.dtype, device=models.device)
@@ -223,6 +254,7 @@ def pair_at_random(network: Network, *, seed: int = 0) -> MixingRule:
     links = torch.tensor(list(network.graph.to_undirected().edges))
 
     def mix(models: Tensor, step: int) -> Tensor:
+        _require_agents(network, models)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         order = links[torch.randperm(len(links), generator=generator)].tolist()
         partner = torch.arange(models.shape[1])
@@ -235,6 +267,11 @@ def pair_at_random(network: Network, *, seed: int = 0) -> MixingRule:
         return (models + models[:, partner.to(models.device)]) / 2
 
     return mix
+
+
+def _require_agents(network: Network, models: Tensor) -> None:
+    rule = f"over networks of the {models.shape[1]} agents that train"
+    require(network.num_agents == models.shape[1], "mixing", rule, network.num_agents)
 
 
 def _require_gossip(networks: Sequence[Network]) -> None:

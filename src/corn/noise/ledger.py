@@ -284,7 +284,10 @@ def _explain_refusal(data: bytes, header: str, name: str) -> str:
         asked, other = (make_printable(text.splitlines()[1]) for text in (header, found))
         if asked == other:
             return f"{name}: the release ledger of {other}, but under other terms"
-        return f"{name}: the release ledger of {other}, not of {asked}"
+        return (
+            f"{name}: the release ledger of {other}, not of {asked}: each plan needs a file of its "
+            "own"
+        )
     if found.startswith(_TITLE):
         return (
             f"{name}: a release ledger of another version of CorN, which this one cannot read. "
@@ -411,7 +414,10 @@ class ReleaseLedger:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CornError(f"{path}: another process has this ledger open") from None
+                raise CornError(
+                    f"{path}: another run has this ledger open, in this process or in another one: "
+                    "end it, or close() its loader"
+                ) from None
             data = os.pread(descriptor, FILE_BYTES + 1, 0)
             entry, page = read_entry(data, header=header, name=str(path))
             entry = replace(entry, precision=max(entry.precision, precision))

@@ -51,7 +51,7 @@ def fingerprint(plan: Plan) -> bytes:
     return hashlib.sha256(_canonical(_encode(plan))).digest()
 
 
-def save_plan(plan: Plan, path: Path) -> None:
+def save_plan(plan: Plan, path: Path | str) -> None:
     """Write a plan; plans with the same numbers, of the same types, give equal files.
 
     >>> import tempfile
@@ -73,11 +73,12 @@ def save_plan(plan: Plan, path: Path) -> None:
             f"a plan must have at most {_MAX_BYTES:,} bytes as a file, found {len(data):,}: plan "
             "with fewer seeds, such as --seeds sparse:8"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path | str) -> Plan:
     """Read a plan and check its form; :func:`~corn.plan.verify_plan` checks what it promises.
 
     Raises:
@@ -88,7 +89,7 @@ def load_plan(path: Path) -> Plan:
     Traceback (most recent call last):
     corn.errors.FileFormatError: missing.corn: no such file
     """
-    document = read_json(path, kind="a plan", max_bytes=_MAX_BYTES)
+    document = read_json(Path(path), kind="a plan", max_bytes=_MAX_BYTES)
     # Checked first: a plan of another version has other fields, and a list of them helps nobody.
     version = document.get("corn_plan") if isinstance(document, dict) else None
     if version != SCHEMA:

@@ -456,7 +456,7 @@ def _require_private(mechanism: MechanismName) -> None:
     if mechanism in ("central", "none", "unclipped"):
         raise InvalidArgumentError(
             f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
-            "plan needs corn, decor, zero-sum or ldp"
+            "plan needs corn, decor, zero-sum, ldp or one of your own"
         )
 
 

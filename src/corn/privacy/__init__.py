@@ -8,6 +8,7 @@
   and number of steps may differ.
 - ``compare_samplings``: the noise that each sampling needs for the same promise.
 - ``read_promises``: ε of each agent by name, from a file.
+- ``round_up``: ε as text, never less than it is.
 - ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each from μ to ε and back, at a δ.
 - ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
 - ``subsampling``: privacy of one sample under Poisson sampling.
@@ -33,6 +34,7 @@ from corn.privacy.budget import (
 )
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
 from corn.privacy.gaussian import ACCOUNTANTS, Accounting, is_proved
+from corn.privacy.rounding import round_up
 
 __all__ = [
     "ACCOUNTANTS",
@@ -56,5 +58,6 @@ __all__ = [
     "is_proved",
     "precision_diagonal",
     "read_promises",
+    "round_up",
     "subsampling",
 ]

@@ -6,6 +6,7 @@ There is one colour, marker and name per mechanism, and lines are labelled at th
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, DrawingArea, HPacker, TextArea
 from matplotlib.ticker import MaxNLocator
 
+from corn.checks import require_choice
 from corn.errors import FileFormatError, make_printable
 
 if TYPE_CHECKING:
@@ -135,17 +137,32 @@ def figure_style(
     """
     with mpl.rc_context(fname=_STYLE_FILE):
         if path is not None:
-            # Matplotlib logs settings that it does not know, and goes on without them.
-            try:
-                own = mpl.rc_params_from_file(path, use_default_template=False)
-            except (OSError, UnicodeDecodeError) as error:
-                raise FileFormatError(f"{path}: cannot be read as a style: {error}") from error
-            mpl.rcParams.update(own)
+            mpl.rcParams.update(_read_style(path))
         if width is not None:
             mpl.rcParams["figure.figsize"] = (width, width / 1.3)
         if font_size is not None:
             mpl.rcParams["font.size"] = font_size
         yield
+
+
+def _read_style(path: Path | str) -> mpl.RcParams:
+    """Return the settings of a style file, all of which Matplotlib must know."""
+    # Matplotlib logs what it does not understand, and goes on without it.
+    problems: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: problems.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("matplotlib")
+    logger.addHandler(listener)
+    try:
+        settings = mpl.rc_params_from_file(path, use_default_template=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: cannot be read as a style: {error}") from error
+    finally:
+        logger.removeHandler(listener)
+    if problems:
+        what = " ".join(problems[0].split())
+        raise FileFormatError(f"{path}: not a style of Matplotlib: {what}")
+    return settings
 
 
 def check_figure_name(path: Path) -> None:
@@ -270,8 +287,8 @@ def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Fi
     font_size = mpl.rcParams["font.size"]
     # Two lines of text for each bar, and the axis below.
     height = (6 + 3.6 * len(rows)) * font_size / 72
-    figure = Figure(figsize=(1.28 * width, height), layout="constrained")
-    figure.suptitle(_wrap(title, 1.28 * width), fontsize=font_size, parse_math=False)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(_wrap(title, width), fontsize=font_size, parse_math=False)
     axes = figure.subplots()
     ratios = [ratio for _, _, ratio in rows]
     styles = choose_styles(name for name, _, _ in rows)
@@ -299,34 +316,45 @@ def _wrap(title: str, width: float) -> str:
 def plot_training(
     rows: Sequence[Row],
     step_sizes: Mapping[str, str],
-    agent_samples: Sequence[int] | None = None,
+    agent_samples: Mapping[str, int] | None = None,
     *,
     title: str = "",
     cooldown_steps: int = 0,
+    measures: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw each mechanism at its step size, averaged over runs, and the samples of each agent.
+    """Draw each mechanism at its step size, averaged over runs, with a panel for each measure.
 
-    If ``agent_samples`` is None, the distance of models from their average takes its place. Bands
-    are plus and minus one standard deviation over runs, if there are several. The last measurement
-    follows ``cooldown_steps`` steps that only mix, which are shaded.
+    ``measures`` are columns of the rows, such as ``test_accuracy``. By default they are the first
+    two scores that were measured, and a last panel has the samples of each agent by name, or, if
+    ``agent_samples`` is None, the distance of models from their average. Bands are plus and minus
+    one standard deviation over runs, if there are several. The last measurement follows
+    ``cooldown_steps`` steps that only mix, which are shaded.
     """
     scores = list(_MEASURE_LABELS)[:-1]
     measured = [name for name in scores if any(row.get(name) is not None for row in rows)][:2]
-    num_panels = len(measured) + 1
+    if measures is not None:
+        measured = [require_choice("measures", name, _MEASURE_LABELS) for name in measures]
+    elif agent_samples is None:
+        measured.append("consensus_distance")
+    shows_samples = measures is None and agent_samples is not None
+    num_panels = len(measured) + shows_samples
     width, height = mpl.rcParams["figure.figsize"]
     figure = Figure(figsize=(num_panels * width, height), layout="constrained")
     figure.suptitle(
         _wrap(title, num_panels * width), fontsize=mpl.rcParams["font.size"], parse_math=False
     )
-    *panels, last = figure.subplots(1, num_panels, squeeze=False)[0]
-    for axes, column in zip(panels, measured, strict=True):
+    panels = figure.subplots(1, num_panels, squeeze=False)[0]
+    for axes, column in zip(panels, measured, strict=False):
         _draw_runs(axes, rows, step_sizes, column, cooldown_steps)
-    if agent_samples is None:
-        _draw_runs(last, rows, step_sizes, "consensus_distance", cooldown_steps)
-    else:
-        last.bar(range(len(agent_samples)), agent_samples, color=INK)
-        last.set(xlabel="agent", ylabel="training samples")
-        last.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if shows_samples and agent_samples is not None:
+        axes = panels[-1]
+        axes.bar(range(len(agent_samples)), list(agent_samples.values()), color=INK)
+        axes.set(xlabel="agent", ylabel="training samples")
+        names = list(agent_samples)
+        if names == [str(agent) for agent in range(len(names))]:
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        else:
+            axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
     return figure
 
 

@@ -20,7 +20,7 @@ from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
-from corn.learn.tasks.protocol import Gradients, Scores, seeded
+from corn.learn.tasks.protocol import Gradients, Scores, Task, seeded
 
 MeanLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) → the mean loss over a batch, as in ``torch.nn.functional``."""
@@ -428,6 +428,23 @@ class ModuleTask:
         except RuntimeError as error:
             return _first_line(error)
         return ""
+
+
+def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
+    """Return a task unchanged, or a task made from a module and its loss."""
+    if isinstance(model, nn.Module):
+        if loss is None:
+            raise InvalidArgumentError(
+                "loss must be given with a module, found None: try "
+                "torch.nn.functional.cross_entropy"
+            )
+        return ModuleTask(model, loss)
+    if loss is not None:
+        raise InvalidArgumentError(
+            f"loss must be None for a {type(model).__name__}, which has its own: give a loss with "
+            "a torch.nn.Module only"
+        )
+    return model
 
 
 @contextmanager
