@@ -26,7 +26,7 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import ReleaseHistory, describe_total, find_agents
+from corn.noise.ledger import ReleaseHistory, find_agents
 from corn.plan import load_plan
 from corn.privacy.composition import compose_expenses
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -291,10 +291,7 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     return {
         "agent": history.agent,
         "plans": plans,
-        **{
-            name: asdict(total) | {"relation": total.relation, "statement": describe_total(total)}
-            for name, total in totals.items()
-        },
+        **{name: asdict(total) | {"statement": total.describe()} for name, total in totals.items()},
         "is_lower_bound": bool(history.problems),
         "problems": history.problems,
     }

@@ -35,8 +35,7 @@ from corn.cli.output import (
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
-from corn.privacy.budget import describe_range
-from corn.privacy.rounding import round_bound_down
+from corn.privacy.rounding import round_bound_down, write_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -211,7 +210,7 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         ]
     declared = ""
     if samples is not None:
-        counts = describe_range(samples if isinstance(samples, tuple) else (samples,))
+        counts = write_range(samples, "{:.12g}".format)
         declared = f"{counts} per agent; public, and not covered by ε"
     kind = "mask" if made.decomposition.is_masked else "stream"
     most = made.decomposition.most_masks or max(streams)

@@ -20,7 +20,7 @@ import jinja2
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
 from corn.noise import load_roster
-from corn.noise.ledger import ReleaseHistory, describe_total
+from corn.noise.ledger import ReleaseHistory
 from corn.privacy.budget import Relation
 from corn.privacy.composition import TotalLoss
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -316,7 +316,7 @@ def _describe_total(
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
     lost = [problem for history, _ in totals for problem in history.problems]
     about = "at least " if lost else ""
-    notes = [f"The largest total is {about}{describe_total(worst)}."]
+    notes = [f"The largest total is {about}{worst.describe()}."]
     # With a lost ledger the total is a lower bound, which bounds no guess.
     if math.isfinite(worst.epsilon) and not lost:
         guess = _percent(bound_guess(worst.epsilon, worst.delta))
