@@ -56,7 +56,7 @@ def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.Mon
     [
         (["get", "cifar"], 1, "must be one of a9a, mnist"),
         (["get", "digits"], 1, "digits comes with CorN"),
-        (["get"], 2, "must be one of a9a, mnist"),
+        (["get"], 1, "must be one of a9a, mnist"),
         (["get", "a9a", "/nowhere"], 1, "must be a directory with a file a9a"),
         (["remove"], 2, "remove"),
     ],

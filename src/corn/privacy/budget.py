@@ -582,8 +582,8 @@ class PrivacyBudget:
             raise InvalidArgumentError(
                 f"sampling={self.sampling!r} needs samples_per_agent, which is public (poisson: or "
                 f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' (each sample "
-                "by a coin) needs the least noise, 'passes' (batches of fixed size, a sample counts "
-                "once for each pass) more, and 'every-step' the most, but no number"
+                "by a coin) needs the least noise, 'passes' (batches of fixed size, with a sample "
+                "in one of each pass) more, and 'every-step' the most, but no number"
             )
 
 
