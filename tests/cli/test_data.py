@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from corn.learn import datasets
-from corn.learn.datasets import DownloadableDataset
-
 from .commands import Runner
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -39,16 +36,6 @@ def test_files_of_a_folder_are_copied_to_the_cache(corn: Runner, tmp_path: Path)
     assert f"a9a is in {tmp_path / 'a9a'};" in outcome.stderr
     facts = json.loads(corn("data", "list", "--json").stdout)
     assert facts["datasets"][0]["present"] is True
-
-
-def test_a_failed_download_prints_one_line(corn: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = DownloadableDataset("toy", {"f": "0"}, ("http://127.0.0.1:1/",), "a toy")
-    monkeypatch.setitem(datasets.DOWNLOADABLE, "toy", toy)
-    outcome = corn("data", "get", "toy")
-    assert outcome.exit_code == 1
-    assert outcome.stderr.startswith("corn: http://127.0.0.1:1/: ")
-    assert "corn data get toy FOLDER" in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,6 @@ def test_training_on_own_files(corn: Runner, clinics: Path) -> None:
     assert "the classes were read from the data" in outcome.stderr
 
 
-def test_one_step_size_does_not_make_own_data_public(corn: Runner, clinics: Path) -> None:
-    arguments = (
-        *("train", "--data", clinics / "agent-{agent}.csv", "--target", "ill"),
-        *("--graph", "complete:2", "--steps", 2, "--mechanism", "corn,ldp,none", "--step-size", 1),
-    )
-    facts = json.loads(corn(*arguments, "--json").stdout)
-    assert facts["tuning"]["data_is_private"]
-    notes = corn(*arguments).stderr
-    assert "private tuning: 2 runs with noise on the agents' data together spend ε = " in notes
-    assert "private tuning: none ran on the agents' data without noise" in notes
-
-
 CONSTANT = "column 'dose' has the same value in every row"
 ABSENT = "column 'ill' lacks the class no"
 

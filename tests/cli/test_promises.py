@@ -66,13 +66,6 @@ def test_training_keeps_the_promises_of_a_plan(corn: Runner, plan: Path) -> None
     assert "the plan decides this" in refused.stderr
 
 
-def test_comparisons_take_a_promise_for_each_agent(corn: Runner) -> None:
-    options = ("--mixing", "gossip", "--graph", "ring:3", "--steps", 50, "--epsilon", "1,8,4")
-    outcome = corn("compare", *options, "--json")
-    assert outcome.exit_code == 0, outcome.stderr
-    assert "ε = 1 to 8" in json.dumps(json.loads(outcome.stdout), ensure_ascii=False)
-
-
 @pytest.mark.parametrize(
     ("options", "exit_code", "message"),
     [

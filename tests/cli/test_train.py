@@ -63,15 +63,6 @@ def test_adam_is_refused_with_gossip_and_with_a_momentum(
     assert message in " ".join(outcome.stderr.split())
 
 
-def test_an_absent_data_set_is_an_error(
-    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CORN_DATA", str(tmp_path))
-    outcome = corn("train", "--task", "a9a", "--graph", "ring:4", "--steps", 4)
-    assert outcome.exit_code == 1
-    assert "corn data get a9a" in outcome.stderr
-
-
 def test_files_hold_configuration_and_measurements(corn: Runner, tmp_path: Path) -> None:
     outcome = corn("train", *QUICK, "--out", tmp_path, "--runs", 2, "--step-size", "0.1,0.01")
     assert outcome.exit_code == 0
@@ -101,19 +92,6 @@ def test_a_second_ctrl_c_writes_nothing(corn: Runner, monkeypatch: pytest.Monkey
     monkeypatch.setattr("corn.learn.tuning.run_sweep", interrupt)
     outcome = corn("train", *QUICK, "--mechanism", "ldp")
     assert (outcome.exit_code, outcome.stderr) == (130, "corn: interrupted; nothing was written\n")
-
-
-def test_the_paper_s_quadratic(corn: Runner) -> None:
-    outcome = corn(
-        *("train", "--task", "quadratic", "--graph", "er:n=10,p=0.4,seed=1", "--steps", 300),
-        "--json",
-    )
-    found = json.loads(outcome.stdout)
-    assert "start at the minimiser" in found["notes"][0]
-    assert found["notes"][0] in found["privacy"]
-    gaps = {name: facts["optimality_gap"] for name, facts in found["mechanisms"].items()}
-    assert gaps["corn"] < gaps["ldp"]
-    assert gaps["none"] >= -1e-6
 
 
 def test_each_row_names_its_adversary(corn: Runner) -> None:
@@ -161,15 +139,6 @@ def test_a_plan_for_more_samples_than_there_are_is_followed(corn: Runner, tmp_pa
     facts = json.loads(outcome.stdout)
     assert min(facts["agent_samples"]) < 100
     assert facts["sampling_rate"] == 0.16
-
-
-@pytest.mark.parametrize("model", ["network", pytest.param("cnn", marks=pytest.mark.slow)])
-def test_networks_are_trained_on_images(corn: Runner, model: str) -> None:
-    outcome = corn(
-        *("train", "--task", "digits", "--graph", "ring:3", "--steps", 2, "--batch-size", 8),
-        *("--model", model, "--mechanism", "corn", "--step-size", 0.1),
-    )
-    assert outcome.exit_code == 0, outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -295,13 +264,6 @@ def test_weights_that_never_agree_are_noted(corn: Runner, tmp_path: Path) -> Non
     assert json.loads(outcome.stdout)["cooldown_steps"] == 0
 
 
-@pytest.mark.parametrize("text", ["-1", "never", "1.5"])
-def test_bad_cool_downs_are_misuse(corn: Runner, text: str) -> None:
-    outcome = corn("train", "--task", "breast-cancer", "--graph", "ring:4", "--cooldown", text)
-    assert outcome.exit_code == 2
-    assert "--cooldown" in outcome.stderr
-
-
 def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> None:
     arguments = ("train", "--plan", plan, "--task", "breast-cancer", "--step-size", 0.1)
     outcome = corn(*arguments, "--mechanism", "ldp, none")
@@ -343,12 +305,6 @@ def test_a_graph_or_a_plan_is_required(corn: Runner, tmp_path: Path) -> None:
     assert (absent.exit_code, absent.stderr.count("\n")) == (1, 1)
 
 
-def test_a_figure_is_drawn(corn: Runner, tmp_path: Path) -> None:
-    outcome = corn("train", *QUICK, "--runs", 2, "--plot", tmp_path / "train.png")
-    assert outcome.exit_code == 0, outcome.stderr
-    assert (tmp_path / "train.png").stat().st_size > 10_000
-
-
 def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
     quick = ("train", *QUICK, "--mechanism", "ldp,none")
     outcome = corn(*quick, "--step-size", "0.001,0.002")
@@ -363,13 +319,6 @@ def test_intervals_ends_and_the_number_of_runs_are_stated(corn: Runner) -> None:
     assert facts["grid_ends"] == {}
     assert facts["mechanisms"]["ldp"]["intervals"]["test_loss"] > 0
     assert facts["mechanisms"]["ldp"]["num_step_sizes"] == 1
-
-
-def test_the_cost_of_tuning_is_stated(corn: Runner) -> None:
-    quick = ("train", *QUICK, "--mechanism", "ldp", "--step-size")
-    free = corn(*quick, "0.1,0.2,0.5")
-    assert "counted as free because breast-cancer is public" in free.stderr
-    assert "free" not in corn(*quick, "0.1").stderr
 
 
 def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.privacy import (
@@ -65,25 +63,6 @@ def test_pure_zero_sum_noise_has_no_finite_epsilon_by_any_accountant() -> None:
 def test_an_agent_whose_data_is_unused_has_zero_epsilon() -> None:
     loss = account_precision([0.0, 1.0], AGENT, num_steps=10)
     assert loss.epsilon(1e-5)[0] == 0 == loss.delta(0.0)[0]
-
-
-@given(
-    variance=st.floats(0.1, 1e4),
-    steps=st.integers(1, 10**5),
-    delta=st.floats(-10, -1).map(lambda exponent: 10**exponent),
-    factor=st.floats(1.1, 5),
-)
-def test_epsilon_rises_with_steps_and_clip_and_falls_with_noise(
-    variance: float, steps: int, delta: float, factor: float
-) -> None:
-    def spent(noise: float, clip: float, num_steps: int, at: float) -> float:
-        return account([[noise]], ClippedQuery(clip), num_steps=num_steps).worst_epsilon(at)
-
-    epsilon = spent(variance, 0.1, steps, delta)
-    assert spent(variance * factor, 0.1, steps, delta) <= epsilon
-    assert spent(variance, 0.1 * factor, steps, delta) >= epsilon
-    assert spent(variance, 0.1, steps * 2, delta) >= epsilon
-    assert spent(variance, 0.1, steps, delta / factor) >= epsilon
 
 
 def test_eq_13b_warns_once_for_the_worst_agent() -> None:
