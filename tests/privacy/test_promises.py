@@ -61,7 +61,7 @@ def test_each_agent_gets_the_cap_of_its_own_budget(
 
 
 def test_poisson_caps_rise_with_epsilon_delta_and_samples() -> None:
-    promises = {"epsilon": (1.0, 2.0, 1.0, 1.0), "delta": (1e-5, 1e-5, 1e-4, 1e-5)}
+    promises: dict[str, Any] = {"epsilon": (1.0, 2.0, 1.0, 1.0), "delta": (1e-5, 1e-5, 1e-4, 1e-5)}
     budget = PrivacyBudget(**promises, **{**SAMPLE, "num_steps": 100}, samples_per_agent=SIZES)
     caps = budget.precision_caps(4)
     assert (caps[1:] > caps[0]).all()

@@ -15,7 +15,6 @@ from scipy.stats import norm
 
 import corn
 from corn.covariance import ThreatModel, design
-from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, gaussian
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
@@ -169,8 +168,3 @@ def test_names_of_files_cannot_end_a_script() -> None:
     graph = nx.cycle_graph(3)
     network = Network(graph, np.full((3, 3), 1 / 3), "</script><b>", "metropolis")
     assert "</script><b>" not in write_page(network)
-
-
-def test_networks_of_other_sizes_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="for 3 to 1000 agents, found 2"):
-        write_page(load_network("path:2", mixing="sum"))

@@ -504,16 +504,16 @@ def _list_columns(
     def spent(own: learn.Mechanism) -> str:
         return "none" if own.budget is None else round_up_range(_spent(comparison, own))
 
+    def score(name: str) -> Column[learn.Mechanism]:
+        return Column("", lambda own: _format_score(facts[own.name], name), _COLUMNS[name])
+
     def auc(own: learn.Mechanism) -> str:
         return f"{qualities[own.name].auc:.4g}" if own.name in qualities else ""
 
     return [
         Column("", lambda own: own.name, "mechanism"),
         Column("", lambda own: facts[own.name]["step_size"] or "all broke down", "step size"),
-        *(
-            Column("", lambda own, name=name: _format_score(facts[own.name], name), _COLUMNS[name])
-            for name in shown
-        ),
+        *map(score, shown),
         Column(
             "",
             lambda own: _format_difference(facts[own.name], judged),
