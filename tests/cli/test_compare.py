@@ -96,6 +96,12 @@ def test_rows_are_grouped_by_the_adversary_that_they_hold_against(
         assert words in text
 
 
+def test_ldp_is_measured_by_the_best_against_the_same_insiders(corn: Runner) -> None:
+    rows = read_rows(corn("compare", "--graph", "complete:2", "--horizon", 1, "--json").stdout)
+    # One insider of two knows the only seed, so that LDP is optimal against it.
+    assert rows["ldp", 1]["gap"] < 1e-3
+
+
 @pytest.mark.parametrize("command", ["compare", "plan"])
 def test_a_single_agent_has_no_insiders_to_fear(corn: Runner, tmp_path: Path, command: str) -> None:
     options = ["--out", tmp_path / "plan.corn", "--json"]
