@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from corn.cli import run_command
-from corn.cli.options import parse_numbers
+from corn.cli.options import read_numbers
 from corn.cli.output import (
     make_progress,
     print_facts,
@@ -130,8 +130,8 @@ def main(
     if jobs == 0:
         raise typer.BadParameter("--jobs must be at least 1, or -1 for all cores")
     scale = (FULL if full else QUICK).restrict(
-        epsilons=parse_numbers("epsilons", epsilons, example="3,10,30"),
-        connectivities=parse_numbers("connectivities", connectivities, example="0.2,0.6,1"),
+        epsilons=read_numbers("--epsilons", epsilons) if epsilons else (),
+        connectivities=read_numbers("--connectivities", connectivities) if connectivities else (),
         num_seeds=seeds,
         num_agents=agents,
         num_steps=steps,

@@ -7,7 +7,6 @@ refused by all of them. ``advice`` is a sentence on what to try instead.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeAlias, TypeVar
@@ -18,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from corn.errors import InvalidArgumentError
 
 _Choice = TypeVar("_Choice", bound=str)
-_LONGEST_SHOWN = 10**20
 
 
 def require(condition: bool, name: str, rule: str, found: object, *, advice: str = "") -> None:
@@ -31,18 +29,12 @@ def require(condition: bool, name: str, rule: str, found: object, *, advice: str
     """
     if not condition:
         hint = f": {advice}" if advice else ""
-        # Python does not print integers of more than 4300 digits.
-        if isinstance(found, int) and abs(found) >= _LONGEST_SHOWN:
-            found = "an integer of more than 20 digits"
         raise InvalidArgumentError(f"{name} must be {rule}, found {found}{hint}")
 
 
 def require_positive(name: str, value: float, *, advice: str = "") -> float:
     """Return ``value`` if it is a finite number above zero."""
     is_valid = _is_number(value) and 0 < value < math.inf
-    # An integer can be too large for a float. NumPy would round this limit to infinity in float32.
-    if isinstance(value, int):
-        is_valid = is_valid and value <= sys.float_info.max
     require(is_valid, name, "positive and finite", value, advice=advice)
     return value
 

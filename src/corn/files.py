@@ -39,6 +39,13 @@ def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False
         raise
 
 
+def write_file(path: Path, content: str | bytes, *, is_private: bool = False) -> None:
+    """Write a whole file in a folder that is made if it is missing; see `writing_whole`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_whole(path, is_private=is_private) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def require_private(path: Path) -> None:
     """Raise unless only its owner can read, change or list a file or folder that holds secrets."""
     try:

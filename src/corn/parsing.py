@@ -236,26 +236,21 @@ def _parse_float(text: str) -> float:
     return number
 
 
-def _check_values(document: object) -> None:
-    """Check text and depth level by level: recursion would end at a limit that varies."""
-    level: list[object] = [document]
-    for _ in range(_MAX_DEPTH + 1):
-        for value in level:
-            if isinstance(value, str) and not value.isascii():
-                _check_text(value)
-        inner = [value for value in level if isinstance(value, dict | list)]
-        if not inner:
-            return
-        level = [
-            part
-            for value in inner
-            for part in ([*value, *value.values()] if isinstance(value, dict) else value)
-        ]
-    raise InvalidArgumentError(f"nested more than {_MAX_DEPTH} deep")
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()  # fails for halves of surrogate pairs, which cannot be printed or written
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{quote(text)} is not Unicode text") from error
+def _check_values(value: object, depth: int = 0) -> None:
+    """Raise for text that is not Unicode, and for values nested deeper than any record."""
+    if isinstance(value, dict | list) and depth >= _MAX_DEPTH:
+        raise InvalidArgumentError(f"nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()  # fails for halves of surrogate pairs, which cannot be printed
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{quote(value)} is not Unicode text") from error
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _check_values(key, depth)
+            _check_values(part, depth + 1)
+    elif isinstance(value, list):
+        for part in value:
+            # Plans have millions of numbers.
+            if type(part) is not int and type(part) is not float:
+                _check_values(part, depth + 1)

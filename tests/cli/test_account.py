@@ -42,38 +42,22 @@ def test_violations_of_the_paper_calibration_are_reported(corn: Runner) -> None:
     assert "not proved" in at_30["calibrations"]["paper"]["verdict"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], ["one agent's whole data set", "clipped once to 0.1"]),
-        (
-            ["--unit", "sample", "--batch-size", "64", "--sampling", "every-step"],
-            ["one sample of one agent", "batches of 64, of which each may have the sample"],
-        ),
-        (
-            ["--unit", "sample", "--batch-size", "64", "--samples-per-agent", "640"],
-            ["one sample of one agent", "with probability 0.1 (Poisson sampling)"],
-        ),
-    ],
-)
-def test_unit_clipping_and_adversary_are_named(
-    corn: Runner, options: list[str], words: list[str]
-) -> None:
-    text = " ".join(corn(*PAPER, "--epsilon", 3, *options).stdout.split())
-    for word in [*words, "an eavesdropper who sees every message", "adjacency"]:
+def test_unit_clipping_and_adversary_are_named(corn: Runner) -> None:
+    text = " ".join(corn(*PAPER, "--epsilon", 3).stdout.split())
+    for word in (
+        "one agent's whole data set",
+        "clipped once to 0.1",
+        "an eavesdropper who sees every message",
+        "adjacency",
+    ):
         assert word in text
 
 
 def test_poisson_sampling(corn: Runner) -> None:
-    options = ["--unit", "sample", "--batch-size", 10, "--steps", 20]
-    facts = json.loads(
-        corn("account", "--epsilon", 1, *options, "--samples-per-agent", 100, "--json").stdout
-    )
+    options = ["account", "--unit", "sample", "--batch-size", 10, "--steps", 20, "--epsilon", 1]
+    facts = json.loads(corn(*options, "--samples-per-agent", 100, "--json").stdout)
     assert facts["mu"] is None
     assert (facts["sampling"], facts["sampling_rate"]) == ("poisson", 0.1)
-    unsampled = [*options, "--sampling", "every-step"]
-    full = json.loads(corn("account", "--epsilon", 1, *unsampled, "--json").stdout)
-    assert facts["precision_cap"] > full["precision_cap"]
 
 
 def test_passes_count_once_each(corn: Runner) -> None:
@@ -99,12 +83,9 @@ def test_samplings_side_by_side(corn: Runner) -> None:
     text = " ".join(corn(*given, 2800).stdout.split())
     assert "passes 23 ×, every-step 479 × the noise variance of poisson" in text
     several = corn(*given, "2800,2800,2800,1400", "--sampling", "passes")
-    for word in ("0, 1, 2", "passes of 10 steps"):
-        assert word in several.stdout
+    assert "0, 1, 2" in several.stdout
     facts = json.loads(corn(*given, "2800,1400", "--json").stdout)
     assert len(facts["precision_cap"]) == 2
-    lone = corn("account", *options, "--sampling", "every-step")
-    assert "need --samples-per-agent to be compared" in " ".join(lone.stdout.split())
 
 
 def test_a_missing_sampling_rate_names_all_choices(corn: Runner) -> None:
@@ -139,11 +120,10 @@ def test_zero_sum_noise_has_no_finite_epsilon(corn: Runner, tmp_path: Path) -> N
     [
         (["--epsilon", "-1"], 1, "epsilon must be positive"),
         (["--epsilon", "1", "--delta", "2"], 1, "delta must be in (0, 1)"),
-        (["--epsilon", "1", "--unit", "sample"], 1, "batch_size must be given"),
         (["--covariance", "no.npy"], 1, "no such file"),
-        (["--covariance", "R.npy", "--delta", "1e-5,1e-6"], 1, "--delta must be one number with"),
-        (["--covariance", "R.npy", "--epsilon", "e.csv"], 1, "--epsilon must be one number with"),
-        (["--epsilon", "much"], 2, "--epsilon"),
+        (["--covariance", "R.npy", "--delta", "1e-5,1e-6"], 1, "the same for all agents"),
+        (["--epsilon", "much"], 1, "--epsilon must be numbers separated by commas, found 'much'"),
+        (["--steps", "0"], 2, "--steps"),
     ],
 )
 def test_bad_input_is_refused(

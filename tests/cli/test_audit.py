@@ -93,12 +93,13 @@ def test_one_run_of_a_task(corn: Runner, plans: Path) -> None:
     facts = json.loads(corn("audit", plans / "samples.corn", *arguments, "--json").stdout)
     assert facts["num_canaries"] == 100
     assert facts["epsilon"] <= facts["promised_epsilon"] == 4
-    unused = corn("audit", plans / "samples.corn", "--one-run", "--trials", 500, "--victim", 1)
-    assert unused.exit_code == 1
-    assert "--victim, --trials must be left out with --one-run" in unused.stderr
-    missing = corn("audit", plans / "samples.corn", "--canaries", 100)
-    assert missing.exit_code == 1
-    assert "need --one-run" in missing.stderr
+    for options, message in (
+        (("--one-run", "--trials", 500), "must be left out with --one-run"),
+        (("--canaries", 100), "needs --one-run"),
+    ):
+        misuse = corn("audit", plans / "samples.corn", *options)
+        assert misuse.exit_code == 2
+        assert message in " ".join(misuse.stderr.split())
     refused = corn("audit", plans / "pairs.corn", "--one-run")
     assert refused.exit_code == 1
     assert "needs a plan for samples" in refused.stderr

@@ -63,13 +63,6 @@ def test_exact_sums_have_the_least_noise_against_each_number_of_insiders(corn: R
     assert rows["central", 0]["central_ratio"] == pytest.approx(1)
 
 
-def test_the_papers_value_for_one_step_of_gossip(corn: Runner) -> None:
-    options = ["--horizon", 1, "--colluders", 0, "--mechanism", "corn", "--json"]
-    ((_, row),) = read_rows(corn("compare", "--graph", "ring:20", *options).stdout).items()
-    assert row["normalized_value"] == pytest.approx(4.6025201, rel=1e-6)
-    assert row["normalized_lower_bound"] <= row["normalized_value"]
-
-
 def test_mechanisms_are_ordered_by_their_noise(corn: Runner, tmp_path: Path) -> None:
     options = ["--colluders", "0", *PAPERS, "--json", "--plot", tmp_path / "c.png"]
     rows = read_rows(corn("compare", "--graph", "grid:4x5", *options).stdout)
@@ -118,17 +111,6 @@ def test_a_single_agent_has_no_insiders_to_fear(corn: Runner, tmp_path: Path, co
     assert "insider" not in json.dumps(facts)
 
 
-def test_seeds_that_are_no_better_than_ldp_are_marked(corn: Runner) -> None:
-    arguments = [*GOSSIP, "--mechanism", "corn", "--seeds", "groups:2,pairs"]
-    facts = json.loads(corn(*arguments, "--colluders", "0,1", "--json").stdout)
-    rows = {(row["seeds"], row["max_colluders"]): row for row in facts["rows"]}
-    assert "no better than LDP" in rows["groups:2", 1]["remark"]
-    assert not rows["groups:2", 0]["remark"]
-    assert rows["pairs", 1]["ratio_to_ldp"] < 0.5
-    text = corn(*arguments, "--colluders", "1").stdout
-    assert "no better than LDP" in " ".join(text.replace("│", " ").split())
-
-
 def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) -> None:
     np.save(tmp_path / "R.npy", 2 * np.eye(8) - 1 / 8)
     options = ["--mechanism", f"corn,mine={tmp_path / 'R.npy'}", "--colluders", 0, "--json"]
@@ -142,8 +124,7 @@ def test_a_covariance_of_ones_own_is_one_more_row(corn: Runner, tmp_path: Path) 
         (["--colluders", "9", "--seeds", "pairs"], 1, "must be at most 7 of 8"),
         (["--colluders", "many"], 1, "whole numbers separated by commas, found 'many'"),
         (["--seeds", "friends"], 1, "seeds must be one of"),
-        (["--seeds", " , "], 1, "--seeds must name something"),
-        (["--mechanism", "magic"], 2, "found 'magic'"),
+        (["--mechanism", "magic"], 1, "found 'magic'"),
         (["--mechanism", "ldp,ldp"], 1, "different names, found ldp twice"),
         (["--horizon", "0.5"], 2, "--horizon"),
     ],
@@ -175,14 +156,6 @@ def test_disagreement_is_printed_for_gossip_and_noted_if_it_is_large(
     assert (facts["disagreement_ratio"] > 0.35) == (mixing == "gossip")
 
 
-def test_seeds_that_hide_nothing_are_named_and_left_out(corn: Runner) -> None:
-    outcome = corn(*COMPARE, "--seeds", "global,pairs", "--colluders", "1", "--json")
-    assert outcome.exit_code == 0
-    assert "corn, seeds global, one insider: seeds must join all agents" in outcome.stderr
-    assert [row["seeds"] for row in json.loads(outcome.stdout)["rows"][:1]] == ["pairs"]
-    assert corn(*COMPARE, "--seeds", "global", "--colluders", "1").exit_code == 1
-
-
 def test_the_network_is_measured_where_gossip_mixes(corn: Runner) -> None:
     def measure(*options: str) -> Any:
         arguments = ("compare", "--graph", "path:5", "--mixing", "gossip", "--mechanism", "ldp")
@@ -197,17 +170,10 @@ def test_the_network_is_measured_where_gossip_mixes(corn: Runner) -> None:
     assert three["mixing_time"] < measure()["mixing_time"]
 
 
-def test_edge_weights_that_are_not_used_are_noted_once(corn: Runner, tmp_path: Path) -> None:
+def test_warnings_become_one_note(corn: Runner, tmp_path: Path) -> None:
     path = tmp_path / "g.edges"
     path.write_text("0 1 5\n1 2 1\n2 0 1\n")
     outcome = corn("compare", "--graph", path, "--mechanism", "ldp")
     assert outcome.exit_code == 0
+    assert outcome.stderr.startswith("note: ")
     assert outcome.stderr.count("'sinkhorn' does") == 1
-    used = corn("compare", "--graph", path, "--mechanism", "ldp", "--weights", "sinkhorn")
-    assert "sinkhorn" not in used.stderr
-
-
-def test_warnings_become_notes(corn: Runner) -> None:
-    outcome = corn("compare", "--graph", "er:n=20,p=0.12,seed=0", "--mechanism", "ldp")
-    assert outcome.exit_code == 0
-    assert outcome.stderr.startswith("note: p=0.12 is below ln(n)/n")

@@ -17,25 +17,18 @@ def test_the_page_shows_the_given_graph_first(corn: Runner, tmp_path: Path) -> N
     assert '{"source": "path:n=7", "agents": 7}' in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--out", "page.txt"), "page.txt: the page's name must end in .html"),
-        (("--graph", "path:2", "--no-open"), "the explorer is for 3 to 1000 agents, found 2"),
-    ],
-)
 def test_refusals_are_one_line(
-    corn: Runner,
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    corn: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = corn("explore", *arguments)
-    assert outcome.exit_code == 1
-    assert message in outcome.stderr
-    assert list(tmp_path.iterdir()) == []
+    for arguments, message in (
+        (("--out", "page.txt"), "page.txt: the page's name must end in .html"),
+        (("--graph", "path:2", "--no-open"), "the explorer is for 3 to 1000 agents, found 2"),
+    ):
+        outcome = corn("explore", *arguments)
+        assert outcome.exit_code == 1
+        assert message in outcome.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_page_is_opened_only_where_there_is_a_screen(

@@ -39,15 +39,6 @@ def test_options_become_the_record() -> None:
     assert "{'loud': True, 'dish': 'soup', 'portions': 3}" in printed
 
 
-def test_a_subclass_overrides_a_default() -> None:
-    assert "portions=5" in run("--dish", "soup")[1]
-
-
-def test_required_options_and_ranges_are_enforced() -> None:
-    assert run()[0] == 2
-    assert run("--dish", "soup", "--portions", "0")[0] == 2
-
-
 def test_help_includes_the_command_and_its_fields() -> None:
     printed = " ".join(run("--help")[1].split())
     for words in ("Serve a meal.", "What to eat.", "How much.", "default: 5"):

@@ -60,10 +60,3 @@ def test_an_agent_that_failed_is_an_alarm_and_one_that_is_done_is_not(
         for agent, file in files.items():
             file.write(make_state(agent=agent, phase=phase))
         assert corn("status", tmp_path).exit_code == code
-
-
-def test_a_folder_without_a_run_is_one_line(corn: Runner, tmp_path: Path) -> None:
-    for folder, message in ((tmp_path / "none", "no such folder"), (tmp_path, "has begun to")):
-        outcome = corn("status", folder)
-        assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
-        assert message in outcome.stderr

@@ -12,16 +12,8 @@ from corn.privacy import PrivacyBudget
 from tests.cli.commands import Runner
 
 GRAPH, EPSILONS = "path:6", (0.5, 2.0, 2.0, 8.0, 2.0, 2.0)
-PROMISES = [
-    "--mixing",
-    "gossip",
-    "--graph",
-    GRAPH,
-    "--epsilon",
-    ",".join(map(str, EPSILONS)),
-    "--steps",
-    50,
-]
+PROMISES = ["--mixing", "gossip", "--graph", GRAPH, "--steps", 50]
+PROMISES += ["--epsilon", ",".join(map(str, EPSILONS))]
 BUDGET = PrivacyBudget(EPSILONS, 1e-5, num_steps=50, clip=0.1)
 CAPS = BUDGET.precision_caps(6)
 
@@ -51,12 +43,8 @@ def test_compare_states_the_strictest_promise(corn: Runner) -> None:
     rows = {(row["mechanism"], row["max_colluders"]): row for row in facts["rows"]}
     assert rows["central", 0]["central_ratio"] == pytest.approx(1)
     assert rows["ldp", 1]["central_ratio"] == pytest.approx(CAPS.min() * (1 / CAPS).sum())
-    assert "agent 0: ε = 0.5" in corn("compare", *PROMISES).stdout
-
-
-def test_equal_promises_have_no_strictest(corn: Runner) -> None:
-    same = ["--graph", "ring:4", "--epsilon", "2,2,2,2", "--steps", 50]
-    assert "strictest" not in corn("compare", *same).stdout
+    shown = " ".join(corn("compare", *PROMISES).stdout.split())
+    assert "keeps the promise of agent 0 for all" in shown
 
 
 def test_plan_and_verification_state_every_promise(corn: Runner, tmp_path: Path) -> None:
@@ -67,11 +55,8 @@ def test_plan_and_verification_state_every_promise(corn: Runner, tmp_path: Path)
     for own, epsilon in zip(found["agents"], EPSILONS, strict=True):
         assert own["promised_epsilon"] == epsilon
         assert own["epsilon"] <= epsilon * (1 + 1e-9)
-    shown = corn("verify", tmp_path / "plan.corn").stdout
-    assert "agent 0: ε = 0.5" in shown
-    shown = " ".join(shown.split())
+    shown = " ".join(corn("verify", tmp_path / "plan.corn").stdout.split())
     assert "× the variance of a trusted server that keeps the promise of agent 0 for all" in shown
-    assert found["weighted_central_ratio"] == made["weighted_central_ratio"]
     weighted = made["central_ratio"] * best_weighted_gain(CAPS)
     assert made["weighted_central_ratio"] == pytest.approx(weighted, rel=1e-3)
     assert f"{made['weighted_central_ratio']:.4g} × that of a server that weights" in shown
@@ -119,7 +104,6 @@ def test_a_small_site_is_named_where_it_decides_the_noise_of_all(
     caps = np.array([1 / 20, 1 / 2, 1 / 2])
     assert "keeps the promise of agent 0 for all" in shown
     assert "weights agents by their promises" in shown
-    assert "--sampling poisson with one --samples-per-agent" in shown
     facts = read(corn("train", *sites, "--sampling", "passes", "--json").stdout)
     own = facts["mechanisms"]["corn"]
     gain = own["weighted_central_ratio"] / own["central_ratio"]
@@ -132,9 +116,3 @@ def test_one_rate_for_all_needs_no_other_reference(corn: Runner, sites: list[str
     shown = " ".join(corn("train", *sites).stdout.split())
     assert "× a trusted server's noise variance in the average model" in shown
     assert "for all" not in shown
-
-
-def test_a_budget_that_counts_on_the_smallest_site_is_noted(corn: Runner, sites: list[str]) -> None:
-    counted = corn("train", *sites, "--sampling", "passes", "--samples-per-agent", 5)
-    assert "counts on 5 samples of every agent" in counted.stderr
-    assert "counts on" not in corn("train", *sites).stderr

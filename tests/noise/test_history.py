@@ -16,7 +16,6 @@ from corn.noise import (
 )
 from corn.noise.ledger import (
     PAGE_BYTES,
-    describe_total,
     find_agents,
     is_open,
     ledger_path,
@@ -67,7 +66,7 @@ def test_releases_under_all_plans_and_keys_add_up(tmp_path: Path) -> None:
     assert total == history.compose(DELTA, unit="agent") == compose_expenses(expected, DELTA)
     assert not history.problems
     assert [find_agents(folder) for folder in folders] == [[3], [3, 4]]
-    assert "an eavesdropper together with one insider" in describe_total(total)
+    assert "an eavesdropper together with one insider" in total.describe()
     without = read_history(folders, AGENT, without=history.records[0].path)
     assert without.records == history.records[1:]
 

@@ -1,6 +1,5 @@
 """Plans: files round-trip, and verification detects every false claim."""
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -117,22 +116,10 @@ def test_every_mechanism_can_be_planned(tmp_path: Path, mechanism: Any, dtype: A
     assert verify_plan(load_plan(tmp_path / "plan.corn")).passed
 
 
-def test_names_of_agents_round_trip(tmp_path: Path) -> None:
-    (tmp_path / "g.edges").write_text("oslo bergen\nbergen turku\nturku oslo\n")
-    made = make_plan(load_network(tmp_path / "g.edges", mixing="gossip"), BUDGET)
-    save_plan(made, tmp_path / "plan.corn")
-    assert load_plan(tmp_path / "plan.corn").network.graph.nodes[2]["name"] == "turku"
-
-
 def test_independent_noise_is_certified_where_sharing_cannot_help() -> None:
     found = verify_plan(make_plan(load_network("path:2", mixing="gossip"), BUDGET))
     assert found.passed
     assert found.gap <= 1e-6
-
-
-def test_mechanisms_without_privacy_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="reference without privacy"):
-        make_plan(NETWORK, BUDGET, mechanism="central")
 
 
 def test_drawn_noise_has_the_verified_covariance(plan: Plan) -> None:
@@ -166,9 +153,7 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
         (lambda c: c["budget"].pop("delta"), "'delta' is missing"),
         (lambda c: c["budget"].update(extra=1), "unknown entry 'extra'"),
         (lambda c: c["network"]["mixing_weights"][0].__setitem__(2, 0.9), "doubly stochastic"),
-        (lambda c: c["network"]["mixing_weights"].pop(), "doubly stochastic"),
         (lambda c: c["network"]["mixing_weights"][0].__setitem__(1, -1), "needs two of"),
-        (lambda c: c["network"]["mixing_weights"][0].__setitem__(0, 99), "needs two of"),
         (lambda c: c["network"]["mixing_weights"].append([0, 0, 0.1]), "each pair once"),
         (lambda c: c["network"]["mixing_weights"].reverse(), "canonical form"),
         (lambda c: c["network"]["links"].pop(), "no link"),
@@ -178,13 +163,9 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
         (lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [1, 0]), "increasing order"),
         (lambda c: c.update(mechanism_version=2), "unknown entry"),
         (lambda c: c["objective"].update(kind="magic"), "unknown kind of objective"),
-        (lambda c: c["threat"].update(max_colluders=-1), "max_colluders"),
-        (lambda c: c.update(dtype="float16"), "dtype"),
         (lambda c: c.update(grid=0.1), "grid must be a power of two"),
-        (lambda c: c.update(grid=-0.5), "grid must be a power of two"),
         (lambda c: c.pop("network"), "'network' is missing"),
         (lambda c: c["threat"].update(seeds=[["a", "b"]]), "seeds cannot be [['a', 'b']]"),
-        (lambda c: c["threat"].update(seeds={"ab": 1}), "seeds"),
         (
             lambda c: c["decomposition"]["seed_groups"].__setitem__(0, [False, True]),
             "cannot be False",
@@ -322,16 +303,6 @@ def test_too_many_coalitions_are_refused_at_once() -> None:
         verify_plan(forged)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"corn_plan": 3}', '{"a": NaN}', "[" * 9999]
-)
-def test_damaged_files_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "bad.corn").write_text(text)
-    with pytest.raises(FileFormatError) as caught:
-        load_plan(tmp_path / "bad.corn")
-    assert "\n" not in str(caught.value)
-
-
 def test_missing_changed_truncated_and_infinite_files_are_refused(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -413,13 +384,6 @@ def test_any_changed_value_is_refused_or_detected(
         return
     if found.passed:
         assert all(g.epsilon <= loaded.budget.promise.epsilon for g in found.guarantees)
-
-
-def test_plans_are_records(plan: Plan) -> None:
-    with pytest.raises(AttributeError):
-        plan.mechanism = "ldp"  # type: ignore[misc]
-    assert "one insider" in plan.describe()
-    assert copy.copy(plan).num_agents == 6
 
 
 def test_a_grid_too_coarse_for_the_noise_is_detected(plan: Plan) -> None:

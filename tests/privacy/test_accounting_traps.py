@@ -75,14 +75,6 @@ def test_every_step_adds_to_the_loss(accounting: str) -> None:
     assert caps[0] == pytest.approx(100 * caps[1])
 
 
-@pytest.mark.parametrize("accounting", list(ACCOUNTANTS))
-def test_epsilon_and_cap_depend_on_delta(accounting: str) -> None:
-    loss = account(np.eye(2) * 50, ClippedQuery(0.1), num_steps=100)
-    epsilons = [loss.worst_epsilon(delta, accounting=accounting) for delta in (1e-3, 1e-6, 1e-9)]  # type: ignore[arg-type]
-    assert epsilons[0] < epsilons[1] < epsilons[2]
-    assert len({PrivacyBudget(1, delta, 10, 0.1).precision_cap for delta in (1e-3, 1e-6)}) == 2
-
-
 @given(
     epsilon=st.floats(-3, 3).map(lambda exponent: 10**exponent),
     delta=st.floats(-14, -0.5).map(lambda exponent: 10**exponent),

@@ -151,19 +151,6 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
             "replace-one adjacency; the paper's eq. (13b))",
         ),
         (
-            {**SAMPLE, "sampling_rate": 0.01},
-            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1, taken with probability 0.01 (Poisson sampling), and the sum "
-            "divided by 64; "
-            "replace-one adjacency; privacy loss distributions)",
-        ),
-        (
-            {**EVERY_STEP, "adjacency": "add-remove"},
-            "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
-            "is clipped to 0.1 and averaged over batches of 64, of which each may have the sample; "
-            "zero-out adjacency; exact Gaussian DP)",
-        ),
-        (
             {**SAMPLE, "sampling": "passes", "samples_per_agent": 640},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
             "is clipped to 0.1 and averaged over batches of 64, each once in a pass of 10 batches "
@@ -181,8 +168,7 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
             {**SAMPLE, "sampling_rate": 0.01, "adjacency": "add-remove"},
             "ε = 10, δ = 1e-05 over 5000 steps for one sample of one agent (each sample's gradient "
             "is clipped to 0.1, taken with probability 0.01 (Poisson sampling), and the sum "
-            "divided by 64; "
-            "add-or-remove-one adjacency; privacy loss distributions)",
+            "divided by 64; add-or-remove-one adjacency; privacy loss distributions)",
         ),
     ],
 )
@@ -196,42 +182,36 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
     ("change", "message"),
     [
         ({"epsilon": 0}, r"epsilon must be positive, at most 1e\+09, found 0"),
-        ({"epsilon": -1.0}, r"epsilon must be positive, at most 1e\+09, found -1"),
         ({"epsilon": math.nan}, r"epsilon must be positive, at most 1e\+09, found nan"),
-        ({"epsilon": math.inf}, r"epsilon must be positive, at most 1e\+09, found inf"),
         ({"delta": 0.0}, r"delta must be in \(0, 1\), found 0.0: try 1e-5"),
         ({"delta": 1.0}, r"delta must be in \(0, 1\), found 1.0"),
-        ({"delta": math.nan}, r"delta must be in \(0, 1\), found nan"),
         ({"num_steps": 0}, "num_steps must be an integer of at least 1, found 0"),
-        ({"num_steps": 2.5}, "num_steps must be an integer of at least 1, found 2.5"),
-        ({"num_steps": True}, "num_steps must be an integer of at least 1, found True"),
         ({"clip": 0.0}, r"clip must be in \[1e-15, 1e\+15\], found 0.0: try 0.1"),
-        ({"clip": math.inf}, r"clip must be in \[1e-15, 1e\+15\], found inf"),
         ({"clip": math.nan}, r"clip must be in \[1e-15, 1e\+15\], found nan"),
         ({"unit": "user"}, "unit must be one of agent, sample, found 'user'"),
         ({"adjacency": "swap"}, "adjacency must be one of replace, add-remove, found 'swap'"),
         ({"accounting": "zcdp"}, "accounting must be one of gdp, rdp, paper, found 'zcdp'"),
-        (
-            {"batch_size": 64},
-            "batch_size must be None for unit='agent', found 64: .* unit='sample'",
-        ),
-        ({"sampling_rate": 0.1}, "sampling_rate must be None for unit='agent', found 0.1"),
-        ({"unit": "sample"}, "batch_size must be given for unit='sample', found None"),
-        ({**EVERY_STEP, "batch_size": 10**400}, "batch_size must be at most 1,000,000,000,000"),
-        (
-            {"unit": "sample", "batch_size": 0},
-            "batch_size must be an integer of at least 1, found 0",
-        ),
+        ({"batch_size": 64}, "batch_size must be None for unit='agent' .* found 64: .*'sample'"),
+        ({"sampling_rate": 0.1}, "sampling_rate must be None for unit='agent' .* found 0.1"),
+        ({**EVERY_STEP, "batch_size": None}, "batch_size must be given for .* found None"),
+        ({**EVERY_STEP, "batch_size": 10**15}, "batch_size must be at most 1,000,000,000,000"),
+        ({**EVERY_STEP, "batch_size": 0}, "batch_size must be an integer of at least 1, found 0"),
+        ({**EVERY_STEP, "sampling_rate": 0.1}, "sampling_rate must be None for .* found 0.1"),
+        ({**SAMPLE, "sampling": "once"}, "sampling must be one of poisson, passes, every-step"),
+        ({**SAMPLE, "sampling": "passes"}, "'passes' needs samples_per_agent, .* found neither"),
+        ({**SAMPLE}, "found neither; 'poisson' .* 'passes' .* 'every-step'"),
+        ({**SAMPLE, "sampling_rate": 0.1, "samples_per_agent": 5}, "found sampling_rate and"),
+        ({**SAMPLE, "samples_per_agent": 0}, "samples_per_agent must be an integer of at least 1"),
+        ({"samples_per_agent": 5}, "samples_per_agent must be None for unit='agent', found 5"),
+        ({"sampling": "poisson"}, "sampling must be 'every-step' for unit='agent'"),
+        ({"epsilon": ()}, "epsilon must be a number or one for each agent"),
+        ({"epsilon": (1, 0)}, "epsilon must be positive"),
+        ({"epsilon": (1, 2), "delta": (1e-5,) * 3}, "delta must be 2, one for each agent, found 3"),
         ({**SAMPLE, "sampling_rate": 0.0}, r"sampling_rate must be in \(0, 1\], found 0.0"),
-        ({**SAMPLE, "sampling_rate": 1.5}, r"sampling_rate must be in \(0, 1\], found 1.5"),
         ({**SAMPLE, "sampling_rate": math.nan}, r"sampling_rate must be in \(0, 1\], found nan"),
         (
             {**SAMPLE, "sampling_rate": 0.1, "accounting": "rdp"},
             "accounting must be 'gdp' under Poisson sampling, found 'rdp'",
-        ),
-        (
-            {**SAMPLE, "sampling_rate": 0.1, "accounting": "paper"},
-            "accounting must be 'gdp' under Poisson sampling, found 'paper'",
         ),
         (
             {**SAMPLE, "sampling_rate": 0.1, "delta": 1e-13},

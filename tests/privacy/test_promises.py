@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.privacy import (
     PrivacyBudget,
-    account_precision,
     account_promises,
-    gaussian,
     read_promises,
 )
 from corn.privacy.floats import FloatLoss, account_floats, find_promise, set_aside
@@ -24,6 +22,7 @@ from corn.privacy.floats import FloatLoss, account_floats, find_promise, set_asi
 BASE: dict[str, Any] = {"num_steps": 1000, "clip": 0.1}
 SAMPLE: dict[str, Any] = {**BASE, "unit": "sample", "batch_size": 10}
 NAMES = ["north", "south", "east"]
+SIZES = (200, 200, 200, 400)
 
 
 @given(
@@ -61,38 +60,9 @@ def test_each_agent_gets_the_cap_of_its_own_budget(
     assert budget.is_uniform == (len(set(budget.promises)) == 1)
 
 
-@given(
-    epsilon=st.floats(0.05, 20),
-    delta=st.floats(1e-9, 1e-3),
-    samples=st.integers(1, 10**5),
-    factor=st.floats(1.01, 4),
-)
-def test_caps_rise_with_epsilon_delta_and_samples(
-    epsilon: float, delta: float, samples: int, factor: float
-) -> None:
-    def caps(**change: Any) -> np.ndarray:
-        values: dict[str, Any] = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "samples_per_agent": samples,
-            **change,
-        }
-        return PrivacyBudget(sampling="passes", **values, **SAMPLE).precision_caps(1)
-
-    assert caps(epsilon=(epsilon, epsilon * factor)[1:])[0] > caps()[0]
-    assert caps(delta=(min(delta * factor, 0.5),))[0] > caps()[0]
-    assert caps(samples_per_agent=(samples + 1,))[0] >= caps()[0]
-    # Longer passes are fewer, until one pass is longer than the run of 1000 steps.
-    assert (caps(samples_per_agent=(2 * samples + 20,))[0] > caps()[0]) == (samples < 10_000)
-
-
 def test_poisson_caps_rise_with_epsilon_delta_and_samples() -> None:
-    budget = PrivacyBudget(
-        (1.0, 2.0, 1.0, 1.0),
-        (1e-5, 1e-5, 1e-4, 1e-5),
-        samples_per_agent=(200, 200, 200, 400),
-        **{**SAMPLE, "num_steps": 100},
-    )
+    promises: dict[str, Any] = {"epsilon": (1.0, 2.0, 1.0, 1.0), "delta": (1e-5, 1e-5, 1e-4, 1e-5)}
+    budget = PrivacyBudget(**promises, **{**SAMPLE, "num_steps": 100}, samples_per_agent=SIZES)
     caps = budget.precision_caps(4)
     assert (caps[1:] > caps[0]).all()
     spent = account_promises(caps, budget, num_steps=100)
@@ -133,39 +103,6 @@ def test_different_promises_have_no_single_one(name: str) -> None:
         getattr(budget, name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"epsilon": ()}, "epsilon must be a number or one for each agent"),
-        ({"epsilon": (1, 0)}, "epsilon must be positive"),
-        ({"epsilon": (1, 2), "delta": (1e-5,) * 3}, "delta must be 2, one for each agent, found 3"),
-        ({"epsilon": {"a": 1}}, "give its values in the order of agents"),
-        ({"delta": (1e-5, 1.0)}, r"delta must be in \(0, 1\), found 1.0"),
-        ({"samples_per_agent": 5}, "samples_per_agent must be None for unit='agent', found 5"),
-        ({"sampling": "passes"}, "sampling must be 'every-step' for unit='agent'"),
-        ({"sampling": "poisson"}, "sampling must be 'every-step' for unit='agent'"),
-        ({**SAMPLE}, "found neither: .* 'poisson' .* 'passes' .* 'every-step'"),
-        ({**SAMPLE, "sampling_rate": 0.1, "samples_per_agent": 5}, "found both"),
-        ({**SAMPLE, "sampling": "passes"}, "'passes' needs samples_per_agent, found None"),
-        (
-            {**SAMPLE, "sampling": "passes", "sampling_rate": 0.1, "samples_per_agent": 5},
-            "sampling_rate must be None for sampling='passes', found 0.1",
-        ),
-        (
-            {**SAMPLE, "sampling": "every-step", "sampling_rate": 0.1},
-            "sampling_rate must be None for sampling='every-step', found 0.1",
-        ),
-        ({**SAMPLE, "samples_per_agent": 0}, "samples_per_agent must be an integer of at least 1"),
-        ({**SAMPLE, "samples_per_agent": (5, 2.5)}, "samples_per_agent must be an integer"),
-        ({**SAMPLE, "sampling": "once"}, "sampling must be one of poisson, passes, every-step"),
-    ],
-)
-def test_refusals_name_the_argument(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"epsilon": 1, "delta": 1e-5, **BASE, **change}
-    with pytest.raises(InvalidArgumentError, match=message):
-        PrivacyBudget(**values)
-
-
 def test_a_budget_of_other_agents_is_refused() -> None:
     budget = PrivacyBudget((1, 8), 1e-5, **BASE)
     with pytest.raises(InvalidArgumentError):
@@ -174,12 +111,6 @@ def test_a_budget_of_other_agents_is_refused() -> None:
         budget.of_agent(2)
     with pytest.raises(InvalidArgumentError):
         account_promises([1.0], budget, num_steps=1)
-
-
-def test_lists_and_arrays_become_tuples() -> None:
-    made = PrivacyBudget([1, 8], np.array([1e-5, 1e-6]), **BASE)  # type: ignore[arg-type]
-    assert made == PrivacyBudget((1, 8), (1e-5, 1e-6), **BASE)
-    assert hash(made) == hash(PrivacyBudget((1, 8), (1e-5, 1e-6), **BASE))
 
 
 def test_each_agent_sets_its_own_reserve_aside() -> None:
@@ -217,37 +148,22 @@ def test_files_have_any_order_of_rows(tmp_path: Path) -> None:
     [
         ("", "the first line must be agent,epsilon or agent,epsilon,delta"),
         ("north,1\n", "the first line must be .* found 'north,1'"),
-        ("agent,epsilon\nnorth\n", "line 2 must have 2 entries, found 1"),
-        ("agent,epsilon\nnorth,1,1e-5\n", "line 2 must have 2 entries, found 3"),
-        ("agent,epsilon\nnorth,much\n", "line 2 must have numbers"),
+        ("agent,epsilon\nnorth\n", "a promise must be a row of 2 entries, found 'north'"),
+        ("agent,epsilon\nnorth,much\nsouth,1\neast,1\n", "could not convert .*: 'much'"),
         (f"agent,epsilon\n{'n' * 200_000},1\n", "field larger than field limit"),
-        (
-            "agent,epsilon\nnorth,1\nnorth,2\n",
-            "column agent must be a different agent",
-        ),
-        (
-            "agent,epsilon\nnorth,1\n0,2\n",
-            "column agent .* found 'north' and '0'",
-        ),
+        ("agent,epsilon\nnorth,1\n0,2\n", "column agent .* found 'north' and '0'"),
         ("agent,epsilon\nwest,2\n", "column agent must be a name or .* found 'west': is it east"),
-        ("agent,epsilon\nnorth,1\n", "every agent must have a promise, found none for south, east"),
+        (
+            "agent,epsilon\nnorth,1\n",
+            "a promise must be given for every agent, found none for south, east",
+        ),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "promises.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(FileFormatError, match=f"promises.csv: {message}"):
+    with pytest.raises(FileFormatError, match=f"promises.csv: not a table of promises: {message}"):
         read_promises(path, NAMES)
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError):
-        read_promises(tmp_path / "none.csv")
-    with pytest.raises(FileFormatError):
-        read_promises(tmp_path)
-    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(FileFormatError):
-        read_promises(tmp_path / "bytes.csv")
 
 
 @settings(max_examples=50)
@@ -260,12 +176,3 @@ def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPat
     except FileFormatError:
         return
     assert all(isinstance(epsilon, float) for epsilon in epsilons)
-
-
-def test_strict_agents_pay_by_the_square_of_their_mu() -> None:
-    budget = PrivacyBudget((1, 8), 1e-5, **BASE)
-    caps = budget.precision_caps(2)
-    ratio = gaussian.mu_from(1, 1e-5) / gaussian.mu_from(8, 1e-5)
-    assert caps[0] / caps[1] == pytest.approx(ratio**2, rel=1e-12)
-    alone = account_precision(caps[:1], budget.of_agent(0).query, num_steps=1000)
-    assert alone.worst_epsilon(1e-5) <= 1

@@ -15,7 +15,6 @@ from scipy.stats import norm
 
 import corn
 from corn.covariance import ThreatModel, design
-from corn.errors import InvalidArgumentError
 from corn.privacy import PrivacyBudget, gaussian
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
@@ -68,30 +67,6 @@ def test_gaussian_privacy_is_that_of_the_package(engine: Engine) -> None:
         assert power == pytest.approx(norm.sf(norm.isf(0.01) - exact), rel=1e-9)
 
 
-@pytest.mark.parametrize(("sampling", "steps"), [("passes", 48), ("every-step", 1000)])
-def test_batches_of_fixed_size_are_counted_as_in_the_package(
-    engine: Engine, sampling: Any, steps: int
-) -> None:
-    budget = PrivacyBudget(
-        epsilon=1,
-        delta=1e-5,
-        num_steps=1000,
-        clip=1,
-        unit="sample",
-        batch_size=128,
-        sampling=sampling,
-        samples_per_agent=2800 if sampling == "passes" else None,
-    )
-    promise = '{unit: "sample", epsilon: 1, delta: 1e-5, steps: 1000, clip: 1, batch: 128, '
-    promise += f'samples: 2800, sampling: "{sampling}"}}'
-    cap, found = engine(
-        f"const p = {promise};"
-        "return [corn.promises.precisionCap(p), corn.promises.participations(p)]"
-    )
-    assert found == steps
-    assert cap == pytest.approx(budget.precision_cap, rel=1e-9)
-
-
 @pytest.mark.parametrize(("agents", "colluders", "insiders"), [(3, 1, 1), (8, 2, 5), (30, 3, 10)])
 def test_exact_sums_are_those_of_the_package(
     engine: Engine, agents: int, colluders: int, insiders: int
@@ -101,7 +76,7 @@ def test_exact_sums_are_those_of_the_package(
     # The page assumes seeds that join any agents, as its text says.
     noise = design(network, budget, threat=ThreatModel(colluders, "pairs"))
     settings = {
-        "promise": {"unit": "agent", "epsilon": 1, "delta": 1e-5, "steps": 1000, "clip": 0.1},
+        "promise": {"epsilon": 1, "delta": 1e-5, "steps": 1000, "clip": 0.1},
         "agents": agents,
         "colluders": colluders,
         "insiders": insiders,
@@ -130,56 +105,6 @@ def test_independent_noise_costs_as_many_times_as_there_are_agents() -> None:
     assert design(network, budget, mechanism="ldp").central_ratio == pytest.approx(9)
 
 
-SETTINGS = {
-    "graph": "ring:4",
-    "agents": 4,
-    "promise": {
-        "unit": "sample",
-        "epsilon": 2,
-        "delta": 1e-6,
-        "steps": 50,
-        "clip": 0.5,
-        "sampling": "passes",
-        "batch": 10,
-        "samples": 200,
-    },
-    "colluders": 1,
-    "insiders": 2,
-}
-
-
-def export(engine: Engine, form: str) -> str:
-    return str(engine(f"return corn.exports.{form}({json.dumps(SETTINGS)})"))
-
-
-def test_exported_python_prints_what_the_page_shows(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exec(compile(export(engine, "pythonLines"), "export", "exec"), {})
-    ratio, epsilons = capsys.readouterr().out.splitlines()
-    assert float(ratio) == pytest.approx(4 / 3)
-    shown = engine(f"return corn.sums.account({json.dumps({**SETTINGS, 'falseAlarms': 0.1})})")
-    printed = eval(epsilons)
-    assert list(printed) == [2, 3]
-    assert shown["epsilon"] == pytest.approx(printed[2], rel=1e-6)
-
-
-def test_exported_commands_run(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from corn.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    text = export(engine, "commandLine").replace("\\\n", " ")
-    plan, verify, compare = (line.split()[1:] for line in text.splitlines())
-    for arguments in (plan, verify, compare):
-        with pytest.raises(SystemExit, match="0"):
-            app(arguments)
-    made = corn.load_plan(tmp_path / "plan.corn")
-    assert made.budget.epsilon == 2
-    assert made.threat.max_colluders == 1
-
-
 VERDICT = "document.getElementById('verdict').textContent"
 
 
@@ -206,12 +131,18 @@ def test_more_insiders_than_the_design_is_against_break_the_promise(browser: Bro
 
 
 @needs_browser
-def test_the_export_follows_the_settings(browser: Browser) -> None:
-    fill(browser, "unit", "sample")
-    browser.click("input[value=pythonLines]")
+def test_the_command_makes_the_plan(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from corn.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    fill(browser, "epsilon", 2)
     text = browser.run("return document.getElementById('export').textContent")
-    assert 'load_network("ring:n=8", mixing="sum")' in text
-    assert 'sampling="passes"' in text
+    with pytest.raises(SystemExit, match="0"):
+        app(text.replace("\\\n", " ").split()[1:])
+    made = corn.load_plan(tmp_path / "plan.corn")
+    assert (made.budget.epsilon, made.network.source) == (2, "ring:n=8")
     assert browser.errors() == []
 
 
@@ -237,8 +168,3 @@ def test_names_of_files_cannot_end_a_script() -> None:
     graph = nx.cycle_graph(3)
     network = Network(graph, np.full((3, 3), 1 / 3), "</script><b>", "metropolis")
     assert "</script><b>" not in write_page(network)
-
-
-def test_networks_of_other_sizes_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="for 3 to 1000 agents, found 2"):
-        write_page(load_network("path:2", mixing="sum"))

@@ -52,12 +52,6 @@ def test_a_checked_column_of_people_is_named() -> None:
     assert "was not told which rows belong to one person" in make_page(PROMISE)
 
 
-def test_a_site_is_protected_as_a_whole() -> None:
-    page = make_page(replace(PROMISE, unit="agent"))
-    assert "for all data of each site" in page
-    assert "two rows" not in page
-
-
 @pytest.mark.parametrize("unit", ["sample", "agent"])
 @pytest.mark.parametrize("relation", ["replace-one", "add-or-remove-one", "zero-out"])
 def test_a_change_of_values_costs_twice_the_epsilon_unless_it_is_what_epsilon_counts(

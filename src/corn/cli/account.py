@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from corn.checks import FloatArray
 from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption, is_given
-from corn.cli.output import (
-    Column,
-    Fact,
-    collect_rows,
-    print_result,
-    print_rows,
-    print_table,
-    sampling_facts,
-)
-from corn.covariance.threat import ThreatModel
+from corn.cli.output import Column, Fact, print_result, print_rows, sampling_facts
+from corn.covariance import EAVESDROPPER
 from corn.errors import CornWarning, InvalidArgumentError, list_some
 from corn.privacy import (
     ACCOUNTANTS,
     Accounting,
-    AgentPromise,
     ClippedQuery,
     PrivacyBudget,
     PrivacyLoss,
@@ -34,13 +25,12 @@ from corn.privacy import (
     is_proved,
 )
 from corn.privacy import account as measure
+from corn.privacy.accounting import group_agents
 from corn.privacy.floats import RESERVE
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 from corn.topology.files import read_matrix
 
 EXAMPLE = "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1"
-# A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
-ADVERSARY = ThreatModel().describe()
 
 
 def account(
@@ -58,126 +48,116 @@ def account(
     json: JsonOption = False,
 ) -> None:
     """Compute the noise that a privacy budget needs, or the privacy of given noise."""
-    if covariance is None:
-        _report_budget(budget.make(batch_size), as_json=json)
-        return
-    # One number each: a covariance has no promise per agent.
-    delta = _read_number("delta", budget.delta)
-    epsilon = _read_number("epsilon", budget.epsilon) if is_given(context, "epsilon") else None
     given = budget.make(batch_size)
-    if not given.is_uniform:
-        raise InvalidArgumentError(
-            f"--samples-per-agent must be one number with --covariance, found "
-            f"{budget.samples_per_agent}"
-        )
+    if covariance is None:
+        _report_budget(given, as_json=json)
+        return
+    if given.num_agents is not None:
+        raise InvalidArgumentError("a budget must be the same for all agents with --covariance")
+    epsilon, delta, query = given.promise
     R = read_matrix(covariance, name="a covariance")
-    loss = measure(R, given.query, num_steps=budget.steps)
-    _report_loss(loss, delta, epsilon, covariance, as_json=json)
+    loss = measure(R, query, num_steps=given.num_steps)
+    at_epsilon = epsilon if is_given(context, "epsilon") else None
+    _report_loss(loss, delta, at_epsilon, covariance, as_json=json)
 
 
 def _report_budget(budget: PrivacyBudget, *, as_json: bool) -> None:
     # The paper's calibrations are defined for one promise without subsampling only.
     is_plain = budget.is_uniform and not budget.query.is_subsampled
-    rows = list(ACCOUNTANTS) if is_plain else []
-    columns = _list_calibrations(budget)
-    calibrations = dict(zip(rows, collect_rows(columns, rows), strict=True))
+    rows = [_calibrate(budget, name) for name in ACCOUNTANTS] if is_plain else []
     caps = budget.precision_caps(len(budget.promises))
-    shown = caps[0] if budget.is_uniform else caps
+    cap = float(caps[0])
+    std = 1 / math.sqrt(cap)
+    # Where promises differ, a table below has the numbers of each.
+    labels = ("precision cap b", "noise std of an LDP agent") if budget.is_uniform else ("", "")
+    most = f"{round_bound_down(cap, 8)}   (largest [R⁻¹]_ii)"
+    kept = f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"
+    mu = budget.mu if is_plain else None
+    shown = round_up(mu or 0.0, 8)
     print_result(
         "",
         [
             Fact("promise", budget.describe(), "promise"),
-            *_query_facts(budget.promises[0].query),
+            *_query_facts(budget.queries[0]),
             Fact("epsilon", budget.epsilon),
             Fact("delta", budget.delta),
             Fact("num_steps", budget.num_steps),
-            Fact("mu", budget.mu, "μ of the whole run", round_up(budget.mu, 8))
-            if is_plain
-            else Fact("mu", None),
-            Fact(
-                "precision_cap",
-                shown,
-                # Where promises differ, a table below has the numbers of each.
-                "precision cap b" if budget.is_uniform else "",
-                f"{round_bound_down(caps[0], 8)}   (largest [R⁻¹]_ii)",
-            ),
+            Fact("mu", mu, "μ of the whole run" if is_plain else "", shown),
+            Fact("precision_cap", cap if budget.is_uniform else caps, labels[0], most),
             Fact(
                 "independent_noise_std",
-                1 / np.sqrt(shown),
-                "noise std of an LDP agent" if budget.is_uniform else "",
-                round_up(1 / math.sqrt(caps[0])),
+                std if budget.is_uniform else 1 / np.sqrt(caps),
+                labels[1],
+                round_up(std),
             ),
             *sampling_facts(budget),
-            Fact("calibrations", calibrations),
-            Fact(
-                "",
-                None,
-                "floating point",
-                f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it",
-            ),
+            Fact("calibrations", {row["calibration"]: row for row in rows}),
+            Fact("", None, "floating point", kept),
         ],
         as_json=as_json,
     )
     if as_json:
         return
     if not budget.is_uniform:
-        _print_promises(budget, caps)
+        _print_promises(budget)
     if rows:
-        print_rows("Noise of each calibration", columns, rows)
+        print_rows("Noise of each calibration", _CALIBRATIONS, rows)
 
 
-def _list_calibrations(budget: PrivacyBudget) -> list[Column[Accounting]]:
-    """Return what is computed for each accountant: its noise, and the exact ε of that noise."""
-    epsilon, delta, query = budget.promises[0]
-    participations = query.participations(budget.num_steps)
-
-    def mu(name: Accounting) -> float:
-        return ACCOUNTANTS[name].mu_from(epsilon, delta)
-
-    def noise_std(name: Accounting) -> float:
-        return budget.sensitivity * math.sqrt(participations) / mu(name)
-
-    def ratio(name: Accounting) -> float:
-        # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
-        quotient = gaussian.mu_from(epsilon, delta) / mu(name)
-        return quotient * quotient  # not ** 2, which raises where it should be infinite
-
-    def exact(name: Accounting) -> float:
-        # By the exact relation, whatever the accountant: this is what its noise really gives.
-        return gaussian.epsilon_from(mu(name), delta)
-
-    def verdict(name: Accounting) -> str:
-        if name == "gdp":
-            return "exact"
-        # The paper's constant is not proved for large ε (docs/theory.md).
-        if exact(name) > epsilon:
-            return f"VIOLATES ε = {write_exactly(epsilon)}"
-        wasted = f"wastes {ratio(name) - 1:.0%} noise variance"
-        return wasted if is_proof(name) else f"{wasted}; not proved at this ε"
-
-    def is_proof(name: Accounting) -> bool:
-        return name != "paper" or is_proved(epsilon, delta)
-
-    return [
-        Column("mu", mu),
-        Column("", str, "calibration", lambda name: f"{name} ({ACCOUNTANTS[name].description})"),
-        Column(
-            "independent_noise_std", noise_std, "LDP noise std", lambda n: round_up(noise_std(n))
-        ),
-        Column("variance_ratio", ratio, "variance", lambda name: f"{ratio(name):.3f} ×"),
-        Column("exact_epsilon", exact, "exact ε", lambda name: round_up(exact(name))),
-        Column("proved", is_proof),
-        Column("verdict", verdict, "verdict"),
-    ]
+def _calibrate(budget: PrivacyBudget, name: Accounting) -> dict[str, Any]:
+    """Return the noise of an accountant, and the ε that it really gives."""
+    epsilon, delta, query = budget.promise
+    mu = ACCOUNTANTS[name].mu_from(epsilon, delta)
+    # Noise variance is Δ²T/μ², so the ratio of variances is that of μ² the other way round.
+    quotient = gaussian.mu_from(epsilon, delta) / mu
+    ratio = quotient * quotient  # not ** 2, which raises where it should be infinite
+    # By the exact relation, whatever the accountant.
+    exact = gaussian.epsilon_from(mu, delta)
+    # The paper's constant is not proved for large ε (docs/theory.md).
+    is_proof = name != "paper" or is_proved(epsilon, delta)
+    verdict = f"wastes {ratio - 1:.0%} noise variance{'' if is_proof else '; not proved at this ε'}"
+    if exact > epsilon:
+        verdict = f"VIOLATES ε = {write_exactly(epsilon)}"
+    std = query.sensitivity * math.sqrt(query.participations(budget.num_steps)) / mu
+    return {
+        "calibration": name,
+        "mu": mu,
+        "independent_noise_std": std,
+        "variance_ratio": ratio,
+        "exact_epsilon": exact,
+        "verdict": "exact" if name == "gdp" else verdict,
+    }
 
 
-def _read_number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"--{name} must be one number with --covariance, found {text}"
-        ) from error
+_CALIBRATIONS: list[Column[dict[str, Any]]] = [
+    Column(
+        "",
+        lambda row: row["calibration"],
+        "calibration",
+        lambda name: f"{name} ({ACCOUNTANTS[name].description})",
+    ),
+    Column("", lambda row: row["independent_noise_std"], "LDP noise std", round_up),
+    Column("", lambda row: row["variance_ratio"], "variance", "{:.3f} ×".format),
+    Column("", lambda row: row["exact_epsilon"], "exact ε", round_up),
+    Column("", lambda row: row["verdict"], "verdict"),
+]
+
+
+def _print_promises(budget: PrivacyBudget) -> None:
+    """Print one row for each distinct promise, with the agents that have it."""
+    groups = group_agents(budget, len(budget.promises))
+    caps = budget.precision_caps(len(budget.promises))
+    print_rows(
+        "Each promise",
+        [
+            Column("", lambda row: list_some(row[1]), "agents"),
+            Column("", lambda row: row[0].epsilon, "ε", write_exactly),
+            Column("", lambda row: row[0].delta, "δ", write_exactly),
+            Column("", lambda row: caps[row[1][0]], "precision cap b", round_bound_down),
+            Column("", lambda row: 1 / math.sqrt(caps[row[1][0]]), "LDP noise std", round_up),
+        ],
+        groups.items(),
+    )
 
 
 def _report_loss(
@@ -191,23 +171,17 @@ def _report_loss(
         worst = {name: loss.worst_epsilon(delta, accounting=name) for name in names}
     epsilons = loss.epsilon(delta)
     deltas = None if epsilon is None else loss.delta(epsilon)
+    at = f"ε at δ = {write_exactly(delta)}"
+    noise = f"{source}, {len(loss.precision)} agents, {loss.num_steps} steps"
     print_result(
         "",
         [
-            Fact(
-                "covariance",
-                source,
-                "noise",
-                f"{source}, {len(loss.precision)} agents, {loss.num_steps} steps",
-            ),
+            Fact("covariance", source, "noise", noise),
             Fact("", None, "protects", f"{loss.query.protects} ({loss.query.recipe})"),
             *_query_facts(loss.query),
             Fact("num_steps", loss.num_steps),
             Fact("delta", delta),
-            *(
-                Fact("", None, f"ε at δ = {write_exactly(delta)}, {name}", _describe(value, loss))
-                for name, value in worst.items()
-            ),
+            *(Fact("", None, f"{at}, {name}", _describe(e, loss)) for name, e in worst.items()),
             Fact("worst_agent", loss.worst_agent),
             Fact("worst_epsilon", worst["gdp"]),
             Fact("worst_epsilon_by", worst),
@@ -218,27 +192,17 @@ def _report_loss(
         ],
         as_json=as_json,
     )
-    if not as_json:
-        _print_agents(loss, epsilons, delta, deltas, epsilon)
-
-
-def _print_agents(
-    loss: PrivacyLoss,
-    epsilons: FloatArray,
-    delta: float,
-    deltas: FloatArray | None,
-    epsilon: float | None,
-) -> None:
-    extra = [] if epsilon is None else [f"δ at ε = {write_exactly(epsilon)}"]
-    print_table(
-        "Each agent, by exact Gaussian DP",
-        ["agent", "[R⁻¹]_ii", f"ε at δ = {write_exactly(delta)}", *extra],
-        [
-            [str(i), round_up(precision), round_up(epsilons[i])]
-            + ([] if deltas is None else [round_up(deltas[i], 4)])
-            for i, precision in enumerate(loss.precision)
-        ],
-    )
+    if as_json:
+        return
+    columns: list[Column[int]] = [
+        Column("", lambda agent: agent, "agent"),
+        Column("", lambda agent: loss.precision[agent], "[R⁻¹]_ii", round_up),
+        Column("", lambda agent: epsilons[agent], at, round_up),
+    ]
+    if epsilon is not None and deltas is not None:
+        title = f"δ at ε = {write_exactly(epsilon)}"
+        columns.append(Column("", lambda agent: deltas[agent], title, round_up))
+    print_rows("Each agent, by exact accounting", columns, range(len(loss.precision)))
 
 
 def _describe(worst: float, loss: PrivacyLoss) -> str:
@@ -250,45 +214,10 @@ def _describe(worst: float, loss: PrivacyLoss) -> str:
 
 def _query_facts(query: ClippedQuery) -> list[Fact]:
     return [
-        Fact("unit", query.unit),
+        # A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
+        Fact("adversary", EAVESDROPPER.describe(), "against"),
+        Fact("sensitivity", query.sensitivity, "sensitivity Δ", f"{query.sensitivity:.6g}"),
         Fact("protects", query.protects),
         Fact("clipping", query.recipe),
-        Fact("adversary", ADVERSARY, "against"),
-        Fact("adjacency", query.adjacency),
-        Fact("clip", query.clip),
-        Fact("batch_size", query.batch_size),
-        Fact("sampling", query.sampling),
-        Fact("sampling_rate", query.sampling_rate),
-        Fact("steps_per_pass", query.steps_per_pass),
-        Fact("sensitivity", query.sensitivity, "sensitivity Δ", f"{query.sensitivity:.6g}"),
+        *(Fact(name, value) for name, value in asdict(query).items()),
     ]
-
-
-def _print_promises(budget: PrivacyBudget, caps: FloatArray) -> None:
-    """Print one row for each distinct promise, with the agents that have it."""
-    agents: dict[tuple[AgentPromise, float], list[int]] = {}
-    for agent, key in enumerate(zip(budget.promises, caps.tolist(), strict=True)):
-        agents.setdefault(key, []).append(agent)
-    print_table(
-        "Each promise",
-        ["agents", "ε", "δ", "sampling", "precision cap b", "LDP noise std"],
-        [
-            [
-                list_some(own),
-                write_exactly(promise.epsilon),
-                write_exactly(promise.delta),
-                _describe_sampling(promise.query),
-                round_bound_down(cap),
-                round_up(1 / math.sqrt(cap)),
-            ]
-            for (promise, cap), own in agents.items()
-        ],
-    )
-
-
-def _describe_sampling(query: ClippedQuery) -> str:
-    if query.sampling == "poisson":
-        return f"poisson, rate {query.sampling_rate:.4g}"
-    if query.sampling == "passes":
-        return f"passes of {query.steps_per_pass} steps"
-    return "every-step"

@@ -11,19 +11,18 @@ import typer
 
 from corn import learn
 from corn.checks import require
-from corn.cli.options import ColludersOption, JsonOption, parse_per_agent
+from corn.cli.options import ColludersOption, JsonOption, read_numbers
 from corn.cli.output import (
     Fact,
     format_count,
     print_note,
     print_result,
-    print_table,
     sampling_facts,
     working,
 )
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.learn.datasets import WorkloadName
-from corn.plan.advice import USUAL_CLIPS, USUAL_DISTANCE, Proposal, Prospect, TrainingScale, propose
+from corn.plan.advice import USUAL_CLIPS, Proposal, TrainingScale, propose
 from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
@@ -86,8 +85,8 @@ def advise(
         samples = samples or ",".join(map(str, problem.data.sizes))
     if samples is None:
         raise typer.BadParameter("give a public number of --samples of an agent")
-    given = parse_per_agent("--samples", samples, n, int)
-    sizes: tuple[int, ...] = given if isinstance(given, tuple) else (given,)
+    sizes = read_numbers("--samples", samples, int)
+    require(len(sizes) in (1, n), "--samples", f"one number or {n}", len(sizes))
     require(min(sizes) > 0, "--samples", "at least 1", min(sizes))
     scale = TrainingScale(
         num_agents=n,
@@ -99,8 +98,11 @@ def advise(
         unit=unit,
         clip=USUAL_CLIPS[unit] if clip is None else clip,
     )
+    # A single agent has nobody inside the network to fear.
+    usual = EAVESDROPPER if n == 1 else DEFAULT_THREAT
     with working("comparing settings"):
-        proposal = propose(network, scale, threat=_choose_threat(colluders, n))
+        threat = usual if colluders is None else ThreatModel(colluders)
+        proposal = propose(network, scale, threat=threat)
     learner = _list_options(task=task)
     commands = _write_commands(
         proposal, network.source, learner, largest=max(sizes), is_runnable=task is not None
@@ -111,13 +113,6 @@ def advise(
             f"this advice assumes a model of {_USUAL_PARAMETERS:,} parameters; "
             "--parameters or --task sets the number"
         )
-
-
-def _choose_threat(colluders: int | None, num_agents: int) -> ThreatModel:
-    # A single agent has nobody inside the network to fear.
-    if colluders is None and num_agents == 1:
-        return EAVESDROPPER
-    return DEFAULT_THREAT if colluders is None else ThreatModel(colluders)
 
 
 def _write_commands(
@@ -187,6 +182,10 @@ def _print(
     scale = proposal.scale
     prospect = proposal.prospect
     noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
+    norm = f"of norm {noise:.3g} in the agents' average gradient at each step"
+    start = f"{round_step_size(prospect.step_size):g}"
+    step_sizes = f"about {start}; corn train searches for it on public data"
+    server = f"{proposal.central_ratio:.3g} × its noise variance in the average model"
     print_result(
         f"advice for {scale.num_agents} agents on {network.source}, with "
         f"{format_count(scale.samples, 'sample')} each on average, and "
@@ -209,42 +208,20 @@ def _print(
             Fact("sampling_rate", proposal.budget.query.sampling_rate),
             Fact("num_steps", prospect.num_steps),
             *sampling_facts(proposal.budget),
-            Fact(
-                "step_size",
-                prospect.step_size,
-                "step sizes",
-                f"about {round_step_size(prospect.step_size):g}; corn train searches for it on "
-                "public data",
-            ),
+            Fact("step_size", prospect.step_size, "step sizes", step_sizes),
             Fact("precision_cap", proposal.budget.precision_cap),
-            Fact(
-                "noise_variance_of_average",
-                prospect.noise_variance,
-                "noise",
-                f"of norm {noise:.3g} in the agents' average gradient at each step",
-            ),
+            Fact("noise_variance_of_average", prospect.noise_variance, "noise", norm),
             Fact("excess", prospect.excess),
             Fact("mixing", network.mixing, "mixing", network.describe_mixing(prospect.num_steps)),
-            Fact(
-                "central_ratio",
-                proposal.central_ratio,
-                "of a trusted server",
-                f"{proposal.central_ratio:.3g} × its noise variance in the average model",
-            ),
+            Fact("central_ratio", proposal.central_ratio, "of a trusted server", server),
             Fact("prospects", [vars(own) for own in proposal.prospects]),
             Fact("commands", list(commands)),
         ],
         as_json=as_json,
     )
-    if as_json:
-        return
-    _print_prospects(proposal)
-    # Not in a table, which would break the lines.
-    typer.echo("\n".join(["Commands:", *commands]))
-    print_note(
-        "excess is a bound on the loss above the least one, for a convex problem whose solution is "
-        f"at distance {USUAL_DISTANCE:g}: for choosing between settings, not a forecast"
-    )
+    if not as_json:
+        # Not in a table, which would break the lines.
+        typer.echo("\n".join(["Commands:", *commands]))
 
 
 def _describe(proposal: Proposal) -> str:
@@ -263,24 +240,3 @@ def _describe_batches(proposal: Proposal, sizes: Sequence[int]) -> tuple[str, ..
     rate = proposal.prospect.batch_size / proposal.scale.samples
     ends = f"{rate * min(sizes):.3g} to {rate * max(sizes):.3g}"
     return "expected batches", f"{ends}, in proportion to samples, all at rate {rate:.4g}"
-
-
-def _print_prospects(proposal: Proposal) -> None:
-    """Print the excess of all steps and batches, where it stops falling to the right and below."""
-    sizes = sorted({own.batch_size for own in proposal.prospects})
-    found: dict[tuple[int, ...], Prospect] = {
-        (own.num_steps, own.batch_size): own for own in proposal.prospects
-    }
-    steps = sorted({own.num_steps for own in proposal.prospects})
-    chosen = proposal.prospect.num_steps, proposal.prospect.batch_size
-
-    def mark(*at: int) -> str:
-        if at not in found:
-            return ""
-        return f"{found[at].excess:.3g}" + ("*" if at == chosen else "")
-
-    print_table(
-        "Excess by steps T and batch size B; * is proposed",
-        ["T", *(f"B = {size}" for size in sizes)],
-        [[str(T), *(mark(T, B) for B in sizes)] for T in steps],
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,11 @@ import typer
 
 from corn import distributed, learn
 from corn.cli.learning import (
-    LEARNING,
     LearningOptions,
     read_consortium,
     refuse_options_of_plan,
 )
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, in_agents, in_learning
 from corn.cli.output import print_json
 from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
@@ -30,7 +30,8 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology.graphs import look_up_agents
 
-_MONITORING = "Monitoring"
+in_place = partial(typer.Option, rich_help_panel="Rendezvous")
+in_monitoring = partial(typer.Option, rich_help_panel="Monitoring")
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,13 @@ class MonitoringOptions:
 
     log_format: Annotated[
         LogFormat,
-        typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
+        in_monitoring(help="Log lines as text or as JSON."),
     ] = "text"
     status: Annotated[
         str | None,
-        typer.Option(
+        in_monitoring(
             help="HOST:PORT to serve /healthz, /metrics (Prometheus) and a status page at. With "
-            "corn launch, agent I uses PORT + I.",
-            rich_help_panel=_MONITORING,
+            "corn launch, agent I uses PORT + I."
         ),
     ] = None
 
@@ -58,68 +58,55 @@ class MonitoringOptions:
 
 EXAMPLE = "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
 
-AGENTS = "Agents"
-_PLACE = "Rendezvous"
-
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options of a run, the same for ``corn agent`` and ``corn launch``."""
 
-    step_size: Annotated[float, typer.Option(help="First step size.", rich_help_panel=LEARNING)] = (
-        0.1
-    )
+    step_size: Annotated[float, in_learning(help="First step size.")] = 0.1
     on_dropout: Annotated[
         DropoutPolicy | None,
-        typer.Option(
+        in_agents(
             help="When an agent is lost, the rest replan their noise for the surviving graph, or "
-            "stop. (Default: replan where the seeds allow it, else stop.)",
-            rich_help_panel=AGENTS,
+            "stop. (Default: replan where the seeds allow it, else stop.)"
         ),
     ] = None
     timeout: Annotated[
         float,
-        typer.Option(
-            min=0.1,
-            help="Seconds without a message after which a neighbour is considered lost.",
-            rich_help_panel=AGENTS,
+        in_agents(
+            min=0.1, help="Seconds without a message after which a neighbour is considered lost."
         ),
     ] = 60.0
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Continue from the newest step of which every agent has a checkpoint.",
-            rich_help_panel=AGENTS,
+        in_agents(
+            "--resume", help="Continue from the newest step of which every agent has a checkpoint."
         ),
     ] = False
 
     device: Annotated[
         str,
-        typer.Option(
+        in_learning(
             help="Device of torch for gradients, such as cuda:0. Noise and messages stay on the "
-            "CPU. Agents may have different ones.",
-            rich_help_panel=LEARNING,
+            "CPU. Agents may have different ones."
         ),
     ] = "cpu"
     require: Annotated[
         list[str] | None,
-        typer.Option(
+        in_agents(
             metavar="NAME=VALUE",
             help="Refuse to start unless the plan meets this: unit, adjacency, insiders (at "
             "least), steps (at most), epsilon (at most), and total-epsilon (at most, of all "
             "releases of an agent's data under this and other plans), both at delta (1e-5 unless "
             "given). Can be given several times.",
-            rich_help_panel=AGENTS,
         ),
     ] = None
     other_keys: Annotated[
         list[Path] | None,
-        typer.Option(
+        in_agents(
             envvar="CORN_OTHER_KEYS",
             help="Another folder of keys whose agents of the same numbers have the same data; its "
             "ledgers count towards the total. Can be given several times.",
-            rich_help_panel=AGENTS,
         ),
     ] = None
 
@@ -188,67 +175,49 @@ def agent(
     run: RunOptions,
     keys: Annotated[
         Path,
-        typer.Option(
-            envvar="CORN_KEYS",
-            help="Folder of agent-I.key, roster.json and the ledger.",
-            rich_help_panel=AGENTS,
-        ),
+        in_agents(envvar="CORN_KEYS", help="Folder of agent-I.key, roster.json and the ledger."),
     ],
     neighbours: Annotated[
         str | None,
-        typer.Option(
+        in_agents(
             help="This agent's neighbours, such as 1,4,7, by name or number as in roster.json "
-            "(for a request only).",
-            rich_help_panel=AGENTS,
+            "(for a request only)."
         ),
     ] = None,
     name: Annotated[
         str,
-        typer.Option(
-            "--agent",
-            help="This agent's name in the plan or the consortium file, or its number.",
-            rich_help_panel=_PLACE,
+        in_place(
+            "--agent", help="This agent's name in the plan or the consortium file, or its number."
         ),
     ],
     store: Annotated[
         str | None,
-        typer.Option(
+        in_place(
             help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it. "
-            "(Default: that of the consortium file.)",
-            rich_help_panel=_PLACE,
+            "(Default: that of the consortium file.)"
         ),
     ] = None,
     wait: Annotated[
         float,
-        typer.Option(
-            min=0.1,
-            help="Seconds within which all agents must have started.",
-            rich_help_panel=_PLACE,
-        ),
+        in_place(min=0.1, help="Seconds within which all agents must have started."),
     ] = 600.0,
     listen: Annotated[
         str | None,
-        typer.Option(
+        in_place(
             help=f"ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
             f"address, or {DEFAULT_PORT}, at the address that leads to the store; on the loopback "
-            "address any free port.)",
-            rich_help_panel=_PLACE,
+            "address any free port.)"
         ),
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            help="HOST:PORT under which neighbours reach --listen, behind NAT or in a container.",
-            rich_help_panel=_PLACE,
+        in_place(
+            help="HOST:PORT under which neighbours reach --listen, behind NAT or in a container."
         ),
     ] = None,
     rejoin: Annotated[
         bool,
-        typer.Option(
-            "--rejoin",
-            help="Join a run under way that lost this agent.",
-            rich_help_panel=_PLACE,
-        ),
+        in_place("--rejoin", help="Join a run under way that lost this agent."),
     ] = False,
     out: Annotated[
         Path,

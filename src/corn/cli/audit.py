@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption
+from corn.cli.options import JsonOption, refuse_given
 from corn.cli.output import (
     Column,
     Fact,
@@ -20,18 +21,16 @@ from corn.cli.output import (
     print_rows,
     progress,
 )
-from corn.errors import InvalidArgumentError
 from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
 from corn.privacy.rounding import round_bound_down, round_up, write_exactly
 from corn.topology.graphs import label_agent
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
-    from corn.audit import AuditReport, Finding, View
+    from corn.audit import AuditReport, Finding
     from corn.audit.checks import MessageCheck
 
-_ONE_RUN = "One run"
-_TRIALS = 10_000
+in_one_run = partial(typer.Option, rich_help_panel="One run")
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
 _TARGETS = {
@@ -41,27 +40,8 @@ _TARGETS = {
 EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """The training run of ``--one-run``."""
-
-    one_run: Annotated[
-        bool,
-        typer.Option(
-            "--one-run",
-            help="Audit one training run with many canaries in the data (plans for samples).",
-            rich_help_panel=_ONE_RUN,
-        ),
-    ] = False
-    task: Annotated[WorkloadName, typer.Option(help="Task to learn.", rich_help_panel=_ONE_RUN)] = (
-        "digits"
-    )
-    canaries: Annotated[
-        int, typer.Option(min=10, help="Samples to insert or not.", rich_help_panel=_ONE_RUN)
-    ] = 500
-
-
 def audit(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")],
     *,
     view: Annotated[
@@ -75,9 +55,9 @@ def audit(
         str | None,
         typer.Option(help="Name or number of the agent with the canary. (Default: each in turn.)"),
     ] = None,
-    trials: Annotated[int, typer.Option(min=100, help="Trials of each of the two data sets.")] = (
-        _TRIALS
-    ),
+    trials: Annotated[
+        int, typer.Option(min=100, help="Trials of each of the two data sets.")
+    ] = 10_000,
     through: Annotated[
         Literal["shares", "step"] | None,
         typer.Option(
@@ -86,31 +66,34 @@ def audit(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
-    training: TrainingOptions,
+    one_run: Annotated[
+        bool,
+        in_one_run(
+            "--one-run",
+            help="Audit one training run with many canaries in the data (plans for samples).",
+        ),
+    ] = False,
+    task: Annotated[WorkloadName, in_one_run(help="Task to learn.")] = "digits",
+    canaries: Annotated[int, in_one_run(min=10, help="Samples to insert or not.")] = 500,
     json: JsonOption = False,
 ) -> None:
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
     from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
 
-    if training.one_run:
-        given = {
-            "--victim": victim is not None,
-            "--trials": trials != _TRIALS,
-            "--through": through is not None,
-        }
-        if any(given.values()):
-            names = ", ".join(name for name, is_given in given.items() if is_given)
-            raise InvalidArgumentError(f"{names} must be left out with --one-run")
-    elif training != TrainingOptions():
-        raise InvalidArgumentError("--task and --canaries need --one-run")
+    if one_run:
+        why = "must be left out with --one-run"
+        refuse_given(context, ("victim", "trials", "through"), why)
+    else:
+        refuse_given(context, ("task", "canaries"), "needs --one-run")
     plan = load_plan(path)
     agents = plan.network.agent_names
-    if training.one_run:
-        attacker = None if view == "worst" else read_view(view, agents)
-        _audit_one_run(path, plan, training, attacker, seed, json)
+    attacker = None if view == "worst" else read_view(view, agents)
+    if one_run:
+        settings = {"num_canaries": canaries, "view": attacker, "seed": seed}
+        _audit_one_run(path, plan, task, settings, as_json=json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
-    settings = AuditSettings(
+    chosen = AuditSettings(
         through or ("shares" if plan.budget.unit == "agent" else "step"),
         num_trials=trials,
         seed=seed,
@@ -120,8 +103,8 @@ def audit(
         victims=(
             None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
         ),
-        view=None if view == "worst" else read_view(view, agents),
-        settings=settings,
+        view=attacker,
+        settings=chosen,
         track=lambda pairs: progress(pairs, "attacking"),
     )
     # An audit that finds nothing might be too weak. Beyond the threat it should find something.
@@ -133,7 +116,7 @@ def audit(
             plan,
             victims=[weakest.victim],
             view=weakest.view,
-            settings=replace(settings, through="shares"),
+            settings=replace(chosen, through="shares"),
         ).findings
     _print(plan, report, beyond, as_json=json)
     # After the table, so that the last lines say what failed.
@@ -149,32 +132,25 @@ def audit(
 
 
 def _audit_one_run(
-    path: Path,
-    plan: Plan,
-    training: TrainingOptions,
-    view: View | None,
-    seed: int,
-    json: bool,
+    path: Path, plan: Plan, task: str, settings: dict[str, Any], *, as_json: bool
 ) -> None:
     from corn import learn
     from corn.audit import View, audit_training
 
     report = audit_training(
         plan,
-        learn.Workload(training.task, partition="iid").build(plan.num_agents),
+        learn.Workload(task, partition="iid").build(plan.num_agents),
         schedule=learn.make_schedule(_STEP_SIZE),
-        num_canaries=training.canaries,
-        view=view,
-        seed=seed,
         track=lambda steps: progress(steps, "training"),
+        **settings,
     )
-    attacker = (view or View()).describe()
+    attacker = (settings["view"] or View()).describe()
     certified = round_bound_down(report.epsilon, 3)
     print_result(
         f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
         [
             Fact("promise", plan.budget.describe(), "promise"),
-            Fact("task", training.task),
+            Fact("task", task),
             Fact("view", attacker, "attacker"),
             Fact("violated", report.violated),
             Fact(
@@ -198,7 +174,7 @@ def _audit_one_run(
             Fact("delta", report.delta),
             Fact("confidence", report.confidence),
         ],
-        as_json=json,
+        as_json=as_json,
     )
     if report.violated:
         print_error(
@@ -260,56 +236,33 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
 
 
 def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
-    def gaussian(one: Finding) -> str:
-        bound = one.gaussian_epsilon
-        return "" if bound is None else f"≥ {round_bound_down(bound, 4)}"
+    def interval(one: Finding) -> str:
+        return f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}"
 
     return [
-        Column(
-            "victim", lambda one: one.victim, "victim", lambda one: label_agent(names, one.victim)
-        ),
+        Column("victim", lambda one: one.victim, "victim", lambda own: label_agent(names, own)),
         Column("view", lambda one: one.view.describe(), "attacker"),
         Column("coalition", lambda one: one.view.coalition),
         Column("is_promised", lambda one: one.is_promised),
-        Column(
-            "promised_epsilon",
-            lambda one: one.promise.epsilon,
-            "promised ε",
-            lambda one: round_up(one.promise.epsilon),
-        ),
+        Column("promised_epsilon", lambda one: one.promise.epsilon, "promised ε", round_up),
         Column("delta", lambda one: one.promise.delta),
-        Column(
-            "certified_epsilon",
-            lambda one: one.certified_epsilon,
-            "certified ε",
-            lambda one: f"≥ {round_bound_down(one.certified_epsilon, 3)}",
-        ),
-        Column("gaussian_epsilon", lambda one: one.gaussian_epsilon, "Gaussian ε", gaussian),
-        Column(
-            "promised_mu",
-            lambda one: one.promise.mu,
-            "promised μ",
-            lambda one: round_up(one.promise.mu, 4),
-        ),
+        Column("certified_epsilon", lambda one: one.certified_epsilon, "certified ε", _bound),
+        Column("gaussian_epsilon", lambda one: one.gaussian_epsilon, "Gaussian ε", _bound),
+        Column("promised_mu", lambda one: one.promise.mu, "promised μ", lambda mu: round_up(mu, 4)),
         Column("exact_mu", lambda one: one.exact_mu),
-        Column(
-            "mu",
-            lambda one: one.mu.estimate,
-            "measured μ",
-            lambda one: f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
-        ),
+        Column("mu", lambda one: one.mu.estimate),
+        Column("", interval, "measured μ"),
         Column("mu_low", lambda one: one.mu.low),
         Column("mu_high", lambda one: one.mu.high),
-        Column("auc", lambda one: one.auc, "AUC", lambda one: f"{one.auc:.3f}"),
-        Column(
-            "true_positives_at_1_percent",
-            lambda one: one.power,
-            "TPR 1 %",
-            lambda one: f"{one.power:.3f}",
-        ),
+        Column("auc", lambda one: one.auc, "AUC", "{:.3f}".format),
+        Column("true_positives_at_1_percent", lambda one: one.power, "TPR 1 %", "{:.3f}".format),
         Column("verdict", lambda one: one.verdict, "verdict"),
         Column("excess", lambda one: one.excess),
     ]
+
+
+def _bound(epsilon: float | None) -> str:
+    return "" if epsilon is None else f"≥ {round_bound_down(epsilon, 3)}"
 
 
 def _tell(found: MessageCheck | None) -> str:

@@ -18,6 +18,7 @@ from corn.cli.options import (
     NoiseOptions,
     PlotOption,
     PlotStyleOption,
+    read_numbers,
 )
 from corn.cli.output import (
     KAPPA,
@@ -27,24 +28,21 @@ from corn.cli.output import (
     describe_reference,
     format_count,
     format_kappa,
+    is_open_to_insiders,
     print_note,
     print_result,
     print_rows,
-    print_written,
-    strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
 )
 from corn.covariance import Design, Mechanism, Objective, ThreatModel, design, read_mechanisms
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, spectrum
 from corn.topology.mixing import UNMIXED
 
 EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
-WORTHLESS = 0.99
-"""Share of LDP's noise energy above which a design is not worth its shared seeds."""
 _COMPARED = "corn,ldp,decor,zero-sum,central,none"
 _REFERENCES = ("central", "none", "unclipped")
 
@@ -111,22 +109,23 @@ def compare(
     # A single agent has nobody inside the network to fear.
     listed = colluders or ("1,0" if network.num_agents > 1 else "0")
     threats = [
-        ThreatModel(count, kind)
-        for count in map(_read_number, _split(listed, "--colluders"))
-        for kind in _split(seeds, "--seeds")
+        ThreatModel(count, kind.strip())
+        for count in read_numbers("--colluders", listed, int)
+        for kind in seeds.split(",")
     ]
     chosen = read_mechanisms(mechanism or _COMPARED)
     with working("designing the noise"):
         rows = _design_all(network, promise, objective, chosen, threats)
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     best = rows[0].result
-    if best.precision is not None:
-        warn_of_insiders(best.decomposition, best.threat, mechanism=best.mechanism)
+    if best.precision is not None and is_open_to_insiders(best.decomposition, best.threat):
+        warn_of_insiders([rows[0].mechanism])
     warn_of_large_disagreement(best.disagreement_ratio)
     if plot:
         _draw(network, promise, rows, plot, plot_style)
     _print(network, promise, objective, rows, ldp, as_json=json)
-    print_written(plot)
+    if plot:
+        print_note(f"wrote {plot}")
 
 
 def _design_all(
@@ -164,29 +163,6 @@ def _group_of(row: ComparedDesign) -> int:
     return -1 if row.mechanism in _REFERENCES else row.result.threat.max_colluders
 
 
-def _find_gap(row: ComparedDesign, rows: Sequence[ComparedDesign]) -> float:
-    """Return how far a row is above the best against its adversary, as a share of the best."""
-    result = row.result
-    if row.mechanism != "ldp":
-        return result.gap
-    # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds for
-    # LDP too: noise without seeds is a split over any seeds.
-    bounds = [other.result.lower_bound for other in rows if other.mechanism == "corn"]
-    return max(result.value / max([result.lower_bound, *bounds]) - 1, 0.0)
-
-
-def _remark(row: ComparedDesign, ldp: Design) -> str:
-    result = row.result
-    if row.mechanism != "corn":
-        return ""
-    if len(result.precision_caps) > 1 and result.value >= WORTHLESS * ldp.value:
-        has_pairs = row.seeds == "pairs" or not result.threat.max_colluders
-        return "no better than LDP" + ("" if has_pairs else ": try --seeds pairs")
-    if result.status == "loose bound":
-        return f"proved only to be within {result.gap:.0%} of the best"
-    return "" if result.status == "optimal" else result.status
-
-
 def _print(
     network: Network,
     budget: PrivacyBudget,
@@ -199,6 +175,7 @@ def _print(
     is_gossip = network.mixing == "gossip"
     columns = _list_columns(rows, ldp, is_gossip=is_gossip)
     measure = "energy" if is_gossip else ""
+    whom = "an eavesdropper who sees every message, and insiders as listed"
     print_result(
         f"{network.source}, {network.num_agents} agents",
         [
@@ -208,13 +185,7 @@ def _print(
             Fact("weights", network.weights),
             Fact("gossip", str(network.gossip)),
             Fact("promise", budget.describe(), "promise"),
-            *(Fact("", None, *fact) for fact in strictest_facts(budget, network.agent_names)),
-            Fact(
-                "",
-                None,
-                "against",
-                "an eavesdropper who sees every message, and insiders as listed",
-            ),
+            Fact("", None, "against", whom),
             Fact("", None, "average × server", describe_reference(budget)),
             Fact("", None, "κ" if is_gossip else "", KAPPA),
             Fact("objective", objective.describe(), measure, f"Tr(A R), {objective.describe()}"),
@@ -260,67 +231,56 @@ def _list_columns(
 ) -> list[Column[ComparedDesign]]:
     from corn.report.figures import SHORT_NAMES
 
-    def gap(row: ComparedDesign) -> float:
-        return _find_gap(row, rows)
+    bounds = [row.result.lower_bound for row in rows if row.mechanism == "corn"]
 
-    has_remarks = any(_remark(row, ldp) for row in rows)
+    def gap(row: ComparedDesign) -> float | None:
+        if row.mechanism in _REFERENCES:
+            return None
+        if row.mechanism != "ldp":
+            return row.result.gap
+        # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds
+        # for LDP too: noise without seeds is a split over any seeds.
+        return max(row.result.value / max([row.result.lower_bound, *bounds]) - 1, 0.0)
+
     return [
+        Column("mechanism", lambda r: r.mechanism),
+        Column("", lambda r: SHORT_NAMES.get(r.mechanism, r.mechanism), "mechanism"),
+        Column("seeds", lambda r: r.result.threat.seeds),
+        Column("", lambda r: r.seeds, "seeds"),
+        Column("max_colluders", lambda r: r.result.threat.max_colluders),
         Column(
-            "mechanism",
-            lambda row: row.mechanism,
-            "mechanism",
-            lambda row: SHORT_NAMES.get(row.mechanism, row.mechanism),
+            "central_ratio", lambda r: r.result.central_ratio, "average × server", "{:.3f}".format
         ),
-        Column("seeds", lambda row: row.result.threat.seeds, "seeds", lambda row: row.seeds),
-        Column("max_colluders", lambda row: row.result.threat.max_colluders),
-        Column(
-            "central_ratio",
-            lambda row: row.result.central_ratio,
-            "average × server",
-            lambda row: f"{row.result.central_ratio:.3f}",
-        ),
-        Column("weighted_central_ratio", lambda row: row.result.weighted_central_ratio),
-        Column("value", lambda row: row.result.value),
-        Column("normalized_value", lambda row: row.result.normalized_value),
-        Column("normalized_lower_bound", lambda row: row.result.normalized_lower_bound),
+        Column("weighted_central_ratio", lambda r: r.result.weighted_central_ratio),
+        Column("value", lambda r: r.result.value),
+        Column("normalized_value", lambda r: r.result.normalized_value),
+        Column("normalized_lower_bound", lambda r: r.result.normalized_lower_bound),
         Column(
             "ratio_to_ldp",
-            lambda row: row.result.value / ldp.value,
+            lambda r: r.result.value / ldp.value,
             "energy × LDP" if is_gossip else "",
-            lambda row: f"{row.result.value / ldp.value:.4f}",
+            "{:.4f}".format,
         ),
         Column(
             "disagreement_ratio",
-            lambda row: row.result.disagreement_ratio,
+            lambda r: r.result.disagreement_ratio,
             "κ" if is_gossip else "",
-            lambda row: format_kappa(row.result.disagreement_ratio),
+            format_kappa,
         ),
-        Column(
-            "gap",
-            gap,
-            "above the best",
-            lambda row: "" if row.mechanism in _REFERENCES else _format_gap(gap(row)),
-        ),
-        Column("status", lambda row: row.result.status),
-        Column("max_noise_std", lambda row: float(row.result.noise_std.max())),
-        Column(
-            "max_streams",
-            lambda row: max(row.result.decomposition.count_streams()),
-            "per agent",
-            lambda row: _format_streams(row.result),
-        ),
-        Column("max_masks", lambda row: row.result.decomposition.most_masks),
-        Column(
-            "adversary",
-            lambda row: row.result.adversary,
-            "holds against",
-            lambda row: row.adversary,
-        ),
-        Column("remark", lambda row: _remark(row, ldp), "remark" if has_remarks else ""),
+        Column("gap", gap, "above the best", _format_gap),
+        Column("status", lambda r: r.result.status),
+        Column("max_noise_std", lambda r: float(r.result.noise_std.max())),
+        Column("max_streams", lambda r: max(r.result.decomposition.count_streams())),
+        Column("max_masks", lambda r: r.result.decomposition.most_masks),
+        Column("", lambda r: _format_streams(r.result), "per agent"),
+        Column("adversary", lambda r: r.result.adversary),
+        Column("", lambda r: r.adversary, "holds against"),
     ]
 
 
-def _format_gap(gap: float) -> str:
+def _format_gap(gap: float | None) -> str:
+    if gap is None:
+        return ""
     return f"{gap:.1e}" if gap < 1e-3 else f"{gap:.1%}"
 
 
@@ -351,19 +311,3 @@ def _draw(
     with figure_style(style):
         figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
         save_figure(figure, path)
-
-
-def _split(text: str, option: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise InvalidArgumentError(f"{option} must name something, found {text!r}")
-    return parts
-
-
-def _read_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"--colluders must be whole numbers separated by commas, found {text!r}"
-        ) from error

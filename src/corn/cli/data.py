@@ -8,13 +8,7 @@ import typer
 
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note, print_table
-from corn.learn.datasets import (
-    DOWNLOADABLE,
-    EMBEDDED,
-    cache_directory,
-    fetch_dataset,
-    is_cached,
-)
+from corn.learn.datasets import DOWNLOADABLE, EMBEDDED, cache_directory, fetch_dataset, is_cached
 
 EXAMPLE = "corn data list"
 
@@ -35,40 +29,18 @@ def data(
     json: JsonOption = False,
 ) -> None:
     """Get and list data sets, in $CORN_DATA or the user's cache."""
-    if action == "list":
-        _list(json)
-        return
-    if name is None:
-        raise typer.BadParameter(f"must be one of {', '.join(DOWNLOADABLE)}", param_hint="NAME")
-    where = fetch_dataset(name, source=source)
-    if json:
-        print_json({"name": name, "directory": where})
-    else:
+    if action == "get":
+        # Without a name the error lists all.
+        where = fetch_dataset(name or "", source=source)
+        if json:
+            print_json({"name": name, "directory": where})
         print_note(f"{name} is in {where}; its checksums are correct")
-
-
-def _list(json: bool) -> None:
-    known: list[dict[str, object]] = [
-        {
-            "name": name,
-            "present": is_cached(dataset),
-            "description": dataset.description,
-        }
-        for name, dataset in DOWNLOADABLE.items()
-    ]
-    known += [
-        {"name": name, "present": True, "description": description}
-        for name, description in EMBEDDED.items()
-    ]
-    if json:
-        print_json({"directory": cache_directory(), "datasets": known})
         return
-    rows = [
-        [
-            str(entry["name"]),
-            "yes" if entry["present"] else f"no: corn data get {entry['name']}",
-            str(entry["description"]),
-        ]
-        for entry in known
-    ]
+    known = {name: (is_cached(own), own.description) for name, own in DOWNLOADABLE.items()}
+    known |= {name: (True, description) for name, description in EMBEDDED.items()}
+    if json:
+        listed = [{"name": n, "present": p, "description": d} for n, (p, d) in known.items()]
+        print_json({"directory": cache_directory(), "datasets": listed})
+        return
+    rows = [[n, "yes" if p else f"no: corn data get {n}", d] for n, (p, d) in known.items()]
     print_table(f"Data sets in {cache_directory()}", ["name", "present", "content"], rows)

@@ -13,7 +13,7 @@ import typer
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
-from corn.files import writing_whole
+from corn.files import write_file
 from corn.topology import load_network
 
 EXAMPLE = "corn explore --graph ring:12 --out explorer.html --no-open"
@@ -38,26 +38,15 @@ def explore(
     The page is one file. It needs no server and no network, and it sends nothing anywhere.
     """
     # Imported here, because Matplotlib's package takes a second that other commands save.
-    from corn.report.explorer import MOST_AGENTS, write_page
+    from corn.report.explorer import write_page
 
     if out.suffix not in (".html", ".htm"):
         raise FileFormatError(f"{out}: the page's name must end in .html")
-    page = write_page(None if graph is None else load_network(graph, mixing="sum"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # A browser that has the page open never reads half of it.
-    with writing_whole(out) as partial:
-        partial.write_text(page, encoding="utf-8")
-    opened = open_page and _open(out)
-    if json:
-        print_json({"page": out, "graph": graph, "opened": opened, "max_agents": MOST_AGENTS})
-    note = "" if opened else "; open it in a browser"
-    print_note(f"wrote {out}{note}")
-
-
-def _open(page: Path) -> bool:
-    """Open the page in a browser with windows, and return whether there is one."""
+    write_file(out, write_page(None if graph is None else load_network(graph, mixing="sum")))
     # Without a display, Python would start a browser in this very terminal.
     has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if sys.platform == "linux" and not has_display:
-        return False
-    return webbrowser.open(page.resolve().as_uri())
+    can_open = open_page and (sys.platform != "linux" or has_display)
+    opened = can_open and webbrowser.open(out.resolve().as_uri())
+    if json:
+        print_json({"page": out, "graph": graph, "opened": opened})
+    print_note(f"wrote {out}{'' if opened else '; open it in a browser'}")

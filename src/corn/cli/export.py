@@ -11,7 +11,7 @@ import typer
 from corn import learn
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_line, print_note
-from corn.files import writing_whole
+from corn.files import write_file
 
 EXAMPLE = "corn export out/run --to onnx --out model.onnx"
 
@@ -48,10 +48,7 @@ def export(
         model.save(file)
     else:
         text = json_module.dumps(model.to_json(), indent=1, ensure_ascii=False) + "\n"
-        content = text.encode() if to == "json" else model.to_onnx()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with writing_whole(file) as partial:
-            partial.write_bytes(content)
+        write_file(file, text if to == "json" else model.to_onnx())
     line = _show_use(model, to, file)
     if json:
         print_json({"file": file, "format": to, "use": line, **model.describe()})

@@ -10,9 +10,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption, is_given
-from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
-from corn.covariance import ThreatModel
+from corn.cli.options import JsonOption, refuse_given
+from corn.cli.output import (
+    Column,
+    print_error,
+    print_facts,
+    print_json,
+    print_note,
+    print_rows,
+    progress,
+)
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import require_private
 from corn.learn.consortium import load_consortium
@@ -26,8 +33,9 @@ from corn.noise import (
     save_identity,
     save_roster,
 )
-from corn.noise.ledger import ReleaseHistory, describe_total, find_agents
+from corn.noise.ledger import ReleaseHistory, find_agents
 from corn.plan import load_plan
+from corn.privacy.budget import describe_adversary
 from corn.privacy.composition import compose_expenses
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology.graphs import look_up_agents
@@ -41,6 +49,7 @@ _OPTIONS = {
     "show": (),
     "ledger": ("agent", "delta"),
 }
+_ALL_OPTIONS = ("agent", "agents", "out", "delta")
 _NAMING = (".corn", ".toml")
 
 
@@ -85,9 +94,8 @@ def keys(
     json: JsonOption = False,
 ) -> None:
     """Make keys and the roster, replace a key, or add up ledgers; exit 1 if a ledger is lost."""
-    for name in ("agent", "agents", "out", "delta"):
-        if is_given(context, name) and name not in _OPTIONS[action]:
-            raise typer.BadParameter(f"does not belong to {action}", param_hint=f"--{name}")
+    others = [name for name in _ALL_OPTIONS if name not in _OPTIONS[action]]
+    refuse_given(context, others, f"does not belong to {action}")
     files = [path for path in folders if path.suffix in _NAMING]
     rest = [path for path in folders if path not in files]
     if (len(rest) != 1 and (action != "ledger" or not rest)) or len(files) > 1:
@@ -276,7 +284,7 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
                 "unit": budget.unit,
                 "protects": f"{expense.query.protects} ({expense.query.recipe})",
                 "max_colluders": colluders,
-                "adversary": ThreatModel(colluders).describe(),
+                "adversary": describe_adversary(colluders),
                 "releases": expense.num_releases,
                 "planned_steps": budget.num_steps,
                 "precision": expense.precision,
@@ -291,10 +299,7 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
     return {
         "agent": history.agent,
         "plans": plans,
-        **{
-            name: asdict(total) | {"relation": total.relation, "statement": describe_total(total)}
-            for name, total in totals.items()
-        },
+        **{name: asdict(total) | {"statement": total.describe()} for name, total in totals.items()},
         "is_lower_bound": bool(history.problems),
         "problems": history.problems,
     }
@@ -308,45 +313,37 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
         return names[agent] if agent < len(names) else str(agent)
 
     plans = [(own["agent"], plan) for own in agents for plan in own["plans"]]
-    print_table(
-        f"releases under each plan, and their ε by themselves at δ = {delta}",
-        ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", ""],
-        [
-            [
-                name(agent),
-                plan["plan"][:16],
-                plan["unit"],
-                str(plan["max_colluders"]),
-                f"{plan['releases']} of {plan['planned_steps']}",
-                round_up(plan["epsilon"]),
-                round_up_range(plan["promised_epsilon"]),
-                "running" * plan["is_running"]
-                if plan["is_count_known"]
-                else "damaged, counted in full",
-            ]
-            for agent, plan in plans
-        ],
+    plan_columns: list[Column[tuple[int, dict[str, Any]]]] = [
+        Column("", lambda row: name(row[0]), "agent"),
+        Column("", lambda row: row[1]["plan"][:16], "plan"),
+        Column("", lambda row: row[1]["unit"], "unit"),
+        Column("", lambda row: row[1]["max_colluders"], "insiders"),
+        Column("", lambda row: f"{row[1]['releases']} of {row[1]['planned_steps']}", "releases"),
+        Column("", lambda row: row[1]["epsilon"], "ε alone", round_up),
+        Column("", lambda row: row[1]["promised_epsilon"], "promised", round_up_range),
+        Column("", lambda row: _describe_state(row[1]), "state"),
+    ]
+    print_rows(
+        f"releases under each plan, and their ε by themselves at δ = {delta}", plan_columns, plans
     )
     meanings = {
         plan["plan"][:16]: f"{plan['protects']}, against {plan['adversary']}" for _, plan in plans
     }
     if meanings:
         print_facts("what each plan protects", meanings.items())
-    print_table(
-        f"total ε of all plans at δ = {delta}",
-        ["agent", "total ε", "unit", "insiders", "ε of the agent's whole data"],
-        [
-            [
-                name(own["agent"]),
-                # A lost ledger hides releases, so the sum of the others is no upper bound.
-                "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
-                own["total"]["unit"],
-                str(own["total"]["max_colluders"] or 0) if own["plans"] else "",
-                round_up(own["agent_total"]["epsilon"]),
-            ]
-            for own in agents
-        ],
-    )
+    # A lost ledger hides releases, so the sum of the others is no upper bound.
+    columns: list[Column[dict[str, Any]]] = [
+        Column("", lambda own: name(own["agent"]), "agent"),
+        Column(
+            "",
+            lambda own: "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
+            "total ε",
+        ),
+        Column("", lambda own: own["total"]["unit"], "unit"),
+        Column("", lambda own: own["total"]["max_colluders"] or 0, "insiders"),
+        Column("", lambda own: own["agent_total"]["epsilon"], "ε of whole data", round_up),
+    ]
+    print_rows(f"total ε of all plans at δ = {delta}", columns, agents)
     worst = max((own["total"] for own in agents), key=lambda total: total["epsilon"])
     print_note(f"the largest total is {worst['statement']}")
     if any(math.isinf(own["agent_total"]["epsilon"]) for own in agents):
@@ -354,3 +351,9 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )
     print_note("releases of the same data under keys in other folders are not counted")
+
+
+def _describe_state(plan: dict[str, Any]) -> str:
+    if not plan["is_count_known"]:
+        return "damaged, counted in full"
+    return "running" if plan["is_running"] else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from corn import distributed, learn
-from corn.cli.agent import AGENTS, MonitoringOptions, RunOptions, read_source
+from corn.cli.agent import MonitoringOptions, RunOptions, read_source
 from corn.cli.learning import (
     MODEL_FILE,
     LearningOptions,
@@ -20,7 +20,7 @@ from corn.cli.learning import (
     refuse_options_of_plan,
     write_run,
 )
-from corn.cli.options import JsonOption, read_configuration
+from corn.cli.options import JsonOption, in_agents, read_configuration
 from corn.cli.output import (
     collect_sampling,
     describe_average,
@@ -29,7 +29,6 @@ from corn.cli.output import (
     print_json,
     print_line,
     print_note,
-    strictest_facts,
 )
 from corn.cli.plan import describe_mixing
 from corn.plan import Plan, fingerprint
@@ -65,19 +64,15 @@ def launch(
     run: RunOptions,
     keys: Annotated[
         Path | None,
-        typer.Option(
+        in_agents(
             envvar="CORN_KEYS",
             help="Folder of keys, ledgers and roster.json; never publish it. Keys are made if it "
             "has none. (Default: PLAN.keys beside the plan or the request.)",
-            rich_help_panel=AGENTS,
         ),
     ] = None,
     graph: Annotated[
         str | None,
-        typer.Option(
-            help="The network (for a request only); each agent learns its neighbours in it.",
-            rich_help_panel=AGENTS,
-        ),
+        in_agents(help="The network (for a request only); each agent learns its neighbours in it."),
     ] = None,
     out: Annotated[
         Path,
@@ -272,12 +267,8 @@ def _print(
         f"{facts['task']}, {plan.num_agents} agents on {plan.network.source}",
         [
             ("promise", facts["promise"]),
-            *strictest_facts(plan.budget, names),
             ("against", facts["adversary"]),
-            (
-                "noise in the average",
-                describe_average(plan.central_ratio, plan.weighted_central_ratio, plan.budget),
-            ),
+            ("noise in the average", describe_average(plan)),
             ("steps", f"{facts['num_steps']} ({launched.status})"),
             *scores.items(),
             *(quality if facts["test_quality"] else []),
@@ -310,8 +301,7 @@ def _describe_outcome(launched: distributed.LaunchResult, facts: dict[str, Any])
         facts["measured"],
         last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]],
         plan.budget,
-        threat=plan.threat,
-        central_ratio=plan.central_ratio,
-        weighted_ratio=plan.weighted_central_ratio,
+        plan.threat,
+        (plan.central_ratio, plan.weighted_central_ratio),
         is_simulated=bool(facts["simulation"]),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from corn import learn
-from corn.cli.options import is_given
+from corn.cli.options import in_learning, in_own_data, refuse_given
 from corn.cli.output import print_note, save_json
 from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
@@ -22,8 +22,6 @@ from corn.privacy import PrivacyBudget
 if TYPE_CHECKING:
     from corn.learn.metrics import Quality
 
-LEARNING = "Learning"
-OWN_DATA = "Your own data"
 MODEL_FILE = "model.pt"
 """The name of a saved model, here as well, because importing it takes seconds."""
 
@@ -34,92 +32,75 @@ class LearningOptions:
 
     task: Annotated[
         WorkloadName | None,
-        typer.Option(
-            help="Task to learn; a9a and mnist need corn data get.", rich_help_panel=LEARNING
-        ),
+        in_learning(help="Task to learn; a9a and mnist need corn data get."),
     ] = None
     data: Annotated[
         Path | None,
-        typer.Option(
+        in_own_data(
             help="Instead of a task: a .csv or .parquet file or a folder of images with a "
             "sub-folder per class, distributed over the agents; with {agent} (its number) or "
-            "{site} (its name) in its name, one for each agent: data/agent-{agent}.csv.",
-            rich_help_panel=OWN_DATA,
+            "{site} (its name) in its name, one for each agent: data/agent-{agent}.csv."
         ),
     ] = None
     target: Annotated[
         str | None,
-        typer.Option(help="Column of the targets.", rich_help_panel=OWN_DATA),
+        in_own_data(help="Column of the targets."),
     ] = None
     features: Annotated[
         str | None,
-        typer.Option(
+        in_own_data(
             help="Columns of the inputs, separated by commas. (Default: all but the target, in "
-            "order of their names.)",
-            rich_help_panel=OWN_DATA,
+            "order of their names.)"
         ),
     ] = None
     classes: Annotated[
         str | None,
-        typer.Option(
+        in_own_data(
             help="Public list of all classes, such as benign,malignant; a number K is 0 … K−1. "
-            "(Default for train: those in the data.)",
-            rich_help_panel=OWN_DATA,
+            "(Default for train: those in the data.)"
         ),
     ] = None
     regression: Annotated[
         bool,
-        typer.Option(
-            "--regression", help="Predict numbers instead of classes.", rich_help_panel=OWN_DATA
-        ),
+        in_own_data("--regression", help="Predict numbers instead of classes."),
     ] = False
     bounds: Annotated[
         str | None,
-        typer.Option(
+        in_own_data(
             help="Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, or "
             "age=0:120,bmi=10:60. Values outside count as the nearest bound. Never statistics of "
             "private data: no ε covers those. (Default: values as they are; pixels of images in "
-            "[0, 1].)",
-            rich_help_panel=OWN_DATA,
+            "[0, 1].)"
         ),
     ] = None
     test_data: Annotated[
         Path | None,
-        typer.Option(
+        in_own_data(
             help="Public file with the same columns, on which no agent trains; scores on it may be "
-            "published. (Default: a fifth of the data, scores on which are private.)",
-            rich_help_panel=OWN_DATA,
+            "published. (Default: a fifth of the data, scores on which are private.)"
         ),
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(
+        in_learning(
             help="linear, network (32 hidden units), cnn, or FILE.py:FUNCTION, a function of "
             "input_shape and num_outputs that returns a torch.nn.Module, or a module and its loss. "
-            "(Default: linear; mnist: network.)",
-            rich_help_panel=LEARNING,
+            "(Default: linear; mnist: network.)"
         ),
     ] = None
     partition: Annotated[
         str | None,
-        typer.Option(
+        in_learning(
             help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; only iid "
             "moves no sample when another changes, so that ε is simulated with the others. "
             "(Default: dirichlet:10; with --data: iid, which agents on several hosts must state "
-            "if all have the same file.)",
-            rich_help_panel=LEARNING,
+            "if all have the same file.)"
         ),
     ] = None
-    data_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of split and partition.", rich_help_panel=LEARNING)
-    ] = 0
+    data_seed: Annotated[int, in_learning(min=0, help="Seed of split and partition.")] = 0
     batch_size: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Samples per mini-batch, unless the plan has its own.",
-            rich_help_panel=LEARNING,
-        ),
+        in_learning(min=1, help="Samples per mini-batch, unless the plan has its own."),
     ] = USUAL_BATCH_SIZE
 
     @property
@@ -138,9 +119,11 @@ class LearningOptions:
         if self.data is not None:
             own = self._make_file_workload(self.data)
             return replace(own, sites=tuple(names)) if SITE_FIELD in str(self.data) else own
-        # Silently ignored, --bounds or --classes would leave the user with another model than
-        # intended.
-        self._refuse_options_of_data()
+        # Silently ignored, --bounds would leave the user with another model than intended.
+        for name in _OF_DATA:
+            if getattr(self, name) != getattr(LearningOptions, name):
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter("belongs to --data, found a task", param_hint=option)
         return learn.Workload(
             name=self.task or "",
             model=self.model,
@@ -165,10 +148,10 @@ class LearningOptions:
         if not self._make_file_workload(self.data).has_file_per_agent:
             name, dot, suffix = self.data.name.partition(".")
             raise typer.BadParameter(
-                f"must have {{agent}} in its name if each agent has a file of its own, found "
-                f"{self.data}: rename it and give {name}-{{agent}}{dot}{suffix}, where {{agent}} "
-                "stands for the agent's number. If every agent has this same file, of which it "
-                "trains on a part, say so with --partition iid",
+                f"{self.data}: if each agent has a file of its own, rename it and give "
+                f"{name}-{{agent}}{dot}{suffix}, where {{agent}} stands for the agent's number. If "
+                "every agent has this same file, of which it trains on a part, give --partition "
+                "iid",
                 param_hint="--data",
             )
 
@@ -186,19 +169,12 @@ class LearningOptions:
             seed=self.data_seed,
         )
 
-    def _refuse_options_of_data(self) -> None:
-        """Raise for options that only describe the user's own data."""
-        usual = LearningOptions()
-        for name in ("target", "features", "classes", "regression", "bounds", "test_data"):
-            if getattr(self, name) != getattr(usual, name):
-                option = f"--{name.replace('_', '-')}"
-                raise typer.BadParameter("belongs to --data, found a task", param_hint=option)
 
-
+_OF_DATA = ("target", "features", "classes", "regression", "bounds", "test_data")
 # What the consortium file has, so that it is no option beside it.
 _DECIDED_BY_CONSORTIUM = (
-    *("task", "target", "features", "classes", "regression", "bounds", "test_data", "model"),
-    *("partition", "data_seed", "batch_size", "step_size"),
+    *_OF_DATA,
+    *("task", "model", "partition", "data_seed", "batch_size", "step_size"),
 )
 
 
@@ -212,11 +188,7 @@ def read_consortium(
     if path is None or path.suffix != ".toml":
         return None
     consortium = load_consortium(path)
-    for name in _DECIDED_BY_CONSORTIUM:
-        if is_given(context, name):
-            raise typer.BadParameter(
-                f"{path} decides this: omit the option", param_hint=f"--{name.replace('_', '-')}"
-            )
+    refuse_given(context, _DECIDED_BY_CONSORTIUM, f"{path} decides this: omit the option")
     if data is None:
         raise typer.BadParameter(
             "give the file of this site, or of each site as data/{site}.csv", param_hint="--data"
@@ -251,11 +223,7 @@ def refuse_options_of_plan(
     """
     # Where agents are the unit, the batch size has no effect on privacy, and no plan has one.
     decided = [*names, *([] if budget.batch_size is None else ["batch_size"])]
-    for name in decided:
-        if is_given(context, name):
-            raise typer.BadParameter(
-                "the plan decides this: omit the option", param_hint=f"--{name.replace('_', '-')}"
-            )
+    refuse_given(context, decided, "the plan decides this: omit the option")
     return decided
 
 

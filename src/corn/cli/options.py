@@ -7,9 +7,9 @@ records. Commands take such records like single options (``spread_records``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -51,30 +51,19 @@ _GRAPH_HELP = (
     "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
     "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
 )
-_NETWORK = "Network"
-_THREAT = "Insiders"
+# Options in the panels of the help.
+in_network = partial(typer.Option, rich_help_panel="Network")
+in_threat = partial(typer.Option, rich_help_panel="Insiders")
+in_budget = partial(typer.Option, rich_help_panel="Privacy budget")
+in_learning = partial(typer.Option, rich_help_panel="Learning")
+in_own_data = partial(typer.Option, rich_help_panel="Your own data")
+in_agents = partial(typer.Option, rich_help_panel="Agents")
+
 DEFAULT_GOSSIP = str(ONE_ROUND)
 """The mixing rounds of a step in commands that design or train."""
 
-GraphOption: TypeAlias = Annotated[str, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)]
-OptionalGraphOption: TypeAlias = Annotated[
-    str | None, typer.Option(help=_GRAPH_HELP, rich_help_panel=_NETWORK)
-]
-PlanOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Plan file from corn plan, which sets network, budget and noise.",
-        rich_help_panel=_NETWORK,
-    ),
-]
-WeightsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
-        "(Default: metropolis; a given mixing matrix as it is.)",
-        rich_help_panel=_NETWORK,
-    ),
-]
+GraphOption: TypeAlias = Annotated[str, in_network(help=_GRAPH_HELP)]
+OptionalGraphOption: TypeAlias = Annotated[str | None, in_network(help=_GRAPH_HELP)]
 
 
 def _check_figure_name(path: Path | None) -> Path | None:
@@ -102,17 +91,6 @@ PlotStyleOption: TypeAlias = Annotated[
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def _check_mechanisms(text: str | None) -> str | None:
-    """Raise for a name that is neither known nor that of a mechanism of the user's own."""
-    for name in (part.strip() for part in (text or "").split(",") if text is not None):
-        if "=" not in name and name not in MECHANISMS:
-            raise typer.BadParameter(
-                f"must be one of {', '.join(MECHANISMS)}, or NAME=R.npy, NAME=FILE.py:FUNCTION of "
-                f"your own, found {name!r}"
-            )
-    return text
-
-
 _OWN_MECHANISM = (
     "NAME=R.npy is a covariance of your own, NAME=FILE.py:FUNCTION a function of the design "
     "problem (links, mixing matrix, caps, objective) that returns one; it is scaled to the budget."
@@ -122,7 +100,6 @@ MechanismOption: TypeAlias = Annotated[
     typer.Option(
         help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS[:4])}. "
         f"{_OWN_MECHANISM}",
-        callback=_check_mechanisms,
     ),
 ]
 MechanismsOption: TypeAlias = Annotated[
@@ -132,54 +109,14 @@ MechanismsOption: TypeAlias = Annotated[
         "server; none clips but adds no noise; unclipped does neither. "
         f"{_OWN_MECHANISM} (Default: corn, decor, ldp, none; for compare zero-sum and central too; "
         "with a plan, the plan alone.)",
-        callback=_check_mechanisms,
-    ),
-]
-HorizonOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        help="Number of steps over which the design lets noise accumulate; 1 is the paper's "
-        "objective. (Default: a fifth of the steps.)",
-    ),
-]
-
-
-def _normalise_gossip(text: str) -> str:
-    """Return the canonical text of a gossip."""
-    try:
-        return str(Gossip.parse(text))
-    except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error).removeprefix("gossip ")) from error
-
-
-GossipOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). "
-        "Each costs one message over every link, in each direction, and no privacy.",
-        callback=_normalise_gossip,
-        rich_help_panel=_NETWORK,
     ),
 ]
 ColludersOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    in_threat(
         min=0,
         help="Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. "
         f"(Default: {DEFAULT_THREAT.max_colluders}.)",
-        rich_help_panel=_THREAT,
-    ),
-]
-_SeedsOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), partners:K or groups:M; auto is global "
-        f"without insiders, pairs up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} "
-        f"above (sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as "
-        "many partners as insiders and four more.",
-        rich_help_panel=_THREAT,
     ),
 ]
 
@@ -188,27 +125,45 @@ _SeedsOption: TypeAlias = Annotated[
 class NoiseOptions:
     """Mixing weights and rounds, and the objective of the noise."""
 
-    horizon: HorizonOption = None
+    horizon: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Number of steps over which the design lets noise accumulate; 1 is the paper's "
+            "objective. (Default: a fifth of the steps.)",
+        ),
+    ] = None
     objective: Annotated[
         str | None,
-        typer.Option(
+        in_network(
             help="Instead of --horizon, your own objective Tr(A R): A as .npy or .csv, or "
             "FILE.py:FUNCTION, a function of the mixing matrix of a step that returns A.",
-            rich_help_panel=_NETWORK,
         ),
     ] = None
     mixing: Annotated[
         Mixing | None,
-        typer.Option(
+        in_network(
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
             "neighbours. (Default: sum; gossip for a mixing matrix, and with "
             "--weights, --gossip, --cooldown, --horizon or --objective.)",
-            rich_help_panel=_NETWORK,
         ),
     ] = None
-    weights: WeightsOption = None
-    gossip: GossipOption = DEFAULT_GOSSIP
+    weights: Annotated[
+        str | None,
+        in_network(
+            help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge "
+            "weights. (Default: metropolis; a given mixing matrix as it is.)",
+        ),
+    ] = None
+    gossip: Annotated[
+        str,
+        in_network(
+            help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS "
+            "(accelerated). Each costs one message over every link, in each direction, and no "
+            "privacy.",
+        ),
+    ] = DEFAULT_GOSSIP
     momentum: Annotated[
         float | None,
         typer.Option(
@@ -233,9 +188,9 @@ class NoiseOptions:
     @property
     def _asks_for_gossip(self) -> bool:
         """Whether an option is given that exact sums do not have."""
-        is_usual = self.gossip == DEFAULT_GOSSIP
         given = (self.weights, self.horizon, self.objective)
-        return not is_usual or any(option is not None for option in given)
+        has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
+        return has_rounds or any(option is not None for option in given)
 
     def choose_objective(self, network: Network, num_steps: int) -> Objective:
         """Return the objective asked for, or the default for this many steps."""
@@ -272,11 +227,10 @@ class MixingOptions(NoiseOptions):
 
     cooldown: Annotated[
         int | None,
-        typer.Option(
+        in_network(
             min=0,
             help="Number of steps after training that only mix, so that agents agree on one model. "
             "Each costs the messages of a step, and no privacy. (Default: one mixing time.)",
-            rich_help_panel=_NETWORK,
         ),
     ] = None
 
@@ -294,7 +248,16 @@ class ThreatOptions:
     """The adversary that noise is designed against: by default one insider, with seeds of pairs."""
 
     colluders: ColludersOption = None
-    seeds: _SeedsOption = "auto"
+    seeds: Annotated[
+        str,
+        in_threat(
+            help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K "
+            "more partners of each agent), partners:K or groups:M; auto is global without "
+            f"insiders, pairs up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} above "
+            f"(sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as "
+            "many partners as insiders and four more.",
+        ),
+    ] = "auto"
 
     def make_if_given(self) -> ThreatModel | None:
         """Return the threat model asked for, or None, which leaves it to the mechanism."""
@@ -304,72 +267,29 @@ class ThreatOptions:
         return ThreatModel(colluders, self.seeds)
 
 
-_TABLE_SUFFIX = ".csv"
+def read_numbers(option: str, text: str, kind: Callable[[str], Any] = float) -> tuple[Any, ...]:
+    """Return the numbers of an option, which are separated by commas.
 
-
-def parse_per_agent(
-    option: str, text: str, num_agents: int | None, kind: type[float] = float
-) -> Any:
-    """Return the number for all agents, or the numbers of each.
-
-    >>> parse_per_agent("--epsilon", "10", 2), parse_per_agent("--epsilon", "1,8", 2)
-    (10.0, (1.0, 8.0))
-    >>> parse_per_agent("--epsilon", "1,8", 3)
-    Traceback (most recent call last):
-    ...
-    corn.errors.InvalidArgumentError: --epsilon must be one number, or 3 for 3 agents, found 2
+    >>> read_numbers("--epsilon", "1,8"), read_numbers("--colluders", "0", int)
+    ((1.0, 8.0), (0,))
     """
     try:
-        values = tuple(kind(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        what = "a whole number" if kind is int else "a number"
+        what = "whole numbers" if kind is int else "numbers"
         raise InvalidArgumentError(
-            f"{option} must be {what}, or one for each agent separated by commas, found {text!r}"
-        ) from error
-    if "," not in text:
-        return values[0]
-    if num_agents is not None and len(values) != num_agents:
-        raise InvalidArgumentError(
-            f"{option} must be one number, or {num_agents} for {num_agents} agents, "
-            f"found {len(values)}"
-        )
-    return values
-
-
-def parse_numbers(name: str, text: str | None, *, example: str) -> tuple[float, ...]:
-    """Return the numbers of an option that lists them, or none if it was not given.
-
-    >>> parse_numbers("epsilons", "3,10", example="3,10,30")
-    (3.0, 10.0)
-    """
-    try:
-        return () if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"{name} must be numbers separated by commas, found {text!r}: try {example}"
+            f"{option} must be {what} separated by commas, found {text!r}"
         ) from error
 
 
-def _is_table(text: str) -> bool:
-    # A name that ends in .csv is meant as a file even if it is missing, so that the error says so.
-    return Path(text).suffix == _TABLE_SUFFIX or Path(text).is_file()
+def read_per_agent(option: str, text: str, kind: Callable[[str], Any] = float) -> Any:
+    """Return the number for all agents, or the numbers of each."""
+    values = read_numbers(option, text, kind)
+    return values if len(values) > 1 else values[0]
 
-
-def _check_numbers(text: str) -> str:
-    """Raise before any work unless the text is a number, or one for each agent, or a table."""
-    try:
-        if not _is_table(text):
-            parse_per_agent("it", text, None)
-    except InvalidArgumentError as error:
-        raise typer.BadParameter(str(error).removeprefix("it ")) from error
-    return text
-
-
-_BUDGET = "Privacy budget"
 
 BatchSizeOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(help="Samples per mini-batch (with --unit sample only).", rich_help_panel=_BUDGET),
+    int | None, in_budget(help="Samples per mini-batch (with --unit sample only).")
 ]
 
 
@@ -379,65 +299,53 @@ class BudgetOptions:
 
     epsilon: Annotated[
         str,
-        typer.Option(
+        in_budget(
             metavar="NUMBER[,NUMBER…]|FILE",
             help="ε of the whole run: a number, one for each agent separated by commas, or a .csv "
             "file with the columns agent,epsilon or agent,epsilon,delta.",
-            callback=_check_numbers,
-            rich_help_panel=_BUDGET,
         ),
     ] = "10"
     delta: Annotated[
         str,
-        typer.Option(
+        in_budget(
             metavar="NUMBER[,NUMBER…]",
             help="δ of the whole run, or one for each agent separated by commas.",
-            callback=_check_numbers,
-            rich_help_panel=_BUDGET,
         ),
     ] = "1e-05"
-    steps: Annotated[
-        int, typer.Option(min=1, help="Number of training steps T.", rich_help_panel=_BUDGET)
-    ] = 5000
-    clip: Annotated[
-        float, typer.Option(help="Largest norm C of a clipped gradient.", rich_help_panel=_BUDGET)
-    ] = 0.1
+    steps: Annotated[int, in_budget(min=1, help="Number of training steps T.")] = 5000
+    clip: Annotated[float, in_budget(help="Largest norm C of a clipped gradient.")] = 0.1
     unit: Annotated[
         Unit,
-        typer.Option(
+        in_budget(
             help="Protected unit: an agent's whole data set (its mini-batch gradient is clipped "
             "once), or one sample (each sample's gradient is clipped).",
-            rich_help_panel=_BUDGET,
         ),
     ] = "agent"
     adjacency: Annotated[
         Adjacency,
-        typer.Option(
+        in_budget(
             help="Relation of neighbouring data sets: the unit's data is replaced by any other, or "
             "its gradient by zero (with Poisson sampling: a sample is added or removed).",
-            rich_help_panel=_BUDGET,
         ),
     ] = "replace"
     sampling: Annotated[
         Sampling | None,
-        typer.Option(
+        in_budget(
             help="Rule by which samples enter mini-batches (with --unit sample only): poisson, "
             "each by its own secret coin; passes, in batches of fixed size and a new secret order "
             "for each pass; every-step, any sample in any batch, which needs the most noise. "
             "(Default: poisson.)",
-            rich_help_panel=_BUDGET,
         ),
     ] = None
     samples_per_agent: Annotated[
         str | None,
-        typer.Option(
+        in_budget(
             metavar="COUNT[,COUNT…]",
             help="Declared number of samples of an agent, or one number for each agent, from which "
             "the sampling rate or the passes follow (with --unit sample only); with more samples "
             "or fewer, batches are larger or smaller. It is public, and ε does not cover it: "
             "declare a number that does not depend on the data. (Default for train: those of the "
             "data.)",
-            rich_help_panel=_BUDGET,
         ),
     ] = None
 
@@ -445,49 +353,41 @@ class BudgetOptions:
         self,
         batch_size: int | None,
         network: Network | None = None,
-        *,
-        sampling_rate: float | None = None,
-        samples: int | tuple[int, ...] | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> PrivacyBudget:
-        """Return the budget; a batch size belongs to the sample unit only.
+        """Return the budget.
 
         ``network`` has the names by which a file of promises calls the agents; without it they are
-        numbered. A sampling rate or numbers of samples replace those of the options.
+        numbered. ``sizes`` are those of the data sets to train on, if there are any: the sampling
+        follows from them where no option states it, and for the agent unit the batch size, which
+        then is the training's alone, is left out.
         """
-        count = None if network is None else network.num_agents
-        if _is_table(self.epsilon):
+        samples, rate = None, None
+        if self.samples_per_agent is not None:
+            samples = read_per_agent("--samples-per-agent", self.samples_per_agent, int)
+        if sizes is not None and self.unit == "agent":
+            batch_size = None
+        elif sizes is not None and samples is None and self.sampling != "every-step":
+            rate, samples = fit_sampling(sizes, batch_size or 1, self.sampling)
+        delta = None
+        # A name that ends in .csv is meant as a file even if it is missing.
+        if Path(self.epsilon).suffix == ".csv" or Path(self.epsilon).is_file():
             names = None if network is None else network.agent_names
-            epsilons, deltas = read_promises(Path(self.epsilon), names)
+            epsilon, delta = read_promises(Path(self.epsilon), names)
         else:
-            epsilons, deltas = parse_per_agent("--epsilon", self.epsilon, count), None
-        if samples is None and self.samples_per_agent is not None:
-            samples = parse_per_agent("--samples-per-agent", self.samples_per_agent, count, int)
+            epsilon = read_per_agent("--epsilon", self.epsilon)
         return PrivacyBudget(
-            epsilon=epsilons,
-            delta=parse_per_agent("--delta", self.delta, count) if deltas is None else deltas,
+            epsilon=epsilon,
+            delta=read_per_agent("--delta", self.delta) if delta is None else delta,
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,
             adjacency=self.adjacency,
             batch_size=batch_size,
             sampling=self.sampling,
-            sampling_rate=sampling_rate,
+            sampling_rate=rate,
             samples_per_agent=samples,
         )
-
-    def make_for_data(
-        self, batch_size: int, sizes: Sequence[int], network: Network | None = None
-    ) -> PrivacyBudget:
-        """Return the budget of training in mini-batches on data sets of these sizes.
-
-        The batch size and the numbers of samples count for the sample unit only, and the sizes
-        where no option states the numbers of samples.
-        """
-        is_stated = self.samples_per_agent is not None or self.sampling == "every-step"
-        if self.unit == "agent" or is_stated:
-            return self.make(batch_size if self.unit == "sample" else None, network)
-        rate, samples = fit_sampling(sizes, batch_size, self.sampling)
-        return self.make(batch_size, network, sampling_rate=rate, samples=samples)
 
 
 def spread_records(command: Callable[..., None]) -> Callable[..., None]:
@@ -532,6 +432,13 @@ def is_given(context: typer.Context, name: str) -> bool:
     # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
     source = context.get_parameter_source(name)
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raise misuse for the first of these options that was given."""
+    for name in names:
+        if is_given(context, name):
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
 
 
 def _options(record: type) -> Iterator[Parameter]:

@@ -25,14 +25,14 @@ from rich.table import Table
 from rich.text import Text
 
 import corn
-from corn.covariance import Decomposition, MechanismName, ThreatModel
+from corn.covariance import Decomposition, ThreatModel
 from corn.covariance.objective import LARGE_DISAGREEMENT
 from corn.covariance.problem import weighting_gain
 from corn.errors import CornWarning, list_some, make_printable
-from corn.files import writing_whole
+from corn.files import write_file
+from corn.plan import Plan
 from corn.privacy import PrivacyBudget, compare_samplings
-from corn.privacy.rounding import round_up_range, write_exactly
-from corn.topology.graphs import label_agent
+from corn.privacy.rounding import round_up_range
 
 JsonValue = Any
 Item = TypeVar("Item")
@@ -57,9 +57,7 @@ def to_json(values: Mapping[str, JsonValue]) -> str:
 
 def save_json(values: Mapping[str, JsonValue], path: Path, *, is_private: bool = False) -> None:
     """Write the output of ``print_json`` to a file; only its owner can read a private one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(path, is_private=is_private) as partial:
-        partial.write_text(to_json(values) + "\n", encoding="utf-8")
+    write_file(path, to_json(values) + "\n", is_private=is_private)
 
 
 class Fact(NamedTuple):
@@ -89,12 +87,12 @@ def print_result(title: str, facts: Iterable[Fact], *, as_json: bool) -> None:
 
 
 class Column(NamedTuple, Generic[Item]):
-    """One property of the rows of a result; the fields are those of ``Fact``."""
+    """One property of the rows of a result: as ``Fact``, but ``text`` shows a value."""
 
     key: str
     value: Callable[[Item], JsonValue]
     label: str = ""
-    text: Callable[[Item], str] | None = None
+    text: Callable[[Any], str] = str
 
 
 def collect_rows(
@@ -116,7 +114,7 @@ def print_rows(
     print_table(
         title,
         [c.label for c in shown],
-        [[c.text(row) if c.text else str(c.value(row)) for c in shown] for row in rows],
+        [[c.text(c.value(row)) for c in shown] for row in rows],
         section_ends=section_ends,
     )
 
@@ -146,17 +144,13 @@ def print_table(
 ) -> None:
     """Print a table; its first column names the row, the others are numbers or remarks.
 
-    Columns without a name are left out if they are empty. A line is drawn below each row whose
-    index is in ``section_ends``.
+    A line is drawn below each row whose index is in ``section_ends``.
     """
-    given = list(rows)
-    kept = [k for k, name in enumerate(columns) if name or any(row[k] for row in given)]
     table = Table()
-    for k in kept:
-        table.add_column(columns[k], justify="left" if k == 0 else "right", overflow="fold")
-    for index, row in enumerate(given):
-        cells = [make_printable(row[k]) for k in kept]
-        table.add_row(*cells, end_section=index in section_ends)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(*map(make_printable, row), end_section=index in section_ends)
     console = _console()
     # Not as the title of the table, which would be broken into lines of the table's width.
     console.print(Text(make_printable(title), style="italic"))
@@ -188,54 +182,39 @@ def print_note(text: str) -> None:
 
 def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
     """Return how samples enter mini-batches, for JSON; lists have a value for each agent."""
-    queries = budget.queries
+    columns: dict[str, list[object]] = {
+        "sampling_rate": [query.sampling_rate for query in budget.queries],
+        "steps_per_pass": [query.steps_per_pass for query in budget.queries],
+        "participations": [query.participations(budget.num_steps) for query in budget.queries],
+    }
     return {
         "sampling": budget.sampling,
         "samples_per_agent": budget.samples_per_agent,
-        "sampling_rate": _one_or_each([query.sampling_rate for query in queries]),
-        "steps_per_pass": _one_or_each([query.steps_per_pass for query in queries]),
-        "participations": _one_or_each(
-            [query.participations(budget.num_steps) for query in queries]
-        ),
+        **{k: own[0] if len(set(own)) == 1 else own for k, own in columns.items()},
     }
 
 
 def sampling_facts(budget: PrivacyBudget) -> list[Fact]:
     """Return what other samplings need for the same promise; nothing for unit agent."""
     ratios = compare_samplings(budget)
-    text = None
-    if len(ratios) > 1:
-        others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
-        text = f"{', '.join(others)} the noise variance of {next(iter(ratios))}"
-    elif budget.unit == "sample" and budget.samples_per_agent is None:
-        text = "need --samples-per-agent to be compared"
-    return [Fact("samplings", ratios, "other samplings" if text else "", text)]
+    others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
+    text = f"{', '.join(others)} the noise variance of {next(iter(ratios))}"
+    return [Fact("samplings", ratios, "other samplings" if others else "", text)]
 
 
-def _one_or_each(values: Sequence[object]) -> object:
-    return values[0] if len(set(values)) == 1 else values
+def warn_of_insiders(names: Sequence[str]) -> None:
+    """Print a note on mechanisms whose noise was not designed against curious agents."""
+    if names:
+        print_note(
+            f"{', '.join(names)}: private against an eavesdropper only; an agent can subtract the "
+            "noise of every seed that it shares. --mechanism corn --colluders 1 designs noise "
+            "against curious agents"
+        )
 
 
-def warn_of_insiders(
-    decomposition: Decomposition,
-    threat: ThreatModel,
-    *,
-    mechanism: MechanismName,
-    command: str = "",
-) -> None:
-    """Print a note on curious agents if the noise was not designed against any.
-
-    ``command`` is the one whose options design noise, if it is another than the running one.
-    """
-    if threat.max_colluders or not decomposition.seed_groups:
-        return
-    # The other mechanisms that share seeds refuse insiders.
-    options = "--colluders 1" if mechanism == "corn" else "--mechanism corn --colluders 1"
-    advice = f"{f'{command} {options}'.strip()} designs noise against curious agents"
-    who = (
-        "all agents share one seed, so each can" if decomposition.is_shared_by_all else "agents can"
-    )
-    print_note(f"{who} subtract the shared noise of others; {advice}")
+def is_open_to_insiders(noise: Decomposition, threat: ThreatModel) -> bool:
+    """Return whether agents share seeds, and the noise does not hold against any of them."""
+    return bool(noise.seed_groups) and not threat.max_colluders
 
 
 def warn_of_large_disagreement(ratio: float | None) -> None:
@@ -259,13 +238,6 @@ def format_kappa(ratio: float | None) -> str:
     ('1.07', '', '')
     """
     return f"{ratio:.2f}" if ratio else ""
-
-
-def print_written(*paths: Path | None) -> None:
-    """Print a note for each file that was written."""
-    for path in paths:
-        if path is not None:
-            print_note(f"wrote {path}")
 
 
 def print_error(text: str) -> None:
@@ -348,62 +320,38 @@ def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
     return tuple(strictest) if len(strictest) < num_agents else ()
 
 
-def strictest_facts(budget: PrivacyBudget, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the strictest promise, and what the average would gain without it; none if equal.
+def describe_server(ratios: tuple[float, float], budget: PrivacyBudget, what: str) -> str:
+    """Return ``what`` of the average model over a trusted server's, naming the server.
 
-    >>> budget = PrivacyBudget((0.5, 2, 2), 1e-5, num_steps=10, clip=1)
-    >>> strictest_facts(budget, ["Lake", "1", "2"])[0][1]
-    'agent 0 (Lake): ε = 0.5, δ = 1e-05; the next has ε = 2, δ = 1e-05, with which the least noise
-    variance of the average would be 0.0804 ×'
+    Where promises differ, one server keeps the strictest for all, and a better one weights agents:
+    ``ratios`` has one number for each.
+
+    >>> describe_server((1.2, 1.2), PrivacyBudget(1, 1e-5, num_steps=10, clip=1), "variance")
+    "1.2 × a trusted server's variance"
+    >>> budget = PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1)
+    >>> describe_server((1.2, 6.15), budget, "variance")
+    '1.2 × the variance of a trusted server that keeps the promise of agent 0 for all, and 6.15 ×
+    that of a server that weights agents by their promises'
     """
-    strictest = find_strictest(budget, len(names))
-    if not strictest:
-        return []
-    caps = budget.precision_caps(len(names))
-    following = int(np.argmin(np.where(caps == caps.min(), np.inf, caps)))
-    text = (
-        f"{list_agents([label_agent(names, agent) for agent in strictest])}: "
-        f"{_describe_promise(budget, strictest[0])}; the next has "
-        f"{_describe_promise(budget, following)}, with which the least noise variance of the "
-        f"average would be {caps.min() / caps[following]:.3g} ×"
-    )
-    if len({(own.epsilon, own.delta) for own in budget.promises}) == 1:
-        text += "; --sampling poisson with one --samples-per-agent makes all agents equally strict"
-    return [("strictest promise", text)]
-
-
-def describe_server(
-    central_ratio: float,
-    weighted_ratio: float,
-    budget: PrivacyBudget,
-    what: str = "noise variance in the average model",
-) -> str:
-    """Return the noise of the average model over a trusted server's, naming the server.
-
-    Where promises differ, one server keeps the strictest for all, and a better one weights agents.
-
-    >>> describe_server(1.2, 1.2, PrivacyBudget(1, 1e-5, num_steps=10, clip=1))
-    "1.2 × a trusted server's noise variance in the average model"
-    >>> describe_server(1.2, 6.15, PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1))
-    '1.2 × the noise variance in the average model of a trusted server that keeps the promise of
-    agent 0 for all, and 6.15 × that of a server that weights agents by their promises'
-    """
+    central, weighted = ratios
     strictest = find_strictest(budget, budget.num_agents or 1)
     if not strictest:
-        return f"{central_ratio:.4g} × a trusted server's {what}"
+        return f"{central:.4g} × a trusted server's {what}"
     return (
-        f"{central_ratio:.4g} × the {what} of a trusted server that keeps the promise of "
-        f"{list_agents(strictest)} for all, and {weighted_ratio:.4g} × that of a server that "
-        "weights agents by their promises"
+        f"{central:.4g} × the {what} of a trusted server that keeps the promise of "
+        f"{list_agents(strictest)} for all, and {weighted:.4g} × that of a server that weights "
+        "agents by their promises"
     )
 
 
-def describe_average(central_ratio: float, weighted_ratio: float, budget: PrivacyBudget) -> str:
+def describe_average(plan: Plan) -> str:
     """Return the same for the line "noise in the average" of a list of facts."""
-    server = describe_server(central_ratio, weighted_ratio, budget, "variance")
+    ratios = plan.central_ratio, plan.weighted_central_ratio
+    server = describe_server(ratios, plan.budget, "variance")
     # The reference draws its batches as the agents do, also where the budget counts on fewer
     # samples than they have.
-    return f"{server}, for the same promise{' and sampling' if budget.unit == 'sample' else ''}"
+    sampling = " and sampling" if plan.budget.unit == "sample" else ""
+    return f"{server}, for the same promise{sampling}"
 
 
 def describe_reference(budget: PrivacyBudget) -> str:
@@ -415,8 +363,7 @@ def describe_reference(budget: PrivacyBudget) -> str:
     return (
         "noise variance of the average over that of a trusted server that keeps the promise of "
         f"{list_agents(strictest)} for all; multiply by "
-        f"{weighting_gain(budget.precision_caps(n)):.3g} for a server that weights agents by "
-        "their promises"
+        f"{weighting_gain(budget.precision_caps(n)):.3g} for a server that weights agents"
     )
 
 
@@ -427,18 +374,6 @@ def list_agents(agents: Sequence[object]) -> str:
     ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
     """
     return f"agent{'s' if len(agents) > 1 else ''} {list_some(agents)}"
-
-
-def _describe_promise(budget: PrivacyBudget, agent: int) -> str:
-    """Return ε and δ of an agent, and its sampling if that is what makes agents differ."""
-    epsilon, delta, query = budget.promises[agent]
-    text = f"ε = {write_exactly(epsilon)}, δ = {write_exactly(delta)}"
-    if len({promise.query for promise in budget.promises}) > 1:
-        if query.sampling_rate is not None:
-            text += f", sampling rate {query.sampling_rate:.4g}"
-        if query.steps_per_pass is not None:
-            text += f", passes of {format_count(query.steps_per_pass, 'step')}"
-    return text
 
 
 # The score that says most, of those that a task has.
@@ -456,18 +391,16 @@ def describe_outcome(
     scores: Mapping[str, object],
     spent: object,
     budget: PrivacyBudget,
-    *,
     threat: ThreatModel,
-    central_ratio: float,
-    weighted_ratio: float,
-    is_simulated: bool = False,
+    ratios: tuple[float, float],
+    *,
+    is_simulated: bool,
 ) -> str | None:
     """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score.
 
     >>> budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
-    >>> scores = {"test_accuracy": 0.9312}
-    >>> ratios = {"central_ratio": 1.2, "weighted_ratio": 1.2}
-    >>> describe_outcome(scores, 1.0, budget, threat=ThreatModel(1), **ratios)
+    >>> settings = (budget, ThreatModel(1), (1.2, 1.2))
+    >>> describe_outcome({"test_accuracy": 0.9312}, 1.0, *settings, is_simulated=False)
     "93.1 % test accuracy at ε = 1 for one agent's whole data set, against an eavesdropper and one
     insider, with 1.2 × a trusted server's noise variance in the average model"
     """
@@ -482,7 +415,8 @@ def describe_outcome(
         return None
     kind = "simulated ε" if is_simulated else "ε"
     insiders = f" and {threat.describe_colluders()}" if threat.max_colluders else ""
+    server = describe_server(ratios, budget, "noise variance in the average model")
     return (
         f"{said[0]} at {kind} = {round_up_range(spent)} for {budget.queries[0].protects}, against "
-        f"an eavesdropper{insiders}, with {describe_server(central_ratio, weighted_ratio, budget)}"
+        f"an eavesdropper{insiders}, with {server}"
     )

@@ -17,7 +17,7 @@ from corn.cli.options import (
     MixingOptions,
     OptionalGraphOption,
     ThreatOptions,
-    is_given,
+    refuse_given,
 )
 from corn.cli.output import (
     KAPPA,
@@ -25,9 +25,9 @@ from corn.cli.output import (
     collect_sampling,
     describe_average,
     format_count,
+    is_open_to_insiders,
     print_note,
     print_result,
-    strictest_facts,
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
@@ -35,8 +35,7 @@ from corn.cli.output import (
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
-from corn.privacy.budget import describe_range
-from corn.privacy.rounding import round_bound_down
+from corn.privacy.rounding import round_bound_down, write_range
 from corn.topology import Gossip
 
 EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
@@ -73,13 +72,14 @@ def plan(
     only their neighbours make the plan together (corn launch, corn agent).
     """
     if consortium is not None:
-        for name in context.params:
-            if name not in ("consortium", "out", "json") and is_given(context, name):
-                raise typer.BadParameter(
-                    f"{consortium} decides this: omit the option",
-                    param_hint=f"--{name.replace('_', '-')}",
-                )
-        _plan_consortium(load_consortium(consortium), out=out, json=json)
+        decided = [name for name in context.params if name not in ("consortium", "out", "json")]
+        refuse_given(context, decided, f"{consortium} decides this: omit the option")
+        agreed = load_consortium(consortium)
+        with working("designing the noise"):
+            made = make_plan(
+                agreed.load_network(), agreed.make_budget(), threat=agreed.make_threat()
+            )
+        _save(made, out or agreed.plan_path, agreed, json=json)
         return
     if out is None:
         raise typer.BadParameter("give a file for the plan", param_hint="--out")
@@ -101,14 +101,6 @@ def plan(
     _save(made, out, json=json)
 
 
-def _plan_consortium(consortium: Consortium, *, out: Path | None, json: bool) -> None:
-    with working("designing the noise"):
-        made = make_plan(
-            consortium.load_network(), consortium.make_budget(), threat=consortium.make_threat()
-        )
-    _save(made, out or consortium.plan_path, consortium, json=json)
-
-
 def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: bool) -> None:
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
@@ -123,7 +115,8 @@ def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: 
         ],
         as_json=json,
     )
-    warn_of_insiders(made.decomposition, made.threat, mechanism=made.mechanism)
+    if is_open_to_insiders(made.decomposition, made.threat):
+        warn_of_insiders([made.mechanism])
     warn_of_large_disagreement(made.disagreement_ratio)
     if consortium is None:
         print_note(f"wrote {out}; check it with: corn verify {out}")
@@ -195,7 +188,6 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
     streams = made.decomposition.count_streams()
     noise = []
     samples = made.budget.samples_per_agent
-    average = describe_average(made.central_ratio, made.weighted_central_ratio, made.budget)
     kappa = made.disagreement_ratio
     if made.network.mixing == "sum":
         # All noise of a sum is in the average, so its energy has the same ratio to the bound.
@@ -211,7 +203,7 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         ]
     declared = ""
     if samples is not None:
-        counts = describe_range(samples if isinstance(samples, tuple) else (samples,))
+        counts = write_range(samples, "{:.12g}".format)
         declared = f"{counts} per agent; public, and not covered by ε"
     kind = "mask" if made.decomposition.is_masked else "stream"
     most = made.decomposition.most_masks or max(streams)
@@ -219,11 +211,10 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         Fact("graph", made.network.source),
         Fact("num_agents", made.num_agents),
         Fact("promise", made.budget.describe(), "promise"),
-        *(Fact("", None, *fact) for fact in strictest_facts(made.budget, made.network.agent_names)),
         *(Fact(key, value) for key, value in collect_sampling(made.budget).items()),
         Fact("", None, "declared samples" if declared else "", declared),
         Fact("adversary", made.threat.describe(), "against"),
-        Fact("central_ratio", made.central_ratio, "noise in the average", average),
+        Fact("central_ratio", made.central_ratio, "noise in the average", describe_average(made)),
         *noise,
         Fact("objective", made.objective.describe()),
         Fact("mixing", made.network.mixing, "mixing", describe_mixing(made)),

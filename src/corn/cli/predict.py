@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +16,7 @@ from corn.cli.export import ModelArgument
 from corn.cli.learning import describe_quality
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note
-from corn.files import writing_whole
+from corn.files import write_file
 
 if TYPE_CHECKING:
     from corn.checks import FloatArray
@@ -45,15 +46,15 @@ def predict(
 
     model = learn.load_model(path)
     found = predict_table(model, data)
-    columns, rows = _list_rows(found.values, model.classes)
+    rows = _list_rows(found.values, model.classes)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         # Predictions of private rows are as private as the rows.
-        with (
-            writing_whole(out, is_private=True) as partial,
-            partial.open("w", newline="", encoding="utf-8") as stream,
-        ):
-            _write(stream, columns, rows)
+        write_file(out, table.getvalue(), is_private=True)
         print_note(f"wrote {out}")
     if json:
         print_json(
@@ -62,41 +63,32 @@ def predict(
                 "promise": asdict(model.promise),
                 "classes": model.classes,
                 "ignored_columns": found.ignored,
-                "rows": [dict(zip(columns, row, strict=True)) for row in rows],
+                "rows": rows,
                 "scores": found.scores,
             }
         )
     elif out is None:
-        _write(sys.stdout, columns, rows)
+        sys.stdout.write(table.getvalue())
     if found.ignored:
         print_note(f"columns that the model does not use: {', '.join(found.ignored[:20])}")
+    lines = [
+        (name, f"{value:.4g}") for name, value in found.scores.items() if found.quality is None
+    ]
     if found.quality is not None:
-        lines = [("accuracy", f"{found.quality.accuracy:.4f}")]
+        lines = [("loss", f"{found.scores['loss']:.4f}")]
+        lines += [("accuracy", f"{found.quality.accuracy:.4f}")]
         lines += describe_quality(found.quality, model.classes, part="")
-        print_note(f"private scores: loss {found.scores['loss']:.4f}; {_join(lines)}")
-    elif found.scores:
-        lines = [(name, f"{value:.4g}") for name, value in found.scores.items()]
-        print_note(f"private scores: {_join(lines)}")
+    if lines:
+        print_note(f"private scores: {'; '.join(f'{name} {value}' for name, value in lines)}")
     print_note(f"promise of the model: {model.promise.describe()}")
 
 
-def _join(lines: list[tuple[str, str]]) -> str:
-    return "; ".join(f"{name} {value}" for name, value in lines)
-
-
-def _list_rows(
-    values: FloatArray, classes: tuple[str, ...] | None
-) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns of the output and its rows, in the order of the table."""
+def _list_rows(values: FloatArray, classes: tuple[str, ...] | None) -> list[dict[str, Any]]:
+    """Return the output for each row, in the order of the table."""
     if classes is None:
-        return ["prediction"], [[float(value)] for value in values]
-    columns = ["class", *(f"probability of {name}" for name in classes)]
-    chosen = values.argmax(axis=1)
-    return columns, [[classes[k], *map(float, row)] for k, row in zip(chosen, values, strict=True)]
-
-
-def _write(stream: TextIO, columns: list[str], rows: list[list[Any]]) -> None:
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+        return [{"prediction": float(value)} for value in values]
+    names = [f"probability of {name}" for name in classes]
+    return [
+        {"class": classes[row.argmax()], **dict(zip(names, row.tolist(), strict=True))}
+        for row in values
+    ]

@@ -14,7 +14,7 @@ from corn.cli.export import ModelArgument
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json, print_note, progress
 from corn.errors import FileFormatError
-from corn.files import writing_whole
+from corn.files import write_file
 from corn.noise.ledger import ReleaseHistory, find_agents, read_history
 from corn.privacy.composition import TotalLoss
 
@@ -62,10 +62,7 @@ def report(
         keys=keys,
         id_column=(model.preprocessing or {}).get("id"),
     )
-    content = write_html(page).encode() if out.suffix == ".html" else write_pdf(page)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with writing_whole(out) as partial:
-        partial.write_bytes(content)
+    write_file(out, write_html(page) if out.suffix == ".html" else write_pdf(page))
     if json:
         print_json({"file": out, "promise": asdict(model.promise), **asdict(page)})
     print_note(f"wrote {out}")

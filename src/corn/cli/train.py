@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from corn import learn
 from corn.checks import require
 from corn.cli.learning import (
-    LEARNING,
     MODEL_FILE,
     LearningOptions,
     describe_quality,
@@ -28,26 +26,29 @@ from corn.cli.options import (
     MechanismsOption,
     MixingOptions,
     OptionalGraphOption,
-    PlanOption,
     PlotOption,
     PlotStyleOption,
     ThreatOptions,
+    in_learning,
+    in_network,
     is_given,
-    parse_numbers,
     read_configuration,
+    read_numbers,
 )
 from corn.cli.output import (
     KAPPA,
+    Column,
     collect_sampling,
     describe_outcome,
     describe_reference,
     format_kappa,
+    is_open_to_insiders,
     print_facts,
     print_json,
     print_line,
     print_note,
-    print_table,
-    strictest_facts,
+    print_rows,
+    warn_of_insiders,
     warn_of_large_disagreement,
     working,
 )
@@ -70,7 +71,6 @@ EXAMPLE = (
     "--mechanism corn,decor,ldp,none --epsilon 10 --steps 500"
 )
 
-_OUTPUT = "Output"
 _MECHANISMS = "corn,decor,ldp,none"
 # The options that a plan decides.
 _DECIDED_BY_PLAN = (
@@ -89,35 +89,35 @@ def train(
     learning: LearningOptions,
     step_size: Annotated[
         str | None,
-        typer.Option(
+        in_learning(
             help="First step size, or several separated by commas: each mechanism gets the one "
             "with the least validation loss. (Default: a search that starts at an estimate "
             "from clip and noise, and continues while the best is the smallest or largest "
-            "tried; quadratic: 0.01.)",
-            rich_help_panel=LEARNING,
+            "tried; quadratic: 0.01.)"
         ),
     ] = None,
     mechanism: MechanismsOption = None,
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(
+        in_learning(
             help="Optimizer of the averaged releases, whose learning rate is the step size; adam "
             "and adamw need --mixing sum. (Default: sgd, with --momentum.)",
-            rich_help_panel=LEARNING,
             show_default=False,
         ),
     ] = "sgd",
     runs: Annotated[
         int,
-        typer.Option(
+        in_learning(
             min=1,
             help="Number of runs, with seeds 0, 1, …; the table shows their mean and its 95 % "
             "interval.",
-            rich_help_panel=LEARNING,
         ),
     ] = 1,
     graph: OptionalGraphOption = None,
-    plan: PlanOption = None,
+    plan: Annotated[
+        Path | None,
+        in_network(help="Plan file from corn plan, which sets network, budget and noise."),
+    ] = None,
     budget: BudgetOptions,
     mixing: MixingOptions,
     threat: ThreatOptions,
@@ -125,8 +125,7 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for metrics.csv, run.json (configuration and result) and model.pt.",
-            rich_help_panel=_OUTPUT,
+            help="Directory for metrics.csv, run.json (configuration and result) and model.pt."
         ),
     ] = None,
     plot: PlotOption = None,
@@ -167,7 +166,7 @@ def train(
         adversary = planned.threat
         cooldown_steps = planned.cooldown_steps
     else:
-        promise = budget.make_for_data(learning.batch_size, problem.data.sizes, network)
+        promise = budget.make(learning.batch_size, network, problem.data.sizes)
         objective = mixing.choose_objective(network, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = mixing.choose_cooldown(network, budget.steps)
@@ -207,20 +206,27 @@ def train(
     if planned is not None:
         # Named "plan", because a mechanism of the same name may stand beside it.
         mechanisms.insert(0, learn.Mechanism.from_plan(planned, name="plan"))
-    _note_exposed(mechanisms)
+    warn_of_insiders(
+        [
+            own.name
+            for own in mechanisms
+            if own.noise and not own.is_central and is_open_to_insiders(own.noise, own.threat)
+        ]
+    )
     for one in mechanisms:
         if one.name == ("corn" if planned is None else "plan"):
             warn_of_large_disagreement(one.disagreement_ratio)
-    schedule = usual_schedule(learning.task or "")
     # On large data sets, measuring takes longer than training. A table needs the last values only.
     steps = settings.num_steps
     has_curves = out is not None or plot is not None
-    options: dict[str, Any] = {
-        "settings": settings,
-        "evaluate_at": None if has_curves else sorted({0, steps // 2, steps}),
-    }
     comparison = learn.tune(
-        problem, network, mechanisms, step_sizes=step_sizes, schedule=schedule, **options
+        problem,
+        network,
+        mechanisms,
+        step_sizes=step_sizes,
+        schedule=usual_schedule(learning.task or ""),
+        settings=settings,
+        evaluate_at=None if has_curves else sorted({0, steps // 2, steps}),
     )
     result = comparison.result
     price = None
@@ -264,12 +270,10 @@ def train(
     if out is not None:
         # A simulation has the data of all agents, and measures on them without noise.
         write_run(result.rows, facts, out, is_private=True)
-        for name in _rank_outcomes(comparison):
-            # Of the mechanism whose outcome is printed, if its model predicts.
-            if name in models:
-                models[name].save(out / MODEL_FILE, is_private=True)
-                print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
-                break
+        # Of the mechanism whose outcome is printed, if its model predicts.
+        for name in [name for name in _rank_outcomes(comparison) if name in models][:1]:
+            models[name].save(out / MODEL_FILE, is_private=True)
+            print_note(f"wrote the model of {name} to {out / MODEL_FILE}: corn export {out}")
     if plot:
         _draw(comparison, promise, plot, names=network.agent_names, style=plot_style)
     if json:
@@ -372,34 +376,16 @@ def _choose_dtype(plan: Plan | None, *, is_quadratic: bool) -> str:
     return "float64" if is_quadratic else "float32"
 
 
-def _note_exposed(mechanisms: Sequence[learn.Mechanism]) -> None:
-    """Print a note on mechanisms whose shared noise a participant can subtract."""
-    exposed = [
-        mechanism.name
-        for mechanism in mechanisms
-        if mechanism.noise is not None
-        and mechanism.noise.seed_groups
-        and not mechanism.is_central
-        and not mechanism.threat.max_colluders
-    ]
-    if exposed:
-        advice = "; --colluders 1 designs corn against one" if "corn" in exposed else ""
-        print_note(
-            f"{', '.join(exposed)}: private against an eavesdropper only; a participant can "
-            f"subtract the noise of every seed that it shares{advice}"
-        )
-
-
 def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[float, ...]:
     """Return the step sizes to try; none if they are to be searched for."""
     if text is None:
         return (0.01,) if learning.is_quadratic else ()
-    sizes = parse_numbers("step_size", text, example="0.1,0.01")
+    sizes = read_numbers("--step-size", text)
     for size in sizes:
         # Made only to raise for a wrong size now, not after minutes of design.
         learning.make_schedule(size)
     is_unique = len(set(sizes)) == len(sizes)
-    require(is_unique, "step_size", "different numbers", repr(text), advice="try 0.1,0.01")
+    require(is_unique, "--step-size", "different numbers", repr(text), advice="try 0.1,0.01")
     return sizes
 
 
@@ -439,7 +425,6 @@ _COLUMNS = {
 # The first that was measured decides.
 _JUDGED = ("test_accuracy", "test_loss", "train_loss")
 _SCORES = "means over the agents' own models; 'average': those of their average model"
-_FAR_MORE = 2
 _BEYOND: dict[GridEnd, str] = {"smallest": "smaller", "largest": "larger"}
 
 
@@ -484,66 +469,103 @@ def _print_comparison(
 ) -> None:
     """Print a table with scores, spent ε and adversary of each mechanism, and notes."""
     result = comparison.result
-    facts = comparison.summary
     is_sum = network.mixing == "sum"
-    shown = _choose_columns(facts, is_sum=is_sum)
-    judged = _choose_judged(comparison)
-    if judged and "test_accuracy" in shown:
-        # The table must stay narrow enough to read.
-        shown = [name for name in shown if name != "test_loss_of_average"]
+    count = len(result.seeds)
+    runs = f"mean ± 95 % interval of {count}, which differ in batches, noise and first models"
+    if count == 1:
+        runs = "one, so chance is not shown; --runs 5 gives intervals"
     print_facts(
         f"{comparison.problem.task.describe()}, {network.num_agents} agents on {network.source}",
         [
             *(("data", note) for note in result.notes),
             ("promise", f"simulated: {budget.describe()}"),
-            *strictest_facts(budget, network.agent_names),
             ("mixing", network.describe_mixing(budget.num_steps, cooldown_steps)),
-            ("runs", _describe_runs(len(result.seeds))),
+            ("runs", runs),
             *([] if is_sum else [("scores", _SCORES)]),
             ("× server", describe_reference(budget)),
             *([] if is_sum else [("κ", KAPPA)]),
         ],
     )
-    print_table(
-        "Scores of each mechanism at its best step size",
-        [
-            "mechanism",
-            "step size",
-            *(_COLUMNS[name] for name in shown),
-            f"− {comparison.reference}" if judged else "",
-            "AUC" if qualities else "",
-            f"ε ({budget.unit})",
-            "× server",
-            "" if is_sum else "κ",
-            "holds against",
-        ],
-        [
-            [
-                mechanism.name,
-                str(facts[mechanism.name]["step_size"] or "all broke down"),
-                *(_format_score(facts[mechanism.name], column) for column in shown),
-                _format_difference(facts[mechanism.name], judged),
-                f"{qualities[mechanism.name].auc:.4g}" if mechanism.name in qualities else "",
-                "none"
-                if mechanism.budget is None
-                else round_up_range(_spent(comparison, mechanism)),
-                "" if mechanism.central_ratio is None else f"{mechanism.central_ratio:.3g}",
-                format_kappa(mechanism.disagreement_ratio),
-                _name_adversary(mechanism),
-            ]
-            for mechanism in comparison.mechanisms
-        ],
-    )
+    columns = _list_columns(comparison, budget, qualities, is_sum=is_sum)
+    print_rows("Scores of each mechanism at its best step size", columns, comparison.mechanisms)
     _print_verdicts(comparison)
     print_note(result.privacy)
-    _note_least(budget, comparison.problem.data.sizes)
     for note in result.private_notes:
         print_note(note)
     for run, breakdown in result.stopped.items():
         print_note(f"{', '.join(map(str, run))}: {breakdown}")
 
 
-def _choose_columns(facts: dict[str, dict[str, object]], *, is_sum: bool) -> list[str]:
+def _list_columns(
+    comparison: learn.Comparison,
+    budget: PrivacyBudget,
+    qualities: dict[str, Quality],
+    *,
+    is_sum: bool,
+) -> list[Column[learn.Mechanism]]:
+    facts = comparison.summary
+    shown = _choose_scores(facts, is_sum=is_sum)
+    judged = _choose_judged(comparison)
+    if judged and "test_accuracy" in shown:
+        # The table must stay narrow enough to read.
+        shown = [name for name in shown if name != "test_loss_of_average"]
+
+    def spent(own: learn.Mechanism) -> str:
+        return "none" if own.budget is None else round_up_range(_spent(comparison, own))
+
+    def score(name: str) -> Column[learn.Mechanism]:
+        return Column("", lambda own: _format_score(facts[own.name], name), _COLUMNS[name])
+
+    def auc(own: learn.Mechanism) -> str:
+        return f"{qualities[own.name].auc:.4g}" if own.name in qualities else ""
+
+    return [
+        Column("", lambda own: own.name, "mechanism"),
+        Column("", lambda own: facts[own.name]["step_size"] or "all broke down", "step size"),
+        *map(score, shown),
+        Column(
+            "",
+            lambda own: _format_difference(facts[own.name], judged),
+            f"− {comparison.reference}" if judged else "",
+        ),
+        Column("", auc, "AUC" if qualities else ""),
+        Column("", spent, f"ε ({budget.unit})"),
+        Column("", lambda own: own.central_ratio, "× server", _format_ratio),
+        Column("", lambda own: own.disagreement_ratio, "" if is_sum else "κ", format_kappa),
+        Column("", _name_adversary, "holds against"),
+    ]
+
+
+def _choose_judged(comparison: learn.Comparison) -> str:
+    """Return the score that differences to one mechanism are shown of; empty for a single run."""
+    if len(comparison.result.seeds) == 1 or len(comparison.schedules) == 1:
+        return ""
+    scores = comparison.summary[comparison.reference]
+    return next(name for name in _JUDGED if name in scores)
+
+
+def _print_verdicts(comparison: learn.Comparison) -> None:
+    """Print whether the reference is better than each other mechanism, beyond chance."""
+    column = _choose_judged(comparison)
+    verdicts: dict[str, list[str]] = {}
+    for name, (mean, width) in (comparison.differences(column) if column else {}).items():
+        is_worse = (mean > 0) == ("accuracy" in column)
+        verdict = "cannot be told from"
+        if abs(mean) > width:
+            verdict = "is worse than" if is_worse else "is better than"
+        # A run that broke down has no interval, and a note of its own.
+        if not math.isnan(width):
+            verdicts.setdefault(verdict, []).append(name)
+    if verdicts:
+        said = "; ".join(f"{verdict} {', '.join(names)}" for verdict, names in verdicts.items())
+        print_note(
+            f"{_COLUMNS[column]}: {comparison.reference} {said} (95 % intervals of differences, "
+            f"paired over {len(comparison.result.seeds)} runs, without correction for several "
+            "mechanisms)"
+        )
+
+
+def _choose_scores(facts: dict[str, dict[str, object]], *, is_sum: bool) -> list[str]:
     # Columns that no mechanism has a value for are left out: the quadratic has no test set.
     shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
     hidden = set()
@@ -568,20 +590,19 @@ def _spent(comparison: learn.Comparison, mechanism: learn.Mechanism) -> object:
 
 def _print_outcome(comparison: learn.Comparison) -> None:
     """Print the last line: what CorN, or else the first private mechanism, has reached."""
-    by_name = {mechanism.name: mechanism for mechanism in comparison.mechanisms}
-    for mechanism in (by_name[name] for name in _rank_outcomes(comparison)[:1]):
-        if mechanism.budget is None or mechanism.is_central or mechanism.central_ratio is None:
-            continue
-        text = describe_outcome(
-            comparison.summary[mechanism.name],
-            _spent(comparison, mechanism),
-            mechanism.budget,
-            threat=mechanism.threat,
-            central_ratio=mechanism.central_ratio,
-            weighted_ratio=mechanism.weighted_central_ratio or mechanism.central_ratio,
-            is_simulated=True,
-        )
-        print_line(None if text is None else f"{mechanism.name}: {text}")
+    name = _rank_outcomes(comparison)[0]
+    own = next(mechanism for mechanism in comparison.mechanisms if mechanism.name == name)
+    central, weighted = own.central_ratio, own.weighted_central_ratio
+    if own.budget is None or own.is_central or central is None or weighted is None:
+        return
+    scores, spent = comparison.summary[name], _spent(comparison, own)
+    settings = own.budget, own.threat, (central, weighted)
+    text = describe_outcome(scores, spent, *settings, is_simulated=True)
+    print_line(None if text is None else f"{name}: {text}")
+
+
+def _format_ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3g}"
 
 
 def _format_score(own: dict[str, object], column: str) -> str:
@@ -592,61 +613,10 @@ def _format_score(own: dict[str, object], column: str) -> str:
     return f"{own[column]:.4g}" + ("" if width is None else f" ± {width:.2g}")
 
 
-def _choose_judged(comparison: learn.Comparison) -> str:
-    """Return the column by which mechanisms are judged; empty for one run or one mechanism."""
-    if len(comparison.result.seeds) < 2 or len(comparison.schedules) < 2:
-        return ""
-    measured = comparison.summary[comparison.reference]
-    return next(name for name in _JUDGED if name in measured)
-
-
 def _format_difference(own: dict[str, object], column: str) -> str:
     """Return the paired difference to the reference, with its 95 % interval."""
     found = cast("dict[str, tuple[float, float]]", own["differences"]).get(column)
     return "" if found is None else f"{found[0]:+.2g} ± {found[1]:.2g}"
-
-
-def _print_verdicts(comparison: learn.Comparison) -> None:
-    """Print whether the reference is better than each other mechanism, beyond chance."""
-    column = _choose_judged(comparison)
-    if not column:
-        return
-    sign = 1 if "accuracy" in column else -1
-    verdicts: dict[str, list[str]] = {}
-    for name, (mean, width) in comparison.differences(column).items():
-        # A run that broke down has no interval, and a note of its own.
-        if math.isnan(width):
-            continue
-        verdict = "is worse than" if sign * mean > 0 else "is better than"
-        verdicts.setdefault(verdict if abs(mean) > width else "cannot be told from", []).append(
-            name
-        )
-    if not verdicts:
-        return
-    said = "; ".join(f"{verdict} {', '.join(names)}" for verdict, names in verdicts.items())
-    print_note(
-        f"{_COLUMNS[column]}: {comparison.reference} {said} (95 % intervals of differences, "
-        f"paired over {len(comparison.result.seeds)} runs, without correction for several "
-        "mechanisms)"
-    )
-
-
-def _note_least(budget: PrivacyBudget, sizes: Sequence[int]) -> None:
-    """Print a note if the budget counts on far fewer samples than most agents have."""
-    least = budget.samples_per_agent
-    usual = statistics.median(sizes)
-    if isinstance(least, int) and usual > _FAR_MORE * least:
-        print_note(
-            f"the noise, and that of the trusted server, counts on {least:,} samples of every "
-            f"agent, and half of the agents have {usual:,.0f} or more: a lower rate for all agents "
-            "(--sampling poisson) needs less noise"
-        )
-
-
-def _describe_runs(num_runs: int) -> str:
-    if num_runs == 1:
-        return "one, so chance is not shown; --runs 5 gives intervals"
-    return f"mean ± 95 % interval of {num_runs}, which differ in batches, noise and first models"
 
 
 def _name_adversary(mechanism: learn.Mechanism) -> str:

@@ -9,13 +9,15 @@ import typer
 
 from corn.cli.options import JsonOption
 from corn.cli.output import (
+    Column,
     Fact,
+    is_open_to_insiders,
     list_agents,
     print_error,
     print_json,
     print_note,
     print_result,
-    print_table,
+    print_rows,
     warn_of_insiders,
     working,
 )
@@ -80,12 +82,8 @@ def verify(
             )
     shown = [g for g in guarantees if number in (None, g.agent)]
     _print(plan, found, shown, as_json=json)
-    warn_of_insiders(
-        plan.decomposition,
-        plan.threat,
-        mechanism=plan.mechanism,
-        command="corn plan",
-    )
+    if is_open_to_insiders(plan.decomposition, plan.threat):
+        warn_of_insiders([plan.mechanism])
     # After the table, so that a broken plan is shown in full and the last line says why.
     for problem in found.problems:
         print_error(f"{path}: {problem}")
@@ -149,19 +147,13 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
     if as_json:
         print_json({"store_host": host, "connections": rows})
         return
-    print_table(
-        "connections that firewalls must allow",
-        ["agent", "must reach", "at", "for"],
-        [
-            [
-                names[row["agent"]],
-                names[row["reaches"]],
-                str(row["address"] or "?"),
-                str(row["for"]),
-            ]
-            for row in rows
-        ],
-    )
+    columns: list[Column[dict[str, Any]]] = [
+        Column("", lambda row: names[row["agent"]], "agent"),
+        Column("", lambda row: names[row["reaches"]], "must reach"),
+        Column("", lambda row: row["address"] or "?", "at"),
+        Column("", lambda row: row["for"], "for"),
+    ]
+    print_rows("connections that firewalls must allow", columns, rows)
     print_note(
         f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts "
         "connections"
@@ -174,24 +166,25 @@ def _print_guarantees(plan: Plan, shown: list[AgentGuarantee]) -> None:
     """Print each agent's ε, or on a large network those of all agents with one promise together."""
     epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
     names = plan.network.agent_names
-    rows: dict[tuple[object, ...], list[AgentGuarantee]] = {}
+    rows: dict[object, list[AgentGuarantee]] = {}
     for g in shown:
-        promise = plan.budget.promises[g.agent] if plan.budget.num_agents else None
-        rows.setdefault((promise,) if len(shown) > _MOST_ROWS else (g.agent,), []).append(g)
-    print_table(
-        f"ε for {plan.budget.promises[0].query.protects}, recomputed",
-        ["agent", "largest ε", "promised", "at δ", "[R⁻¹]_ii", "against"],
-        [
-            [
-                list_agents([label_agent(names, g.agent) for g in own]).removeprefix("agent "),
-                round_up(max(g.epsilon for g in own)),
-                write_exactly(epsilons[own[0].agent]),
-                write_exactly(deltas[own[0].agent]),
-                round_up_range([g.precision for g in own]),
-                describe_coalition(max(own, key=lambda g: g.epsilon).worst_coalition, names),
-            ]
-            for own in rows.values()
-        ],
-    )
+        is_alone = len(shown) <= _MOST_ROWS
+        rows.setdefault(g.agent if is_alone else plan.budget.of_agent(g.agent), []).append(g)
+
+    def name(own: list[AgentGuarantee]) -> str:
+        return list_agents([label_agent(names, g.agent) for g in own]).removeprefix("agent ")
+
+    def worst(own: list[AgentGuarantee]) -> AgentGuarantee:
+        return max(own, key=lambda g: g.epsilon)
+
+    columns: list[Column[list[AgentGuarantee]]] = [
+        Column("", name, "agent"),
+        Column("", lambda own: worst(own).epsilon, "largest ε", round_up),
+        Column("", lambda own: epsilons[own[0].agent], "promised", write_exactly),
+        Column("", lambda own: deltas[own[0].agent], "at δ", write_exactly),
+        Column("", lambda own: [g.precision for g in own], "[R⁻¹]_ii", round_up_range),
+        Column("", lambda own: describe_coalition(worst(own).worst_coalition, names), "against"),
+    ]
+    print_rows(f"ε for {plan.budget.queries[0].protects}, recomputed", columns, list(rows.values()))
     if len(rows) < len(shown):
         print_note("--agent NAME shows one agent, and --json all")

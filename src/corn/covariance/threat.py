@@ -14,6 +14,7 @@ import numpy as np
 from corn.checks import require, require_count
 from corn.errors import InvalidArgumentError
 from corn.parsing import MAX_DIGITS
+from corn.privacy.budget import describe_adversary, describe_insiders
 from corn.topology.graphs import Graph
 from corn.topology.network import Mixing
 
@@ -146,18 +147,11 @@ class ThreatModel:
 
     def describe(self) -> str:
         """Return the adversary in words, to stand next to every ε."""
-        if self.max_colluders == 0:
-            return "an eavesdropper who sees every message but knows no seed"
-        return (
-            f"an eavesdropper together with {self.describe_colluders()}, who know every seed "
-            "they share"
-        )
+        return describe_adversary(self.max_colluders)
 
     def describe_colluders(self) -> str:
         """Return the number of insiders in words."""
-        if self.max_colluders == 0:
-            return "no insider"
-        return "one insider" if self.max_colluders == 1 else f"{self.max_colluders} insiders"
+        return describe_insiders(self.max_colluders)
 
 
 def split_agents(num_agents: int, num_groups: int) -> SeedGroups:

@@ -16,12 +16,7 @@ from corn.checks import require, require_choice, require_count, require_positive
 from corn.distributed.keyring import find_terms
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise import ReleaseLedger
-from corn.noise.ledger import (
-    describe_total,
-    ledger_path,
-    read_history,
-    show_epsilon,
-)
+from corn.noise.ledger import ledger_path, read_history
 from corn.parsing import quote
 from corn.plan import Plan, fingerprint
 from corn.privacy import Adjacency, Unit
@@ -187,7 +182,7 @@ class Requirements:
         if not found.epsilon <= self.epsilon:
             yield (
                 f"epsilon must be at most {write_exactly(self.epsilon)} at δ = "
-                f"{write_exactly(self.delta)}, found {describe_total(found)}"
+                f"{write_exactly(self.delta)}, found {found.describe()}"
             )
 
 
@@ -216,9 +211,9 @@ class ReleaseTotal:
         """Return the totals in one line, with what they protect and against whom."""
         about = "at least " if self.problems else ""
         parts = [
-            f"all releases of this data before this run: {about}{show_epsilon(self.before)}",
-            f"this run by itself: at most {show_epsilon(self.added)}",
-            f"total after it: {about or 'at most '}{describe_total(self.after)}",
+            f"all releases of this data before this run: {about}{self.before.describe_epsilon()}",
+            f"this run by itself: at most {self.added.describe_epsilon()}",
+            f"total after it: {about or 'at most '}{self.after.describe()}",
         ]
         if self.drops_agent:
             parts.append("nothing is promised for the agent's whole data any more")

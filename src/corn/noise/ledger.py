@@ -37,7 +37,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -50,7 +49,6 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from corn.checks import require, require_count
-from corn.covariance import ThreatModel
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
 from corn.files import require_private
 from corn.noise.choices import SecretChoices
@@ -58,7 +56,6 @@ from corn.noise.keys import SECRET_BYTES, Secret, list_used_plans
 from corn.noise.stream import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
 from corn.privacy import Unit
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
-from corn.privacy.rounding import round_up, write_exactly
 
 # A disk writes pages of this size: a torn write of one entry cannot damage the other.
 PAGE_BYTES = 4096
@@ -748,24 +745,6 @@ def read_history(
                 problems.append(str(error))
         problems += _find_missing(folder, agent)
     return ReleaseHistory(agent, tuple(records), tuple(problems))
-
-
-def describe_total(total: TotalLoss) -> str:
-    """Return a total in words, with unit, neighbours and adversary."""
-    if total.max_colluders is None:
-        return "ε = 0, as nothing was released"
-    protected = "one agent's whole data set" if total.unit == "agent" else "one sample of one agent"
-    return (
-        f"{show_epsilon(total)} at δ = {write_exactly(total.delta)} for {protected} "
-        f"({total.relation} adjacency), against {ThreatModel(total.max_colluders).describe()}"
-    )
-
-
-def show_epsilon(total: TotalLoss) -> str:
-    """Return the ε of a total, rounded up."""
-    if math.isinf(total.epsilon):
-        return "no ε that can be proved"
-    return f"ε = {round_up(total.epsilon)}"
 
 
 def explain_missing(path: Path) -> str:

@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corn.checks import require, require_count, require_in_range
+from corn.checks import require_count
 from corn.covariance import ThreatModel, default_objective, design
 from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
@@ -59,14 +59,7 @@ _TOLERANCE = 0.1
 class TrainingScale:
     """Facts of a training problem that are known without looking at data.
 
-    Attributes:
-        num_agents: n.
-        samples: m, the least number of samples of an agent.
-        num_parameters: d.
-        epsilon: ε of the run.
-        delta: δ of the run.
-        unit: the data that the promise protects.
-        clip: C.
+    ``samples`` is m, the number of an agent's samples at whose rate all agents draw.
     """
 
     num_agents: int
@@ -104,12 +97,8 @@ class TrainingScale:
 class Prospect:
     """A choice of batches and steps, and what the model expects of it.
 
-    Attributes:
-        batch_size: B.
-        num_steps: T.
-        noise_variance: v of the agents' average.
-        step_size: η.
-        excess: the bound on the loss above the least one.
+    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss above the
+    least one.
     """
 
     batch_size: int
@@ -152,13 +141,8 @@ def expect(
 class Proposal:
     """Settings for a run, chosen without data, and those that they were chosen from.
 
-    Attributes:
-        scale: the facts that were known.
-        budget: the promise, with batches, steps and sampling.
-        prospect: the expectation with exact calibration.
-        central_ratio: ρ against ``threat``.
-        prospects: all batches and steps that were compared.
-        threat: the adversary.
+    ``prospect`` is with exact calibration, ``prospects`` with approximate caps; ``central_ratio``
+    is ρ against ``threat``.
     """
 
     scale: TrainingScale
@@ -207,7 +191,6 @@ def list_prospects(scale: TrainingScale, *, central_ratio: float) -> list[Prospe
 
 def choose_prospect(prospects: Sequence[Prospect]) -> Prospect:
     """Return the prospect with the least work of those within a tenth of the least excess."""
-    require(bool(prospects), "prospects", "at least one", "none")
     limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
     within = [own for own in prospects if own.excess <= limit]
     return min(within, key=lambda own: (own.work, own.num_steps))
@@ -246,22 +229,15 @@ def expect_step_size(
     noise_variance: float,
     gradient_variance: float,
 ) -> float:
-    """Return the step size that minimises the usual bound on the loss of SGD.
+    """Return the step size that minimises the bound of this module, at most D/C.
 
-    With steps of size η, the average model of T steps ends within D²/(2ηT) + η(s² + d·v)/2 of the
-    least loss. The first term is the distance that is left. The second is the randomness of the
-    agents' average gradient: s² from samples, and noise of variance v in each of d coordinates. The
-    minimum is at η = D/√(T(s² + d·v)). No step should be longer than D, so η is at most D/C. As D
-    is a guess, the result is a place to start a search from.
+    As D is a guess, the result is a place to start a search from.
 
     >>> expect_step_size(
     ...     num_steps=900, clip=1, num_parameters=8, noise_variance=0, gradient_variance=0.25
     ... )
     0.2
     """
-    require_count("num_steps", num_steps)
-    require_count("num_parameters", num_parameters)
-    require_in_range("noise_variance", noise_variance, 0)
     randomness = num_steps * (gradient_variance + num_parameters * noise_variance)
     longest = USUAL_DISTANCE / clip
     # Without randomness, only the distance limits a step.

@@ -1,17 +1,7 @@
 """Privacy accounting: from a budget to the noise it needs, and from noise to its privacy.
 
-- ``PrivacyBudget``: (ε, δ) for a run, one for all agents or one for each; its unit, its sampling,
-  and the largest [R⁻¹]_ii that keeps it.
-- ``account``, ``account_precision``: from noise to ε(δ) and δ(ε), agent by agent;
-  ``account_promises``: each agent's ε at the δ that a budget promises it.
-- ``compose_expenses``: one total ε of several phases or plans, whose noise, clipping, sampling rate
-  and number of steps may differ.
-- ``compare_samplings``: the noise that each sampling needs for the same promise.
-- ``read_promises``: ε of each agent by name, from a file.
-- ``round_up``: ε as text, never less than it is.
-- ``ACCOUNTANTS``: exact, Theorem 2 and eq. (13b), each from μ to ε and back, at a δ.
-- ``gaussian``: exact Gaussian DP, and the trade-off between the two errors of a test.
-- ``subsampling``: privacy of one sample under Poisson sampling.
+`PrivacyBudget` is the promise. `account` and its variants go from noise to ε(δ) and δ(ε), agent by
+agent; `compose_expenses` adds up several plans, whose noise, clipping and sampling may differ.
 """
 
 from corn.privacy import gaussian, subsampling

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from corn.checks import (
-    FloatArray,
-    as_symmetric_matrix,
-    require_count,
-    require_length,
-)
+from corn.checks import FloatArray, as_symmetric_matrix, require_count, require_length
 from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget, Sampling
@@ -30,7 +26,6 @@ from corn.privacy.gaussian import (
 _EPS = float(np.finfo(np.float64).eps)
 # The size of a negative eigenvalue, relative to the largest, up to which R counts as singular.
 _NEGATIVE_TOLERANCE = 1e-9
-SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 
 def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArray:
@@ -65,17 +60,13 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
     # Scaling to unit variances makes the error independent of the ratios between agents' variances.
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
-    _require_semidefinite(eigenvalues)
-    return _upper_diagonal(eigenvalues, vectors, num_terms) / scale / scale
-
-
-def _require_semidefinite(eigenvalues: FloatArray) -> None:
-    # Slightly negative ones are the rounding of a singular R.
+    # Slightly negative eigenvalues are the rounding of a singular R.
     if eigenvalues[0] < -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0):
         raise InvalidArgumentError(
             "covariance must be positive semidefinite, found a correlation matrix with eigenvalue "
             f"{eigenvalues[0]:.3g}: no noise has this covariance"
         )
+    return _upper_diagonal(eigenvalues, vectors, num_terms) / scale / scale
 
 
 def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int) -> FloatArray:
@@ -88,17 +79,12 @@ def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int
     weights = vectors**2
     diagonal: FloatArray = weights[:, kept] @ (1 / (eigenvalues[kept] - error))
     diagonal *= 1 + eigenvalues.size * _EPS
-    diagonal[_is_exposed(weights[:, ~kept], eigenvalues[kept], error)] = np.inf
-    return diagonal
-
-
-def _is_exposed(null_weights: FloatArray, kept: FloatArray, error: float) -> NDArray[np.bool_]:
     # An agent is hidden if it has no part in the null space. Where the other eigenvalues are well
     # above zero, rounding rotates the null space by a known angle, and smaller parts are ignored.
     # Where they are close to zero, every agent with a part counts as exposed.
-    rotation = 8 * error / max(kept[0], 0.1) if kept.size else 0.0
-    exposed: NDArray[np.bool_] = np.sqrt(null_weights.sum(axis=1)) > rotation
-    return exposed
+    rotation = 8 * error / max(eigenvalues[kept][0], 0.1) if kept.any() else 0.0
+    diagonal[np.sqrt(weights[:, ~kept].sum(axis=1)) > rotation] = np.inf
+    return diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +143,7 @@ class PrivacyLoss:
         if self.query.is_subsampled:
             return self._of_each_agent(
                 lambda agent: subsampling.bound_delta(
-                    float(self.precision[agent]),
-                    epsilon,
-                    num_steps=self.num_steps,
-                    query=self.query,
+                    self.precision[agent], epsilon, num_steps=self.num_steps, query=self.query
                 )
             )
         return self._of_each_agent(lambda agent: delta_from(float(self.mu[agent]), epsilon))
@@ -249,10 +232,11 @@ def _check_diagonal(value: ArrayLike) -> FloatArray:
 
 
 def compare_samplings(budget: PrivacyBudget) -> dict[Sampling, float]:
-    """Return the noise variance of each sampling that the budget has the numbers for, least first.
+    """Return the noise variance of each sampling for the same promise, least first.
 
-    It is that of all agents together, relative to the sampling with the least. A budget for unit
-    ``agent`` has one sampling only. A sampling for which δ is out of range is left out.
+    It is that of all agents together, relative to the sampling with the least. Without
+    ``samples_per_agent`` only the budget's own sampling is known. A sampling for which δ is out of
+    range is left out.
 
     >>> budget = PrivacyBudget(
     ...     1, 1e-5, num_steps=1000, clip=1, unit="sample", batch_size=128, samples_per_agent=2800
@@ -260,38 +244,14 @@ def compare_samplings(budget: PrivacyBudget) -> dict[Sampling, float]:
     >>> {name: round(ratio) for name, ratio in compare_samplings(budget).items()}
     {'poisson': 1, 'passes': 23, 'every-step': 479}
     """
-    budgets = {name: own for name in SAMPLINGS if (own := with_sampling(budget, name))}
-    variances = {
-        name: float((1 / own.precision_caps(own.num_agents or 1)).sum())
-        for name, own in budgets.items()
-    }
+    if budget.samples_per_agent is None:
+        return {budget.sampling or "every-step": 1.0}
+    variances: dict[Sampling, float] = {}
+    for sampling in get_args(Sampling):
+        # The paper's bounds do not cover sampling, and numerical accounting needs δ within a range.
+        with suppress(InvalidArgumentError):
+            own = replace(budget, accounting="gdp", sampling=sampling)
+            caps = own.precision_caps(own.num_agents or 1)
+            variances[sampling] = float((1 / caps).sum())
     least = min(variances.values())
     return {name: variances[name] / least for name in sorted(variances, key=variances.__getitem__)}
-
-
-def with_sampling(budget: PrivacyBudget, sampling: Sampling) -> PrivacyBudget | None:
-    """Return the same promise with another sampling; None if that cannot be counted."""
-    if budget.unit == "agent" and sampling != "every-step":
-        return None
-    samples = budget.samples_per_agent
-    if samples is None and budget.sampling_rate is not None:
-        # The fewest samples for which batches of this size have at most this rate.
-        fewest = tuple(promise.query.least_samples for promise in budget.promises)
-        samples = fewest if budget.num_agents else fewest[0]
-    if samples is None and sampling != "every-step":
-        return None
-    is_own = sampling == budget.sampling
-    try:
-        return replace(
-            budget,
-            # The paper's bounds do not cover sampling, and would not compare with what does.
-            accounting="gdp",
-            sampling=sampling,
-            sampling_rate=budget.sampling_rate if is_own else None,
-            samples_per_agent=budget.samples_per_agent if is_own else samples,
-        )
-    except InvalidArgumentError:
-        # Numerical accounting needs δ within a range; the budget itself was already accepted.
-        if is_own:
-            raise
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,11 @@ from corn.checks import (
     require_in_range,
     require_length,
 )
-from corn.errors import FileFormatError, InvalidArgumentError, list_some, make_printable
+from corn.errors import FileFormatError, InvalidArgumentError, list_some
+from corn.parsing import quote
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
-from corn.privacy.rounding import write_exactly, write_range_exactly
+from corn.privacy.rounding import write_exactly, write_range
 from corn.topology.graphs import look_up_agents
 
 Unit: TypeAlias = Literal["agent", "sample"]
@@ -31,6 +32,11 @@ Adjacency: TypeAlias = Literal["replace", "add-remove"]
 Relation: TypeAlias = Literal["replace-one", "add-or-remove-one", "zero-out"]
 Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
+PROTECTED: dict[Unit, str] = {
+    "agent": "one agent's whole data set",
+    "sample": "one sample of one agent",
+}
+"""The data that a unit protects, in words."""
 
 MOST_SAMPLES = 16.0
 """The most samples an agent may have, as a multiple of batch_size/sampling_rate."""
@@ -81,10 +87,30 @@ class ClippedQuery:
         require_in_range("clip", self.clip, _SMALLEST_CLIP, _LARGEST_CLIP, advice="try 0.1")
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
-        if self.unit == "agent":
-            self._check_agent()
-        else:
-            self._check_sample()
+        needed = {"batch_size"} if self.unit == "sample" else set()
+        needed |= {"poisson": {"sampling_rate"}, "passes": {"steps_per_pass"}}.get(
+            str(self.sampling), set()
+        )
+        # A number that is not used would be ignored in silence. An agent's mean over the batch is
+        # clipped as a whole: its norm is at most C for any batch size, and all of it may change
+        # with the agent's data, so that Δ must not be divided by the batch size.
+        for name in ("batch_size", "sampling_rate", "steps_per_pass"):
+            found = getattr(self, name)
+            require(
+                (found is not None) == (name in needed),
+                name,
+                f"{'given' if name in needed else 'None'} for unit={self.unit!r} and "
+                f"sampling={self.sampling!r}",
+                found,
+                advice="if each sample is clipped, use unit='sample'" * (self.unit == "agent"),
+            )
+        if self.batch_size is not None:
+            require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
+        if self.steps_per_pass is not None:
+            require_count("steps_per_pass", self.steps_per_pass)
+        if self.sampling_rate is not None:
+            rate = self.sampling_rate
+            require(0 < rate <= 1, "sampling_rate", "in (0, 1]", rate, advice="it is B/m")
 
     @property
     def contribution(self) -> float:
@@ -146,7 +172,7 @@ class ClippedQuery:
     @property
     def protects(self) -> str:
         """The data that the noise protects, in words."""
-        return "one agent's whole data set" if self.unit == "agent" else "one sample of one agent"
+        return PROTECTED[self.unit]
 
     @property
     def relation(self) -> Relation:
@@ -159,50 +185,6 @@ class ClippedQuery:
     def recipe(self) -> str:
         """The clipping, the sampling and the adjacency, in words."""
         return describe_queries([self])
-
-    def _check_agent(self) -> None:
-        # The mean over the batch is clipped as a whole. Its norm is at most C for any batch size,
-        # and all of it may change with the agent's data: Δ must not be divided by the batch size.
-        if self.batch_size is not None:
-            raise InvalidArgumentError(
-                f"batch_size must be None for unit='agent', found {self.batch_size}: the agent's "
-                "gradient is clipped once, whatever the batch, so the batch cannot lower its "
-                "sensitivity; if each sample is clipped, use unit='sample'"
-            )
-        for name in ("sampling_rate", "steps_per_pass"):
-            found = getattr(self, name)
-            if found is not None:
-                raise InvalidArgumentError(
-                    f"{name} must be None for unit='agent', found {found}: every agent takes part "
-                    "in every step, so nothing is amplified; to protect samples, use unit='sample'"
-                )
-
-    def _check_sample(self) -> None:
-        if self.batch_size is None:
-            raise InvalidArgumentError(
-                "batch_size must be given for unit='sample', found None: a sample's sensitivity is "
-                "the clip over the batch size"
-            )
-        require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
-        needed = {"poisson": "sampling_rate", "passes": "steps_per_pass"}
-        for kind, name in needed.items():
-            found = getattr(self, name)
-            # A number that the sampling does not use would be ignored in silence.
-            if (found is not None) != (kind == self.sampling):
-                state = "be given" if found is None else "be None"
-                raise InvalidArgumentError(
-                    f"{name} must {state} for sampling={self.sampling!r}, found {found}: poisson "
-                    "needs sampling_rate, passes needs steps_per_pass, every-step needs neither"
-                )
-        require(
-            self.sampling_rate is None or 0 < self.sampling_rate <= 1,
-            "sampling_rate",
-            "in (0, 1]",
-            self.sampling_rate,
-            advice="it is the expected batch size over the agent's number of samples",
-        )
-        if self.steps_per_pass is not None:
-            require_count("steps_per_pass", self.steps_per_pass)
 
 
 def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
@@ -237,31 +219,38 @@ def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
         return f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
     clipping = f"each sample's gradient is clipped to {write_exactly(query.clip)}"
     if query.sampling == "poisson":
-        rates = describe_range([q.sampling_rate or 1.0 for q in queries], digits=6)
+        rates = write_range([q.sampling_rate or 1.0 for q in queries], "{:.6g}".format)
         return (
             f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
             f"by {query.batch_size}"
         )
     batches = f"{clipping} and averaged over batches of {query.batch_size}"
     if query.sampling == "passes":
-        lengths = describe_range([q.steps_per_pass or 1 for q in queries])
+        lengths = write_range([q.steps_per_pass or 1 for q in queries], "{:.12g}".format)
         return f"{batches}, each once in a pass of {lengths} batches in a new secret order"
     return f"{batches}, of which each may have the sample"
 
 
-def describe_range(values: Sequence[float] | FloatArray, *, digits: int = 12) -> str:
-    """Return the one value, or the least and the largest, so that any number of agents fits a line.
+def describe_adversary(max_colluders: int) -> str:
+    """Return an adversary in words, to stand next to every ε.
 
-    >>> describe_range([1, 8, 1]), describe_range([0.05, 0.05 + 1e-15])
-    ('1 to 8', '0.05')
+    >>> describe_adversary(1)
+    'an eavesdropper together with one insider, who know every seed they share'
     """
-    ends = (f"{value:.{digits}g}" for value in (min(values), max(values)))
-    # By their text, as values that differ in later digits would be shown as "1 to 1".
-    return " to ".join(dict.fromkeys(ends))
+    if max_colluders == 0:
+        return "an eavesdropper who sees every message but knows no seed"
+    return (
+        f"an eavesdropper together with {describe_insiders(max_colluders)}, who know every seed "
+        "they share"
+    )
+
+
+def describe_insiders(count: int) -> str:
+    """Return a number of insiders in words."""
+    return {0: "no insider", 1: "one insider"}.get(count, f"{count} insiders")
 
 
 _COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
-_MAX_FILE_BYTES = 1 << 24
 
 
 def read_promises(
@@ -273,56 +262,26 @@ def read_promises(
     any order.
 
     Raises:
-        FileFormatError: the file is missing, or is not such a table of all agents.
+        FileFormatError: the file is not such a table of all agents.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise FileFormatError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        return _parse(lines, names)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path}: no such file") from error
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path}: not text in UTF-8") from error
-    except (InvalidArgumentError, csv.Error) as error:
-        raise FileFormatError(f"{path}: {error}") from error
-
-
-def _parse(
-    lines: Iterable[str], names: Sequence[str] | None
-) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
-    header = rows[0] if rows else []
-    if header not in _COLUMNS:
-        found = make_printable(",".join(header), limit=60)
-        raise InvalidArgumentError(
-            f"the first line must be agent,epsilon or agent,epsilon,delta, found {found!r}"
-        )
-    filled = [(number, row) for number, row in enumerate(rows[1:], start=2) if any(row)]
-    known = [str(agent) for agent in range(len(filled))] if names is None else list(names)
-    promises: list[list[float]] = []
-    for number, row in filled:
-        if len(row) != len(header):
-            raise InvalidArgumentError(
-                f"line {number} must have {len(header)} entries, found {len(row)}"
-            )
-        try:
-            promises.append([float(cell) for cell in row[1:]])
-        except ValueError as error:
-            found = make_printable(",".join(row), limit=60)
-            raise InvalidArgumentError(
-                f"line {number} must have numbers after the agent, found {found!r}"
-            ) from error
-    owners = look_up_agents(known, [row[0] for _, row in filled], argument="column agent")
-    by_agent = dict(zip(owners, promises, strict=True))
-    missing = [name for agent, name in enumerate(known) if agent not in by_agent]
-    if missing or not known:
-        raise InvalidArgumentError(
-            f"every agent must have a promise, found none for {list_some(missing) or 'any'}"
-        )
-    epsilons, *deltas = zip(*(by_agent[agent] for agent in range(len(known))), strict=True)
+        rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
+        header, *table = [[cell.strip() for cell in row] for row in rows if any(row)] or [[]]
+        columns = "agent,epsilon or agent,epsilon,delta"
+        require(header in _COLUMNS, "the first line", columns, quote(",".join(header)))
+        for row in table:
+            entries = f"a row of {len(header)} entries"
+            require(len(row) == len(header), "a promise", entries, quote(",".join(row)))
+        known = list(map(str, range(len(table)))) if names is None else names
+        owners = look_up_agents(known, [row[0] for row in table], argument="column agent")
+        missing = [name for agent, name in enumerate(known) if agent not in owners]
+        given = "given for every agent"
+        require(bool(table) and not missing, "a promise", given, f"none for {list_some(missing)}")
+        promises = dict(zip(owners, ([*map(float, row[1:])] for row in table), strict=True))
+        epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
+    # Texts that are no numbers or not UTF-8, and what the checks refuse, are ValueErrors.
+    except (ValueError, csv.Error) as error:
+        raise FileFormatError(f"{path}: not a table of promises: {error}") from error
     return epsilons, deltas[0] if deltas else None
 
 
@@ -330,10 +289,12 @@ def _parse(
 LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
 _LARGEST_WHOLE = 2**53
-_MOST_SAMPLES = 10**15
+_MOST_DECLARED = 10**15
 
 # Sizes within this factor of the least count as the least.
 _SAME_SIZE = 1.02
+
+_OF_EACH = ", each agent with its own,"
 
 # The fields that may have a value for each agent.
 _PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
@@ -395,33 +356,28 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name in ("clip", *_PER_AGENT):
             value = getattr(self, name)
-            if isinstance(value, Mapping):
-                raise InvalidArgumentError(
-                    f"{name} must be a number or a tuple with one for each agent, found a mapping: "
-                    "give its values in the order of agents"
-                )
             if isinstance(value, list | np.ndarray):
                 value = tuple(np.asarray(value).tolist())
             # 5 and 5.0 are one promise, whose plans must have one fingerprint.
             if name != "samples_per_agent":
-                value = (
-                    tuple(map(_as_float, value)) if isinstance(value, tuple) else _as_float(value)
-                )
+                is_one = not isinstance(value, tuple)
+                value = _as_float(value) if is_one else tuple(map(_as_float, value))
             object.__setattr__(self, name, value)
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
         find_accountant(self.accounting)
-        self._check_sampling()
+        self._check_fields()
+        largest = f"positive, at most {LARGEST_EPSILON:g}"
         # Making the queries checks clip, adjacency, batch size and sampling rates.
-        for promise in dict.fromkeys(self.promises):
-            _check_promise(promise)
-            if promise.query.is_subsampled:
+        for epsilon, delta, query in dict.fromkeys(self.promises):
+            is_valid = 0 < epsilon <= LARGEST_EPSILON
+            require(is_valid, "epsilon", largest, epsilon, advice="try 1 to 10")
+            require(0 < delta < 1, "delta", "in (0, 1)", delta, advice="try 1e-5")
+            if query.is_subsampled:
                 require_exact(self.accounting)
-                subsampling.require_meaningful(
-                    promise.delta, num_steps=self.num_steps, query=promise.query
-                )
+                subsampling.require_meaningful(delta, num_steps=self.num_steps, query=query)
             if self.accounting == "paper":
-                warn_if_unproved(promise.epsilon, promise.delta, stacklevel=3)
+                warn_if_unproved(epsilon, delta, stacklevel=3)
 
     @classmethod
     def for_sizes(cls, sizes: Sequence[int], **fields: Any) -> PrivacyBudget:
@@ -542,18 +498,16 @@ class PrivacyBudget:
     def describe(self) -> str:
         """Return one line with the promise, the protected data, the sampling and the accounting."""
         steps = f"{self.num_steps} step" + ("s" if self.num_steps > 1 else "")
-        queries = [promise.query for promise in self.promises]
+        epsilons, deltas, queries = zip(*self.promises, strict=True)
         counted = find_accountant(self.accounting).description
         if any(query.is_subsampled for query in queries):
             counted = "privacy loss distributions"
         if self.sampling == "passes":
-            most = describe_range([query.participations(self.num_steps) for query in queries])
+            uses = [query.participations(self.num_steps) for query in queries]
+            most = write_range(uses, "{:.12g}".format)
             counted = f"{counted} of at most {most} steps with a sample"
-        epsilon = write_range_exactly([promise.epsilon for promise in self.promises])
-        delta = write_range_exactly([promise.delta for promise in self.promises])
-        is_common = len({(promise.epsilon, promise.delta) for promise in self.promises}) == 1
-        whose = "" if is_common else ", each agent with its own,"
-        promise = f"ε = {epsilon}, δ = {delta}{whose} over {steps}"
+        whose = "" if len(set(zip(epsilons, deltas, strict=True))) == 1 else _OF_EACH
+        promise = f"ε = {write_range(epsilons)}, δ = {write_range(deltas)}{whose} over {steps}"
         return f"{promise} for {queries[0].protects} ({describe_queries(queries)}; {counted})"
 
     @cached_property
@@ -606,33 +560,30 @@ class PrivacyBudget:
             steps_per_pass=steps_per_pass,
         )
 
-    def _check_sampling(self) -> None:
+    def _check_fields(self) -> None:
         """Check the fields that may differ between agents, and that the sampling has its number."""
         for name in _PER_AGENT:
             value = getattr(self, name)
             if isinstance(value, tuple):
                 require(len(value) > 0, name, "a number or one for each agent", value)
                 require_length(name, len(value), self.num_agents or 0, per="agent")
-        rate = self.sampling_rate
         samples = self.samples_per_agent
         for count in samples if isinstance(samples, tuple) else (samples,):
             if count is not None:
-                require_count("samples_per_agent", count, most=_MOST_SAMPLES)
-        if self.batch_size is None:
-            # The query refuses a rate, and a missing batch size; samples never reach it.
-            is_allowed = samples is None or self.unit == "sample"
-            require(is_allowed, "samples_per_agent", "None for unit='agent'", samples)
-            return
-        require_count("batch_size", self.batch_size)
-        if self.sampling == "poisson" and (rate is None) == (samples is None):
-            found = "neither" if rate is None else "both"
+                require_count("samples_per_agent", count, most=_MOST_DECLARED)
+        if self.unit == "agent":
+            require(samples is None, "samples_per_agent", "None for unit='agent'", samples)
+        # Beside samples, a rate would be ignored; without both, nothing is known of the sampling.
+        given = [name for name in _PER_AGENT[2:] if getattr(self, name) is not None]
+        is_enough = samples is not None or self.sampling == "every-step"
+        if self.unit == "sample" and not (
+            len(given) == 1 if self.sampling == "poisson" else is_enough
+        ):
             raise InvalidArgumentError(
-                "sampling='poisson' needs either sampling_rate or samples_per_agent, found "
-                f"{found}: {_SAMPLINGS}"
-            )
-        if self.sampling == "passes" and samples is None:
-            raise InvalidArgumentError(
-                f"sampling='passes' needs samples_per_agent, found None: {_SAMPLINGS}"
+                f"sampling={self.sampling!r} needs samples_per_agent, which is public (poisson: or "
+                f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' (each sample "
+                "by a coin) needs the least noise, 'passes' (batches of fixed size, with a sample "
+                "in one of each pass) more, and 'every-step' the most, but no number"
             )
 
 
@@ -663,28 +614,3 @@ def fit_sampling(
     least = min(sizes)
     is_same = max(sizes) <= _SAME_SIZE * least
     return None, least if is_same else tuple(sizes)
-
-
-_SAMPLINGS = (
-    "give a public number of samples of an agent as samples_per_agent, or sampling_rate "
-    "with sampling='poisson'; sampling is 'poisson' (each sample by a coin, the least noise), "
-    "'passes' (batches of fixed size, a sample counts once for each pass) or 'every-step' (a "
-    "sample counts at every step, the most noise; needs no number)"
-)
-
-
-def _check_promise(promise: AgentPromise) -> None:
-    require(
-        0 < promise.epsilon <= LARGEST_EPSILON,
-        "epsilon",
-        f"positive, at most {LARGEST_EPSILON:g}",
-        promise.epsilon,
-        advice="try 1 to 10",
-    )
-    require(
-        0 < promise.delta < 1,
-        "delta",
-        "in (0, 1)",
-        promise.delta,
-        advice="try 1e-5, or less than one over the number of people",
-    )

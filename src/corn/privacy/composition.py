@@ -31,13 +31,11 @@ not grow with the total ε₀. ``docs/floats.md`` has the proof.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,13 +44,21 @@ from corn.checks import require, require_count, require_in_range
 from corn.errors import InvalidArgumentError
 from corn.parsing import build, parse_json
 from corn.privacy import gaussian
-from corn.privacy.budget import Adjacency, ClippedQuery, PrivacyBudget, Unit
+from corn.privacy.budget import (
+    PROTECTED,
+    Adjacency,
+    ClippedQuery,
+    PrivacyBudget,
+    Relation,
+    Unit,
+    describe_adversary,
+)
 from corn.privacy.floats import bound_reserve, set_aside
-from corn.privacy.subsampling import allow_for_rounding, choose_interval, compose_phases
+from corn.privacy.rounding import round_up, write_exactly
+from corn.privacy.subsampling import allow_for_rounding, compose_phases
 
 _ROUNDING = 2.0**-45
 _MAX_ROUNDS = 40
-_FINEST = 1e-6
 _NUM_LEVELS = 80
 
 
@@ -131,25 +137,34 @@ class TotalLoss:
             promised: for unit ``agent`` if any release protects only samples.
         delta: δ of the total.
         unit: the data that it protects.
-        adjacency: the adjacency of the total; None without releases.
+        relation: the adjacency, which is zero-out if any release with the adjacency add-remove is
+            of a batch of fixed size, or of an agent; None without releases.
         max_colluders: the insiders against whom all of it holds; None without releases.
-        is_zero_out: whether add-remove adjacency means that the unit's gradient is zero, and not
-            that it is missing, because some release was of a batch of fixed size, or of an agent.
     """
 
     epsilon: float
     delta: float
     unit: Unit
-    adjacency: Adjacency | None = None
+    relation: Relation | None = None
     max_colluders: int | None = None
-    is_zero_out: bool = False
 
-    @property
-    def relation(self) -> str:
-        """The adjacency in words, as ``ClippedQuery.recipe`` names it."""
-        if self.adjacency != "add-remove":
-            return "replace-one"
-        return "zero-out" if self.is_zero_out else "add-or-remove-one"
+    def describe(self) -> str:
+        """Return the total in words, with unit, neighbours and adversary."""
+        if self.max_colluders is None:
+            return "ε = 0, as nothing was released"
+        return (
+            f"{self.describe_epsilon()} at δ = {write_exactly(self.delta)} for "
+            f"{PROTECTED[self.unit]} ({self.relation} adjacency), against "
+            f"{describe_adversary(self.max_colluders)}"
+        )
+
+    def describe_epsilon(self) -> str:
+        """Return ε, rounded up."""
+        return (
+            f"ε = {round_up(self.epsilon)}"
+            if math.isfinite(self.epsilon)
+            else "no ε that can be proved"
+        )
 
 
 def common_unit(expenses: Iterable[Expense]) -> Unit:
@@ -174,20 +189,19 @@ def compose_expenses(
     unit = unit or common_unit(spent)
     if not spent:
         return TotalLoss(0.0, delta, unit)
-    adjacency = _common_adjacency(spent, unit)
     against = min(expense.terms.max_colluders for expense in spent)
     own = [expense.query for expense in spent if expense.query.unit == unit]
-    is_zero_out = adjacency == "add-remove" and any(q.sampling != "poisson" for q in own)
-    is_promised = unit == "sample" or all(expense.query.unit == "agent" for expense in spent)
+    adjacency: Adjacency = "replace"
+    relation: Relation = "replace-one"
+    if {query.adjacency for query in own} == {"add-remove"}:
+        adjacency = "add-remove"
+        relations = {query.relation for query in own}
+        relation = "zero-out" if "zero-out" in relations else "add-or-remove-one"
+    is_promised = unit == "sample" or len(own) == len(spent)
     if not is_promised or any(math.isinf(expense.precision) for expense in spent):
-        return TotalLoss(math.inf, delta, unit, adjacency, against, is_zero_out)
+        return TotalLoss(math.inf, delta, unit, relation, against)
     epsilon = _include_floats(tuple(spent), delta, unit, adjacency)
-    return TotalLoss(epsilon, delta, unit, adjacency, against, is_zero_out)
-
-
-def _common_adjacency(expenses: Sequence[Expense], unit: Unit) -> Adjacency:
-    own = {expense.query.adjacency for expense in expenses if expense.query.unit == unit}
-    return "add-remove" if own == {"add-remove"} else "replace"
+    return TotalLoss(epsilon, delta, unit, relation, against)
 
 
 @dataclass(frozen=True)
@@ -201,6 +215,10 @@ class _Ideal:
     phases: tuple[tuple[float, float, int], ...]
     adjacency: Adjacency
 
+    @property
+    def _losses(self) -> Any:
+        return compose_phases(self.phases, self.adjacency, mu=self.mu)
+
     def _allow(self, delta: float) -> float:
         """Return what δ is raised by for rounding in the composition, with the Gaussian part."""
         return allow_for_rounding(delta, 1 + sum(steps for _, _, steps in self.phases))
@@ -210,13 +228,13 @@ class _Ideal:
         if not self.phases:
             return gaussian.epsilon_from(self.mu, delta) if delta > 0 else math.inf
         left = delta - self._allow(delta)
-        return float(_compose_ideal(self).get_epsilon_for_delta(left)) if left > 0 else math.inf
+        return float(self._losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on δ(ε)."""
         if not self.phases:
             return gaussian.delta_from(self.mu, epsilon) * (1 + _ROUNDING)
-        found = float(_compose_ideal(self).get_delta_for_epsilon(epsilon))
+        found = float(self._losses.get_delta_for_epsilon(epsilon))
         return found + self._allow(found)
 
 
@@ -238,23 +256,6 @@ def _idealise(expenses: Sequence[Expense], unit: Unit, adjacency: Adjacency) -> 
         square += sensitivity * sensitivity * query.participations(count) * expense.precision
     listed = tuple((*phase, count) for phase, count in phases.items())
     return _Ideal(math.sqrt(square) * (1 + _ROUNDING), listed, adjacency)
-
-
-@lru_cache(maxsize=16)
-def _compose_ideal(ideal: _Ideal) -> Any:
-    # All losses must lie on one grid. The finest is accurate for all; the Gaussian part, whose
-    # losses spread furthest, limits how fine it can be.
-    finest = min(choose_interval(shift, rate) for shift, rate, _ in ideal.phases)
-    interval = max(finest, _FINEST * ideal.mu * (ideal.mu / 2 + 10))
-    total = compose_phases(ideal.phases, ideal.adjacency, interval=interval)
-    if ideal.mu > 0:
-        distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-        # μ already has the sensitivity of the adjacency: one release of this shift.
-        rest = distributions.from_gaussian_mechanism(
-            standard_deviation=1 / ideal.mu, value_discretization_interval=interval
-        )
-        total = total.compose(rest)
-    return total
 
 
 def _include_floats(

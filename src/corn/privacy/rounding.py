@@ -39,13 +39,15 @@ def write_exactly(value: float) -> str:
     return short if float(short) == value else repr(float(value))
 
 
-def write_range_exactly(values: Any) -> str:
-    """Return one promised ε or δ, or the least and the largest of several, none of them rounded.
+def write_range(values: Any, write: Callable[[float], str] = write_exactly) -> str:
+    """Return one number, by default as it is, or the least and the largest of several.
 
-    >>> write_range_exactly([1.0, 1.0]), write_range_exactly([0.1234567, 8.0])
+    >>> write_range([1.0, 1.0]), write_range([0.1234567, 8.0])
     ('1', '0.1234567 to 8')
     """
-    return _write_range(values, write_exactly)
+    least, most = (write(float(bound)) for bound in (np.min(values), np.max(values)))
+    # By their text, as values that differ in later digits would be shown as "1 to 1".
+    return least if least == most else f"{least} to {most}"
 
 
 def round_up_range(values: Any) -> str:
@@ -54,12 +56,7 @@ def round_up_range(values: Any) -> str:
     >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
     ('1.00001', '0.5 to 2')
     """
-    return _write_range(values, round_up)
-
-
-def _write_range(values: Any, write: Callable[[float], str]) -> str:
-    least, most = (write(float(bound)) for bound in (np.min(values), np.max(values)))
-    return least if least == most else f"{least} to {most}"
+    return write_range(values, round_up)
 
 
 def _round(value: float, digits: int, rounding: str) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -55,36 +55,25 @@ _WIDEST_SEARCH = 15.0
 _TABLE_SIZE = 8001
 _TABLE_END = 9.0
 _GRID_SIZE = 1 << 16
+_FINEST_OF_REST = 1e-6
 _LARGEST_LOG_SHIFT = 4.0
 _MOST_STEPS = 10**6
 
 
-def bound_epsilon(
-    precision: float,
-    delta: float,
-    *,
-    num_steps: int,
-    query: ClippedQuery,
-) -> float:
+def bound_epsilon(precision: float, delta: float, *, num_steps: int, query: ClippedQuery) -> float:
     """Return an upper bound on ε(δ) after this many steps at [R⁻¹]_jj = ``precision``."""
     left = delta - allow_for_rounding(delta, num_steps)
     if math.isinf(precision) or left <= 0:
         return math.inf
-    losses = _compose(precision, num_steps, query)
+    losses = _compose_steps(precision, num_steps, query)
     return float(losses.get_epsilon_for_delta(left))
 
 
-def bound_delta(
-    precision: float,
-    epsilon: float,
-    *,
-    num_steps: int,
-    query: ClippedQuery,
-) -> float:
+def bound_delta(precision: float, epsilon: float, *, num_steps: int, query: ClippedQuery) -> float:
     """Return an upper bound on δ(ε), for steps as in ``bound_epsilon``."""
     if math.isinf(precision):
         return 1.0
-    losses = _compose(precision, num_steps, query)
+    losses = _compose_steps(precision, num_steps, query)
     found = float(losses.get_delta_for_epsilon(epsilon))
     return min(1.0, found + allow_for_rounding(found, num_steps))
 
@@ -104,11 +93,7 @@ def allow_for_rounding(delta: float, num_steps: int) -> float:
 
 
 def calibrate_precision(
-    epsilon: float,
-    delta: float,
-    *,
-    num_steps: int,
-    query: ClippedQuery,
+    epsilon: float, delta: float, *, num_steps: int, query: ClippedQuery
 ) -> float:
     """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
 
@@ -120,12 +105,7 @@ def calibrate_precision(
     require_meaningful(delta, num_steps=num_steps, query=query)
 
     def excess(log_precision: float) -> float:
-        spent = bound_epsilon(
-            math.exp(log_precision),
-            delta,
-            num_steps=num_steps,
-            query=query,
-        )
+        spent = bound_epsilon(math.exp(log_precision), delta, num_steps=num_steps, query=query)
         # Bounded, so that ε = 0 and ε = ∞ are numbers that a root finder can use.
         return math.log(min(max(spent / epsilon, 0.1), 10.0))
 
@@ -260,33 +240,46 @@ def _losses(x: FloatArray, shift: float, rate: float, query: ClippedQuery) -> Fl
     return np.asarray(present - opposite)
 
 
-@lru_cache(maxsize=8)
-def _compose(precision: float, num_steps: int, query: ClippedQuery) -> Any:
+def _compose_steps(precision: float, num_steps: int, query: ClippedQuery) -> Any:
     _require_few_steps(num_steps)
     shift = query.contribution * math.sqrt(precision)
-    rate = query.sampling_rate or 1.0
-    interval = choose_interval(shift, rate)
-    return compose_phases([(shift, rate, num_steps)], query.adjacency, interval=interval)
+    return compose_phases(((shift, query.sampling_rate or 1.0, num_steps),), query.adjacency)
 
 
+@lru_cache(maxsize=16)
 def compose_phases(
-    phases: Sequence[tuple[float, float, int]], adjacency: Adjacency, *, interval: float
+    phases: tuple[tuple[float, float, int], ...],
+    adjacency: Adjacency,
+    *,
+    mu: float = 0.0,
+    interval: float | None = None,
 ) -> Any:
-    """Return the privacy loss distribution of several phases with Poisson sampling.
+    """Return the privacy loss distribution of phases with Poisson sampling, and a Gaussian rest.
 
     Args:
         phases: shift, sampling rate and number of steps of each.
         adjacency: the relation of neighbouring data sets.
-        interval: the interval of the grid of privacy losses.
+        mu: that of all releases without sampling, for the sensitivity of this adjacency.
+        interval: the interval of the grid of privacy losses; by default it is chosen.
     """
     # Imported here, because it takes half a second that other accounting saves.
     distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    if interval is None:
+        # All losses must lie on one grid. The finest is accurate for all; the Gaussian part, whose
+        # losses spread furthest, limits how fine it can be.
+        finest = min(choose_interval(shift, rate) for shift, rate, _ in phases)
+        interval = max(finest, _FINEST_OF_REST * mu * (mu / 2 + 10))
     total = distributions.identity(value_discretization_interval=interval)
     for shift, rate, count in phases:
         if shift == 0:
             continue  # nothing is released, which no noise multiplier expresses
         step = make_step(shift, rate, adjacency, interval=interval)
         total = total.compose(step.self_compose(count))
+    if mu > 0:
+        rest = distributions.from_gaussian_mechanism(
+            standard_deviation=1 / mu, value_discretization_interval=interval
+        )
+        total = total.compose(rest)
     return total
 
 

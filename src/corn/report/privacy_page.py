@@ -20,7 +20,7 @@ import jinja2
 from corn.errors import MissingExtraError, list_some
 from corn.learn import ModelPromise
 from corn.noise import load_roster
-from corn.noise.ledger import ReleaseHistory, describe_total
+from corn.noise.ledger import ReleaseHistory
 from corn.privacy.budget import Relation
 from corn.privacy.composition import TotalLoss
 from corn.privacy.rounding import round_up, round_up_range, write_exactly
@@ -87,15 +87,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PrivacyPage:
-    """The content of the page.
-
-    Attributes:
-        title: the name of the model.
-        verdict: the promise, or its absence, in one sentence.
-        holds: whether anybody is protected.
-        sections: the sections of the page.
-        footer: version and date.
-    """
+    """The content of the page; ``verdict`` is the promise, or its absence, in one sentence."""
 
     title: str
     verdict: str
@@ -125,14 +117,9 @@ def describe_privacy(
 ) -> PrivacyPage:
     """Collect the content of the page.
 
-    Args:
-        promise: the promise of the model.
-        model: the model in one line.
-        model_digest: the SHA-256 of its file.
-        published: the files that were published.
-        totals: all releases of each agent whose ledger is known here, and their total.
-        keys: the folder of these ledgers.
-        id_column: the column by which each site checked that every person has one row.
+    ``model_digest`` is the SHA-256 of the model's file. ``totals`` has all releases of each agent
+    whose ledger is in the folder ``keys``, and their total. By ``id_column`` each site checked that
+    every person has one row.
     """
     sections = [
         *_explain_promise(promise, id_column),
@@ -316,7 +303,7 @@ def _describe_total(
     more = sum(len(agents) for agents in list(sites.values())[_MOST_ROWS:])
     lost = [problem for history, _ in totals for problem in history.problems]
     about = "at least " if lost else ""
-    notes = [f"The largest total is {about}{describe_total(worst)}."]
+    notes = [f"The largest total is {about}{worst.describe()}."]
     # With a lost ledger the total is a lower bound, which bounds no guess.
     if math.isfinite(worst.epsilon) and not lost:
         guess = _percent(bound_guess(worst.epsilon, worst.delta))

@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.topology import Network
 from corn.version import __version__
 
-CORE = ("gaussian", "promises", "sums", "exports")
+CORE = ("gaussian", "sums")
 VIEW = ("drawing", "page")
 MOST_AGENTS = 1000
 """The most agents that the page draws."""

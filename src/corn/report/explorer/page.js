@@ -1,12 +1,11 @@
 // The page: settings in, pictures out.
 corn.page = (() => {
   "use strict";
-  const { drawing, exports, promises, sums } = corn;
+  const { drawing, sums } = corn;
   const { formatEpsilon } = drawing;
   const byId = (id) => document.getElementById(id);
   const given = JSON.parse(byId("given").textContent);
   const MOST_AGENTS = 1000;
-  const FILES = { commandLine: "plan.sh", pythonLines: "design.py" };
   const state = { view: null };
 
   function read() {
@@ -20,14 +19,10 @@ corn.page = (() => {
       insiders: number("insiders"),
       falseAlarms: Number(byId("alarms").value),
       promise: {
-        unit: byId("unit").value,
         epsilon: number("epsilon"),
         delta: number("delta"),
         steps: number("steps"),
         clip: number("clip"),
-        sampling: byId("sampling").value,
-        batch: number("batch"),
-        samples: number("samples"),
       },
     };
   }
@@ -37,7 +32,7 @@ corn.page = (() => {
     if (!isCount(agents, 3, MOST_AGENTS)) return `Agents must be from 3 to ${MOST_AGENTS}.`;
     if (!isCount(colluders, 0, agents - 2)) return "The design must leave two agents that do not collude.";
     if (!isCount(insiders, 0, agents - 1)) return "At least one agent must not be an insider.";
-    return promises.problemOf(promise);
+    return sums.problemOf(promise);
   }
 
   /** Compute what the page shows. */
@@ -45,8 +40,6 @@ corn.page = (() => {
     const settings = read();
     byId("agents").disabled = byId("graph").value === "given";
     if (byId("agents").disabled) byId("agents").value = given.agents;
-    byId("sampling-fields").hidden = settings.promise.unit !== "sample";
-    byId("samples").disabled = settings.promise.sampling === "every-step";
     const problem = problemOf(settings);
     state.view = { settings, problem, found: problem ? null : sums.account(settings) };
     render();
@@ -72,7 +65,7 @@ corn.page = (() => {
     renderFacts(settings, found.cap);
     renderAttack(settings.falseAlarms, found.power);
     renderCosts(settings);
-    renderExport();
+    byId("export").textContent = commandLine(settings);
   }
 
   function renderVerdict({ promise, insiders, colluders }, epsilon, isBroken) {
@@ -86,10 +79,9 @@ corn.page = (() => {
   }
 
   function renderFacts({ agents, colluders, promise }, cap) {
-    const unit = promise.unit === "agent" ? "an agent’s whole data set" : "one sample";
     const sigma = (variance) => `σ = ${Math.sqrt(variance).toPrecision(4)}`;
     const facts = [
-      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta.toExponential()} for ${unit}, clipped to ${promise.clip}`],
+      ["promise", `ε = ${promise.epsilon}, δ = ${promise.delta.toExponential()} for an agent’s whole data set, clipped to ${promise.clip}`],
       ["private noise of an agent", sigma(1 / ((agents - colluders) * cap))],
       ["independent noise instead", sigma(1 / cap)],
       ["in the average", sigma(sums.centralRatio(agents, colluders) / cap / agents ** 2)],
@@ -121,12 +113,14 @@ corn.page = (() => {
     byId("costs").setAttribute("aria-label", `Times a trusted server’s noise. ${texts.join("; ")}`);
   }
 
-  function renderExport() {
-    const form = document.querySelector("input[name=form]:checked").value;
-    const text = exports[form](state.view.settings);
-    byId("export").textContent = text;
-    byId("download").href = `data:text/plain;charset=utf-8,${encodeURIComponent(text)}`;
-    byId("download").download = FILES[form];
+  /** Return the command that makes the plan. */
+  function commandLine({ graph, promise: { epsilon, delta, steps, clip }, colluders }) {
+    const spec = /^[\w.:=,/-]+$/.test(graph) ? graph : `'${graph.replaceAll("'", `'"'"'`)}'`;
+    return [
+      `corn plan --graph ${spec} --mixing sum --out plan.corn`,
+      `--epsilon ${epsilon} --delta ${delta.toExponential()} --steps ${steps}`,
+      `--clip ${clip} --colluders ${colluders}`,
+    ].join(" \\\n  ");
   }
 
   function element(name, text = "") {
@@ -153,18 +147,9 @@ corn.page = (() => {
     slider.value = toSlider(Number(field.value));
   }
 
-  async function copy() {
-    const select = () => getSelection().selectAllChildren(byId("export"));
-    // Without a secure context there is no clipboard: the text is selected instead.
-    if (navigator.clipboard) await navigator.clipboard.writeText(byId("export").textContent).catch(select);
-    else select();
-    byId("copy").textContent = "Copied";
-    setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
-  }
-
   function start() {
     const usual = { agents: 20, colluders: 1, insiders: 1, epsilon: 1, delta: "1e-5", steps: 1000 };
-    Object.assign(usual, { clip: 0.1, batch: 64, samples: 2000, alarms: "0.01" });
+    Object.assign(usual, { clip: 0.1, alarms: "0.01" });
     for (const [id, value] of Object.entries(usual)) byId(id).value = value;
     if (given) {
       byId("graph").prepend(new Option(`${given.source} (${given.agents} agents)`, "given"));
@@ -176,10 +161,6 @@ corn.page = (() => {
     byId("settings").addEventListener("input", update);
     byId("insiders").addEventListener("input", update);
     byId("alarms").addEventListener("change", update);
-    byId("copy").addEventListener("click", copy);
-    for (const input of document.querySelectorAll("input[name=form]")) {
-      input.addEventListener("change", renderExport);
-    }
     update();
   }
 
