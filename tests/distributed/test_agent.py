@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -41,8 +40,7 @@ from corn.learn import Constant
 from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
 from corn.learn.tasks import LinearClassifier, MeanLoss
-from corn.plan import Plan, make_plan, verify_plan
-from corn.topology import load_network
+from corn.plan import Plan, verify_plan
 from corn.transport import Link, LinkError, LinkOpener, open_links
 
 from .harness import require_private, small_plan
@@ -429,24 +427,6 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
             assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
             assert "was left out without agent 2" in notes
         assert ("for 3 agents from step" in notes) == (policy == "replan")
-
-
-def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> None:
-    """A receiver's call reaches its sender, which reads nothing else from it."""
-    graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (1, 0)])
-    plan = make_plan(
-        load_network(graph, mixing="gossip"),
-        RING.budget,
-        mechanism="ldp",
-        threat=ThreatModel(),
-    )
-    results = lose_one(None, tmp_path, plan)
-    assert len({own.num_steps for own in results if isinstance(own, AgentResult)}) == 1
-    for result in results:
-        assert isinstance(result, AgentResult), result
-        assert set(result.lost) == {2}
-        assert (result.stop.agent, result.stop.reason) == (2, StopReason.LOSS)
-        assert result.num_steps < 8
 
 
 def lose_one(

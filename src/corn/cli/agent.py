@@ -44,8 +44,8 @@ class MonitoringOptions:
     status: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT to serve /healthz, /metrics (Prometheus) and a status page at. With "
-            "corn launch, agent I uses PORT + I.",
+            help="HOST:PORT to serve /healthz and /metrics (Prometheus) at. With corn launch, "
+            "agent I uses PORT + I.",
             rich_help_panel=_MONITORING,
         ),
     ] = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import networkx as nx
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -428,7 +427,7 @@ class AgentRun:
         self.agent = self.rendezvous.agent
         self._opened = ExitStack()
         graph = self.plan.network.graph
-        self.neighbours = frozenset(nx.all_neighbors(graph, self.agent))
+        self.neighbours = frozenset(graph.neighbors(self.agent))
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.start) if is_sum else self.start.nbytes
@@ -459,7 +458,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self._opened.callback(opener.close)
+        self._opened.callback(opener.callers.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -488,7 +487,7 @@ class AgentRun:
             )
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self._opened.callback(admission.opener.close)
+        self._opened.callback(admission.opener.callers.close)
         welcome = admission.welcome
         step = admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses

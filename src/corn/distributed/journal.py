@@ -177,7 +177,7 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=tuple(membership.senders | membership.receivers),
+            neighbours=membership.planned_neighbours,
             lost={},
             unreached=(),
             bytes_sent=0,

@@ -85,12 +85,7 @@ News: TypeAlias = Mapping[Subject, Saying]
 
 @final
 class NewsKeys:
-    """Signatures of news in one run.
-
-    Args:
-        credentials: Keys of this agent and of all others.
-        session: The run: news of another run has no valid signature in this one.
-    """
+    """Signatures of news in one run, the session: in another run they are not valid."""
 
     def __init__(self, credentials: Credentials, session: bytes) -> None:
         self._credentials = credentials

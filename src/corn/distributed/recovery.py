@@ -60,10 +60,8 @@ _MAX_SHRINKS = 29  # the last one halves ε
 class ActivePlan:
     """A plan in force: of the whole network at first, of survivors after a loss.
 
-    Attributes:
-        plan: The plan; its agents are numbered 0 … m−1.
-        members: The number that each of them had at the start of the run.
-        noise: This agent's share.
+    ``members`` are the numbers of its agents 0 … m−1 at the start of the run, and ``noise`` is this
+    agent's share.
     """
 
     plan: Plan
@@ -232,9 +230,6 @@ class Recovery:
         # A chain of all agents, one round before, in which losses may be noticed, and one to tell
         # neighbours the own step.
         self._num_rounds = n + 2
-        # A neighbour is at most one step ahead, which it may have begun; the sender of a one-way
-        # link is ahead by at most as many steps as there are agents.
-        self._lead = n + 1 if network.graph.is_directed() else 2
         self._is_running = False
         self._payload_bytes = 0
         self._has_learnt_breaks = False
@@ -250,19 +245,14 @@ class Recovery:
         before: Tensor | None = None,
         payload_bytes: int = 0,
     ) -> tuple[int, Tensor | None]:
-        """Return the first step that no survivor has begun, and the sum of the own step.
+        """Return the first step that no survivor has begun, and the sum of the own step, if any.
 
-        There is none if it is void, or not needed.
-
-        Args:
-            step: The step that this agent is in, or about to begin.
-            make_header: Returns a header with all news so far.
-            has_released: Whether this agent has released the step.
-            before: The sum of the step before it; None if that was void, or there was none.
-            payload_bytes: The size of the sum of this step.
+        This agent is in ``step``, or about to begin it. ``make_header`` returns a header with all
+        news so far, ``before`` is the sum of the step before, unless that was void, and
+        ``payload_bytes`` the size of the sum of this step.
 
         Raises:
-            ProtocolError: Attempts never end.
+            ProtocolError: attempts never end.
         """
         self.attempt += 1
         self._is_running = True
@@ -393,7 +383,7 @@ class Recovery:
         # that have recovered already, and went on, have begun one more than all others.
         own = Subject(Kind.BEGUN, header.sender, header.sender, header.sender)
         others = count_begun(self._membership.news, without=header.sender)
-        if own not in header.news or header.news[own].step > max(step, others) + self._lead:
+        if own not in header.news or header.news[own].step > max(step, others) + 2:
             raise ProtocolError(f"{who} has not begun the steps that it says")
         if header.payload_bytes not in (0, self._payload_bytes):
             raise ProtocolError(

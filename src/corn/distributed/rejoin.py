@@ -235,7 +235,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             list(pool.map(connect, peers))
 
     with ExitStack() as stack:
-        stack.callback(opener.close)
+        stack.callback(opener.callers.close)
         stack.callback(_close_all, links)
         keys = NewsKeys(rendezvous.credentials, session)
         channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
@@ -453,7 +453,7 @@ class Returns:
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
         if agent in self._banned:
-            self._opener.reject(agent)
+            self._opener.callers.reject(agent)
             raise LinkError(f"agent {agent} broke the protocol, and is not linked again")
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
@@ -493,7 +493,7 @@ class Returns:
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
         for agent in agents:
-            self._opener.reject(agent)
+            self._opener.callers.reject(agent)
 
     def cancel(self, step: float = math.inf) -> None:
         """Let agents ask again that were to return by a step, and have not."""

@@ -78,8 +78,8 @@ class RunSettings:
         """Return what survivors of a loss do: as given, or what the plan allows."""
         if self.on_dropout is not None:
             return self.on_dropout
-        can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
-        return "replan" if plan.network.mixing == "sum" or can_replan else "stop"
+        can_replan = plan.network.mixing == "sum" or has_pair_seeds(plan)
+        return "replan" if can_replan else "stop"
 
     def precision_of(self, plan: Plan, agent: int, planned: float) -> float:
         """Return the largest [R⁻¹]_ii that an agent may release with, ``planned`` or the cap."""
@@ -124,11 +124,6 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        if plan.network.graph.is_directed() and self.policy_for(plan) != "stop":
-            raise InvalidArgumentError(
-                "on_dropout must be 'stop' where links are one-way, as weights of survivors are "
-                f"those of two-way links, found {self.on_dropout!r}"
-            )
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
 

@@ -17,16 +17,12 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, NamedTuple, final
 
-import jinja2
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -61,9 +57,6 @@ _HEADERS = {
     "Connection": "close",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 
 
@@ -218,11 +211,6 @@ class Status:
     names: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The name of the agent, or its number."""
-        return self.names[self.agent] if self.names else str(self.agent)
-
-    @property
     def phase(self) -> str:
         """``starting``, or that of the state."""
         return STARTING if self.newest is None else self.newest.phase
@@ -245,7 +233,8 @@ def render_metrics(status: Status) -> str:
         labels = {"agent": agent} | labels
         Gauge(f"corn_{name}", text, tuple(labels), registry=registry).labels(**labels).set(value)
 
-    info = {"version": __version__, "phase": status.phase, "agent_name": status.name}
+    name = status.names[status.agent] if status.names else agent
+    info = {"version": __version__, "phase": status.phase, "agent_name": name}
     show("info", "Version, phase, and the agent's name.", 1, **info)
     show("healthy", "1 unless /healthz fails.", not status.problem)
     state = status.newest
@@ -281,29 +270,6 @@ def render_metrics(status: Status) -> str:
     show("epsilon_spent", "Privacy loss so far under this plan, at most.", spent, **meaning)
     show("epsilon_promised", "Privacy loss that the plan allows.", promised, **meaning)
     return generate_latest(registry).decode()
-
-
-def render_page(status: Status) -> str:
-    """Return the page as HTML."""
-    return _template().render(
-        status=status,
-        state=status.newest,
-        round_up=round_up,
-        write_exactly=write_exactly,
-        clock=lambda moment: datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S UTC"),
-        version=__version__,
-    )
-
-
-@cache
-def _template() -> jinja2.Template:
-    source = resources.files("corn.distributed").joinpath("status.html")
-    # Escaped, as texts of a plan come from others; strict, so that a missing value is an error, not
-    # a gap.
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(source.read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -390,7 +356,7 @@ class _StatusHandler(BaseHTTPRequestHandler):
     default_request_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        """Answer a request for a page."""
+        """Answer a request."""
         path = self.path.partition("?")[0]
         status = self.server.status
         if path == "/healthz":
@@ -400,8 +366,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
             code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
             body = json.dumps(facts | {"problem": problem}) + "\n"
             self._answer(body, "application/json", code)
-        elif path == "/":
-            self._answer(render_page(status), "text/html; charset=utf-8")
         elif path == "/metrics":
             self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
         else:

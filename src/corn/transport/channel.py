@@ -269,14 +269,10 @@ class Channel:
 
     One thread may send while another receives. Both block, until the other end is gone or
     :meth:`close` is called from any thread.
-
-    Args:
-        connection: the connection.
-        peer: the agent at the other end.
-        keys: the keys to send and to receive with.
     """
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
+        """Send with the first of the keys, and receive with the second."""
         self._socket = connection
         self.peer = peer
         self._sending_key, self._receiving_key = keys
@@ -299,8 +295,8 @@ class Channel:
             total += self._send_record(data[begin : begin + RECORD_BYTES])
         return total
 
-    def receive(self, *, max_bytes: int, into: bytearray | None = None) -> memoryview:
-        """Return the next message, in ``into`` if it fits there exactly.
+    def receive(self, *, max_bytes: int) -> memoryview:
+        """Return the next message.
 
         Raises:
             ChannelClosedError: the other end is gone.
@@ -320,8 +316,7 @@ class Channel:
                 f"agent {self.peer} announced a message of {length:,} bytes, of at most "
                 f"{max_bytes:,}"
             )
-        buffer = into if into is not None and len(into) == length else bytearray(length)
-        view = memoryview(buffer)
+        view = memoryview(bytearray(length))
         for begin in range(0, length, RECORD_BYTES):
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
