@@ -72,7 +72,7 @@ def test_there_is_a_line_per_checkpoint_and_event(
     news = [Note(0, "agent 2 is gone"), Note(1, "agent 2 is gone"), Note(1, "odd", True)]
     processes = AgentProcesses({})
     progress = ProgressLog("the promise", checkpoint_every=100)
-    with writing_log("text"):
+    with writing_log():
         for step in (40, 99, 101, 130, 330, 370, 400):
             for agent in range(2):
                 processes.states[agent] = make_state(agent=agent, step=step + agent)

@@ -100,7 +100,6 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         stepper=SimpleNamespace(num_broken=0),
         exchange=SimpleNamespace(
             neighbours=(),
-            seconds_waited=0.0,
             membership=make_membership(plan.network.graph, 0),
             start=lambda *_: None,
             finish=lambda _: {},

@@ -19,7 +19,6 @@ from corn.cli.learning import (
 )
 from corn.cli.options import JsonOption
 from corn.cli.output import print_json
-from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.learn.consortium import Consortium
@@ -35,12 +34,8 @@ _MONITORING = "Monitoring"
 
 @dataclass(frozen=True)
 class MonitoringOptions:
-    """The log of an agent, and its status server."""
+    """The status server of an agent."""
 
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(help="Log lines as text or as JSON.", rich_help_panel=_MONITORING),
-    ] = "text"
     status: Annotated[
         str | None,
         typer.Option(
@@ -302,7 +297,6 @@ def agent(
         listen=_read_address(listen),
         advertise=_read_address(advertise),
         rejoins=rejoin,
-        log_format=monitoring.log_format,
         status=monitoring.address,
     )
     # Several agents often share a machine, and their threads would slow each other down.

@@ -35,7 +35,7 @@ def status(
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one here failed or its state is stale."""
     # Here, as torch takes seconds to import.
-    from corn.distributed.status import has_ended, judge_condition, read_states
+    from corn.distributed.status import judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -45,10 +45,7 @@ def status(
             f"{out}: no agent of this user has begun to train here; the log of each agent is in "
             "private/agent-I"
         )
-    states = [
-        (state, judge_condition(state, is_gone=has_ended(folder)))
-        for state, folder in found.values()
-    ]
+    states = [(state, judge_condition(state)) for state in found.values()]
     first = states[0][0]
     if json:
         print_json({"agents": [{**asdict(own), "condition": now.text} for own, now in states]})
@@ -81,13 +78,5 @@ def status(
                 for own, now in states
             ],
         )
-        newest = max((own for own, _ in states), key=lambda own: own.updated)
-        others = {a: text for a, text in newest.describe_agents().items() if a not in found}
-        if others:
-            print_table(
-                f"agents elsewhere, as agent {newest.name(newest.agent)} knows them",
-                ("agent", "state"),
-                [[newest.name(agent), text] for agent, text in others.items()],
-            )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)

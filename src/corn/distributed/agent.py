@@ -607,7 +607,6 @@ class AgentRun:
             rows=tuple(journal.rows),
             measured=journal.measured,
             private_notes=tuple(journal.private_notes),
-            seconds_waited=exchange.seconds_waited,
             total=self.total,
             simulation=problem.simulation,
         )

@@ -74,7 +74,7 @@ class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
     A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
-    numbers in messages, and ``seconds_waited`` how long this agent has waited for others in steps.
+    numbers in messages.
     ``on_send`` is called with every message once all its numbers are known, for audits.
     ``check_call`` is called with every call for a recovery, and raises ``ProtocolError`` for a
     false one.
@@ -92,7 +92,6 @@ class Exchange:
         self.membership = membership
         self.timeout = timeout
         self.dtype = dtype
-        self.seconds_waited = 0.0
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None

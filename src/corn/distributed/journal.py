@@ -23,11 +23,10 @@ from torch import Tensor
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
-from corn.distributed.status import TRAINING, AgentState, StateFile
+from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
-    append_private_note,
     write_model,
 )
 from corn.errors import CornError
@@ -157,7 +156,6 @@ class Journal:
         # Times and steps of the last minute.
         self._pace: deque[tuple[float, int]] = deque()
         self._last_state = self._last_file = -math.inf
-        self._file = None if run.folders is None else StateFile(run.folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
@@ -179,7 +177,6 @@ class Journal:
             releases_left=budget.num_steps,
             neighbours=membership.planned_neighbours,
             lost={},
-            unreached=(),
             bytes_sent=0,
             steps_per_minute=0.0,
             test_loss=None,
@@ -198,9 +195,6 @@ class Journal:
         """Record an event that depends on the agent's data, for its owner alone."""
         self.private_notes.append(text)
         log_event(self._agent, "note", text, level=logging.WARNING, is_private=True)
-        if self._folders is not None:
-            with _naming_unwritable(self._folders.private):
-                append_private_note(self._folders.private, text)
 
     def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
         """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
@@ -217,7 +211,7 @@ class Journal:
             f"{self._budget.describe()}, against {state.adversary}"
             f"{f'; {state.simulation}' if state.simulation else ''}"
         )
-        log_event(state.agent, "start", text, fields=state.fields)
+        log_event(state.agent, "start", text)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
@@ -227,7 +221,7 @@ class Journal:
             self._save(step, parameters)
             self._last_state = time.monotonic()
             state = self._report(step, TRAINING)
-            log_event(state.agent, "checkpoint", state.describe(), fields=state.fields)
+            log_event(state.agent, "checkpoint", state.describe())
         else:
             self._report_if_due(step)
 
@@ -252,9 +246,7 @@ class Journal:
         self._save(step, parameters)
         self._save_model(parameters)
         state = self._report(step, status.value)
-        log_event(state.agent, "end", f"{status}: {state.describe()}", fields=state.fields)
-        if self._file is not None:
-            self._file.close()
+        log_event(state.agent, "end", f"{status}: {state.describe()}")
 
     @property
     def measured(self) -> Row:
@@ -339,18 +331,17 @@ class Journal:
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            unreached=own.unreached,
             bytes_sent=self._exchange.count_bytes(),
             steps_per_minute=measure_pace(self._pace, step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),
         )
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
-        if self._file is not None and is_due:
+        if self._folders is not None and is_due:
             self._last_file = now
             # A full disk ends a run at the next checkpoint, with an error of its own.
             with suppress(OSError):
-                self._file.write(state)
+                write_state(self._folders.private / STATE_NAME, state)
         if self._on_state is not None:
             self._on_state(state)
         return state

@@ -235,15 +235,6 @@ class Membership:
         return dict(sorted(lost.items()))
 
     @property
-    def unreached(self) -> tuple[int, ...]:
-        """The agents behind lost ones and broken links, of which nothing is known any more."""
-        # Asked in every step, as ``lost`` is.
-        if not self.breaks:
-            return ()
-        known = {*self.present, *self.lost}
-        return tuple(agent for agent in range(self.num_agents) if agent not in known)
-
-    @property
     def cut_links(self) -> dict[int, int]:
         """Neighbours that still take part though the link to them broke, and since when."""
         present = set(self.present) if self.breaks else set()

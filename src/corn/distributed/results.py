@@ -136,8 +136,7 @@ class AgentResult:
         rows: measurements, in the columns of a simulation; for the agent's owner, and empty in a
             report to the launcher.
         measured: the part of the last measurement that others may see.
-        private_notes: for the owner, as are ``seconds_waited``, which depends on how much data
-            neighbours have, and ``total``, of all releases of the agent's data.
+        private_notes: for the owner, as is ``total``, of all releases of the agent's data.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 
@@ -155,7 +154,6 @@ class AgentResult:
     rows: tuple[Row, ...] = field(default=(), repr=False)
     measured: Row = field(default_factory=dict, repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
-    seconds_waited: float = field(default=0.0, repr=False)
     total: ReleaseTotal | None = field(default=None, repr=False)
     simulation: str = ""
 

@@ -171,14 +171,11 @@ class TrainingRounds:
             # it: its step is reserved later.
             if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
                 self._active.noise.prepare(self.step + 1)
-            began = time.perf_counter()
             try:
                 received = self._exchange.finish(self.step * len(schedule) + number)
             except StepStopped as stopped:
                 self._recover(stopped.dropouts, has_released=cooldown_step is None)
                 return None
-            finally:
-                self._exchange.seconds_waited += time.perf_counter() - began
             mixed = mix_models(values, received, self._weights, before, gossip_round)
             values, before = mixed, values
         return values
@@ -218,7 +215,6 @@ class TrainingRounds:
         The sum is there then if any survivor has it.
         """
         model = digest_model(self.parameters)
-        began = time.perf_counter()
 
         def make_header(message: int) -> Header:
             return self._make_header(message, own.nbytes, model)
@@ -234,7 +230,6 @@ class TrainingRounds:
             next_step, total = self._agree(
                 stopped.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-        self._exchange.seconds_waited += time.perf_counter() - began
         return total, next_step
 
     def _count_void(self) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.logs import LogFormat
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
@@ -171,7 +170,6 @@ class AgentConfig:
         advertise: the address under which they reach it, where that is another.
         rejoins: whether to join a run under way, which lost this agent.
         names: the names of all agents in the plan's graph; empty where they are only numbered.
-        log_format: the format of the lines of its log.
         status: address and port of the status server; None serves nothing.
     """
 
@@ -192,8 +190,4 @@ class AgentConfig:
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
     rejoins: bool = False
-    log_format: LogFormat = "text"
     status: tuple[str, int] | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("log_format", self.log_format, get_args(LogFormat))

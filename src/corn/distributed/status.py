@@ -7,13 +7,10 @@ client sends.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -35,7 +32,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from corn.distributed.storage import Folders
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.noise.ledger import is_open
 from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
@@ -44,7 +40,6 @@ from corn.version import __version__
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STATE_NAME = "state.json"
-LOCK_NAME = "running"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
 # One time-out is the normal price of a lost neighbour.
 _TIMEOUTS_UNTIL_STALE = 2
@@ -73,7 +68,6 @@ class AgentState:
         releases_left: the releases that the ledger still allows.
         neighbours: the neighbours that the agent is still linked to.
         lost: agents that were lost, and the step at which each loss was noticed.
-        unreached: agents behind lost ones or broken links, which may go on by themselves.
         steps_per_minute: over the last minute; 0 before there are two steps.
         test_loss: the loss of the agent's model on public data; None without any.
         plan: the plan's fingerprint in hexadecimal.
@@ -97,7 +91,6 @@ class AgentState:
     releases_left: int
     neighbours: tuple[int, ...]
     lost: Mapping[str, int]
-    unreached: tuple[int, ...]
     bytes_sent: int
     steps_per_minute: float
     test_loss: float | None
@@ -106,21 +99,9 @@ class AgentState:
     timeout: float
     updated: float
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """The state for a line of the log, without the names, which are always the same."""
-        return {name: value for name, value in asdict(self).items() if name != "names"}
-
     def name(self, agent: int | str) -> str:
         """Return the name of an agent, or its number."""
         return self.names[int(agent)] if self.names else str(agent)
-
-    def describe_agents(self) -> dict[int, str]:
-        """Return what this agent knows of every agent of the plan."""
-        others = "takes part" if self.phase == TRAINING else "took part to the end"
-        found = dict.fromkeys(range(self.num_agents), others)
-        found |= dict.fromkeys(self.unreached, "out of reach")
-        return found | {int(agent): f"lost at step {step}" for agent, step in self.lost.items()}
 
     def describe(self) -> str:
         """Return the state in one line; the line of the start says what ε means."""
@@ -135,52 +116,23 @@ class AgentState:
         )
 
 
-@final
-class StateFile:
-    """The state of one agent in its private folder, and a lock that shows whether it runs.
-
-    The kernel releases the lock when the process ends, however it ends, so that the state of a
-    killed agent is recognised.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / STATE_NAME
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
-        self.close = weakref.finalize(self, os.close, lock)
-        # A second process of the same agent has no ledger, and does not come so far.
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def write(self, state: AgentState) -> None:
-        """Replace the state."""
-        write_state(self._path, state)
-
-
 def write_state(path: Path, state: AgentState) -> None:
     """Replace the state of an agent; a reader sees the old or the new one."""
     with writing_whole(path, is_private=True) as partial:
         partial.write_text(json.dumps(asdict(state), allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_states(out: Path) -> dict[int, tuple[AgentState, Path]]:
-    """Return the state and the private folder of all agents of a run that have written one."""
-    states: dict[int, tuple[AgentState, Path]] = {}
+def read_states(out: Path) -> dict[int, AgentState]:
+    """Return the states of all agents of a run that have written one."""
+    states: dict[int, AgentState] = {}
     for path in Folders.of_run(out).private.glob(f"agent-*/{STATE_NAME}"):
         document = read_json(path, kind="the state of an agent")
         try:
             state: AgentState = build(AgentState, document, "the state")
         except InvalidArgumentError as error:
             raise FileFormatError(f"{path}: not the state of an agent: {error}") from error
-        states[state.agent] = state, path.parent
+        states[state.agent] = state
     return dict(sorted(states.items()))
-
-
-def has_ended(folder: Path) -> bool:
-    """Return whether the process of an agent is gone for certain, by its private folder."""
-    try:
-        return not is_open(folder / LOCK_NAME)
-    except FileFormatError:
-        return False
 
 
 class Condition(NamedTuple):
@@ -190,13 +142,11 @@ class Condition(NamedTuple):
     needs_action: bool = False
 
 
-def judge_condition(state: AgentState, *, is_gone: bool) -> Condition:
+def judge_condition(state: AgentState) -> Condition:
     """Return the phase of an agent, or that its state is stale."""
     if state.phase != TRAINING:
         return Condition(state.phase, needs_action=state.phase == FAILED)
-    age = max(0.0, time.time() - state.updated)
-    if is_gone:
-        return Condition(f"stale: process gone, last news {age:.0f} s ago", needs_action=True)
+    age = time.time() - state.updated
     if age > _TIMEOUTS_UNTIL_STALE * state.timeout:
         return Condition(f"stale: no news for {age:.0f} s", needs_action=True)
     return Condition(TRAINING)
@@ -220,7 +170,7 @@ class Status:
         """The reason why the agent is not healthy; empty if it is."""
         if self.newest is None:
             return ""
-        condition = judge_condition(self.newest, is_gone=False)
+        condition = judge_condition(self.newest)
         return condition.text if condition.needs_action else ""
 
 
