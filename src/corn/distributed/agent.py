@@ -113,11 +113,10 @@ def run_agent(
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
         validation: samples to measure on. They are taken to be this agent's own: measurements on
-            them are for its owner, as on ``dataset``, and are not written to the shared folder.
+            them are for its owner.
         test: the same.
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
-            models and ε and may be published. ``private/agent-I`` gets measurements, private notes
-            and checkpoints, and only its owner can open it.
+            models and ε and may be published, and ``private/agent-I`` the rest.
         settings: the settings of the run, the same for all agents.
         reports: callbacks for news of the run.
         requirements: the owner's requirements of this plan and of all releases of this data.
@@ -165,40 +164,16 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
 
     Return the plan that was run, and the agent's result.
     """
-    rendezvous = _join_run(config, reports)
-    with _announcing(rendezvous, rejoins=config.rejoins):
-        if config.plan is not None:
-            plan = load_plan(config.plan)
-        else:
-            plan = make_plan_together(config, rendezvous)
-        # An agent opens its own data only.
-        workload = config.workload
-        problem = workload.build(rendezvous.num_agents, [rendezvous.agent]).judge(plan.budget)
-    steps = run_steps(
-        plan,
-        problem,
-        rendezvous=rendezvous,
-        out=config.out,
-        settings=config.settings,
-        reports=reports,
-        requirements=config.requirements,
-        data=config.workload.describe(problem),
-        rejoins=config.rejoins,
-    )
-    return plan, run_to_end(steps, problem.task, rendezvous.agent)
-
-
-def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
-    """Join the other agents of a run, or of one under way."""
-    with naming_agent(config.agent):
-        credentials = load_credentials(config.keys, config.agent, config.num_agents)
+    agent = config.agent
+    with naming_agent(agent):
+        credentials = load_credentials(config.keys, agent, config.num_agents)
     # The owners compare it: a replaced roster lets somebody else take part.
-    log_event(config.agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
+    log_event(agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
     earlier = None
     if config.rejoins:
         # Others keep the address of before, at which they were told to find this agent.
-        earlier, _ = load_addresses(Folders.of_run(config.out).of_agent(config.agent).private)
-    return join(
+        earlier, _ = load_addresses(Folders.of_run(config.out).of_agent(agent).private)
+    rendezvous = join(
         credentials,
         timeout=config.settings.timeout,
         wait=config.wait,
@@ -210,6 +185,25 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
         rejoins=config.rejoins,
         interruption=reports.interruption,
     )
+    with _announcing(rendezvous, rejoins=config.rejoins):
+        if config.plan is None:
+            plan = make_plan_together(config, rendezvous)
+        else:
+            plan = load_plan(config.plan)
+        # An agent opens its own data only.
+        problem = config.workload.build(config.num_agents, [agent]).judge(plan.budget)
+    steps = run_steps(
+        plan,
+        problem,
+        rendezvous=rendezvous,
+        out=config.out,
+        settings=config.settings,
+        reports=reports,
+        requirements=config.requirements,
+        data=config.workload.describe(problem),
+        rejoins=config.rejoins,
+    )
+    return plan, run_to_end(steps, problem.task, agent)
 
 
 def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
@@ -398,13 +392,10 @@ def describe_model(task: Task, start: Tensor) -> dict[str, str]:
 class AgentRun:
     """One agent's run of a plan, from its checks to its result.
 
-    ``begin`` or ``return_to_others`` fill the fields without an argument. Nothing is released
-    before ``train``: all checks that can refuse come before, so a refusal costs no budget.
-
-    Attributes:
-        total: the ε of all releases of the agent's data.
-        group_seeds: the seeds of groups of three and more agents.
-        admission: the model and the state of a sponsor, for an agent that returns.
+    ``begin`` or ``return_to_others`` fill the fields without an argument: ``total`` is the ε of all
+    releases of the agent's data, ``group_seeds`` are those of groups of three and more agents.
+    Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
+    no budget.
     """
 
     plan: Plan

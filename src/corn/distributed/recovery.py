@@ -8,10 +8,9 @@ a new plan for those that are left, which each of them computes (:func:`replan`)
 With exact sums, a sum that lacks a release is masked, and the step is *void*: nobody applies it.
 But the sum may have been complete, and have reached some agents only. An agent with the sum of a
 step gives it to neighbours that lack it. In the end a step is applied by all survivors or by none.
-No agent is more than one step ahead of another there: a step's sum needs the releases of all.
-
-With gossip, neighbours are at most one round apart, and agents that are far from each other several
-steps. Those that are behind leave steps out.
+No agent is more than one step ahead of another there: a step's sum needs the releases of all. With
+gossip, agents that are far from each other may be several steps apart; those behind leave steps
+out.
 
 Each attempt has a number. An agent that loses another neighbour on the way begins the next attempt,
 and whoever hears of a higher number follows. So does an agent that hears of a broken link or of a
@@ -158,19 +157,18 @@ def _join(values: list[Any]) -> Any:
 
 def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Network:
     """Return the survivors' network, with Metropolis weights and as many rounds as before."""
-    places = {agent: place for place, agent in enumerate(survivors)}
     left = nx.Graph(plan.network.graph)
     left.remove_edges_from(cuts)
+    places = {agent: place for place, agent in enumerate(survivors)}
+    graph = nx.empty_graph(len(survivors))
     # Sorted, as fingerprints must agree: networkx keeps the order of insertion, which may differ
     # with the history of a graph.
     edges = (sorted((places[i], places[j])) for i, j in left.subgraph(survivors).edges)
-    graph = nx.empty_graph(len(survivors))
     graph.add_edges_from(sorted(edges))
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
     before = plan.network
     network = load_network(graph, gossip=before.gossip, mixing=before.mixing)
-    who = ",".join(map(str, survivors))
-    return replace(network, source=f"survivors {who} of {before.source}")
+    return replace(network, source=f"survivors {','.join(map(str, survivors))} of {before.source}")
 
 
 def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
