@@ -167,11 +167,6 @@ def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> No
         assert str(result).startswith(f"agents differ in {message}")
 
 
-def test_between_two_agents_agent_0_is_the_standard() -> None:
-    with pytest.raises(HandshakeError, match="agent 1 has b; the rest a"):
-        compare_hellos({0: replace(HELLO, terms={"m": "a"}), 1: replace(HELLO, terms={"m": "b"})})
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [

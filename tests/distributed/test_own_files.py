@@ -63,7 +63,7 @@ def run_files(
         )
         return run_workload(config, Reports())[1]
 
-    monkeypatch.setattr("corn.distributed.agent._join_run", lambda config, _: met[config.agent])
+    monkeypatch.setattr("corn.distributed.agent.join", lambda own, **_: met[own.agent])
     return run_in_threads(N, run)
 
 

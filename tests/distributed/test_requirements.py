@@ -194,18 +194,6 @@ def test_a_run_adds_what_its_plan_still_allows(folder: Path) -> None:
     assert (again.added.epsilon, again.before) == (0, again.after)
 
 
-def test_a_folder_under_two_names_counts_once_and_a_missing_one_is_named_once(
-    folder: Path,
-) -> None:
-    again, missing = folder / "keys" / ".." / "keys", folder / "mistyped"
-    total, repeated, unknown = (
-        foresee(folder, FIRST, Requirements(other_keys=other))
-        for other in ((), (again,), (missing,))
-    )
-    assert repeated == total
-    assert unknown.problems == (f"{missing}: is not a folder of keys and ledgers",)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

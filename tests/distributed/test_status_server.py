@@ -119,14 +119,6 @@ def test_bad_requests_are_refused(request_bytes: bytes, status: int) -> None:
         assert get(port, "/healthz")[0] == 200
 
 
-def test_answers_to_head_requests_have_no_body() -> None:
-    with serve(make_status()) as port:
-        answer = send(port, b"HEAD /metrics HTTP/1.0\r\n\r\n")
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert body == b""
-
-
 def test_slow_clients_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corn.distributed.status._SECONDS_PER_CONNECTION", 60.0)
     with serve(make_status()) as port:
