@@ -95,7 +95,7 @@ def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
             told[agent] = record, sorted(count_releases(folder, agent))
 
     limit = Requirements(unit="agent", total_epsilon=BOTH)
-    with writing_log("text", to_stderr=False, forward=note):
+    with writing_log(to_stderr=False, forward=note):
         results = run_in_threads(2, lambda place: train(place, folder, SECOND, requirements=limit))
     for agent, result in enumerate(results):
         assert isinstance(result, AgentResult), result

@@ -109,7 +109,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         last_step=0,
         admission=None,
     )
-    journal = SimpleNamespace(record_mixing=news.append, note=lambda _: None)
+    journal = SimpleNamespace(report_if_due=news.append, note=lambda _: None)
     rounds = TrainingRounds(run, journal, torch.zeros(3))  # type: ignore[arg-type]
     assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0

@@ -71,7 +71,6 @@ from corn.learn.batches import (
 from corn.learn.metrics import Row, Samples
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.schema import Schema
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
@@ -299,12 +298,14 @@ def run_steps(
                     resume=settings.resume,
                     rejoins=rejoins,
                 )
+            # Of more columns agents compare a hash, which the description of the data has.
+            columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
                 terms={
                     # Before the model, whose shape follows from the columns.
-                    **describe_columns(problem.schema),
+                    **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
                     **describe_model(problem.task, start),
                     "the roster of public keys": roster.fingerprint.hex(),
@@ -370,13 +371,6 @@ def prepare_work(
     )
     notes = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
-
-
-def describe_columns(schema: Schema | None) -> dict[str, str]:
-    """Return a term for each input in files, by which agents name a difference; nothing secret."""
-    names = () if schema is None else schema.features
-    # Of more columns agents compare a hash, which the description of the data has.
-    return {f"column {name!r}": "yes" for name in names} if len(names) <= _MOST_COLUMNS else {}
 
 
 def describe_model(task: Task, start: Tensor) -> dict[str, str]:

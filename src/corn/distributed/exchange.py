@@ -126,8 +126,7 @@ class Exchange:
     @property
     def patience(self) -> float:
         """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
-        # A chain of agents that wait for each other ends after n time-outs at the latest, so a
-        # neighbour that sends heartbeats for longer has a step that never ends.
+        # A chain of agents that wait for each other ends after n time-outs at the latest.
         return self.timeout * (self.membership.num_agents + 1)
 
     @property
@@ -187,7 +186,7 @@ class Exchange:
         return received
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
-        """Begin to send a message to some neighbours, outside of mixing rounds."""
+        """Begin to send a message to some neighbours."""
         self.note_message(header, values)
         self.send_piece(peers, header, values, 0)
 

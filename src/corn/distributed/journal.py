@@ -131,22 +131,20 @@ class Journal:
     ) -> None:
         plan = run.plan
         settings = run.settings
-        ledger = run.ledger
-        membership = run.exchange.membership
         budget = plan.budget.of_agent(run.agent)
-        self._agent = agent = run.agent
+        self._agent = run.agent
         self._plan = plan
         self._settings = settings
         self._problem = problem
         self._parts = parts
-        self._ledger = ledger
+        self._ledger = run.ledger
         self._folders = run.folders
         self._stepper = run.stepper
         self._exchange = run.exchange
         self._on_state = on_state
         self._budget = budget
         # Per instance: a cache on a function would keep every budget alive.
-        self._epsilon = cache(partial(epsilon_after, budget, ledger.precision))
+        self._epsilon = cache(partial(epsilon_after, budget, run.ledger.precision))
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
@@ -161,7 +159,7 @@ class Journal:
         self.private_notes: list[str] = []
         # Made once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
-            agent=agent,
+            agent=run.agent,
             num_agents=plan.num_agents,
             names=tuple(plan.network.agent_names) if plan.network.has_names else (),
             phase=TRAINING,
@@ -175,7 +173,7 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=membership.planned_neighbours,
+            neighbours=run.exchange.membership.planned_neighbours,
             lost={},
             bytes_sent=0,
             steps_per_minute=0.0,
@@ -205,13 +203,11 @@ class Journal:
             self._measure(step, parameters, None)
         self._save(step, parameters)
         state = self._report(step, TRAINING)
-        simulated = "simulated: " if state.simulation else ""
-        text = (
-            f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
-            f"{self._budget.describe()}, against {state.adversary}"
-            f"{f'; {state.simulation}' if state.simulation else ''}"
-        )
-        log_event(state.agent, "start", text)
+        promise = f"{self._budget.describe()}, against {state.adversary}"
+        if state.simulation:
+            promise = f"simulated: {promise}; {state.simulation}"
+        text = f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {promise}"
+        log_event(self._agent, "start", text)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
@@ -223,15 +219,18 @@ class Journal:
             state = self._report(step, TRAINING)
             log_event(state.agent, "checkpoint", state.describe())
         else:
-            self._report_if_due(step)
-
-    def record_mixing(self, step: int) -> None:
-        """Report that a cool-down goes on; without news the agent would look stalled."""
-        self._report_if_due(step)
+            self.report_if_due(step)
 
     def stop_saving(self) -> None:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
         self._saves = False
+
+    def report_if_due(self, step: int) -> None:
+        """Report the state, but not too often; without news the agent would look stalled."""
+        now = time.monotonic()
+        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
+            self._last_state = now
+            self._report(step, TRAINING)
 
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
@@ -308,12 +307,6 @@ class Journal:
         if model is not None:
             with _naming_unwritable(self._folders.shared):
                 model.save(self._folders.shared / MODEL_FILE)
-
-    def _report_if_due(self, step: int) -> None:
-        now = time.monotonic()
-        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
-            self._last_state = now
-            self._report(step, TRAINING)
 
     def _report(self, step: int, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""

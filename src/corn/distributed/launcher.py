@@ -99,7 +99,7 @@ class Note(NamedTuple):
 def protect_process(name: str) -> None:
     """Name this process for ``ps`` and ``top``, and keep its memory from others.
 
-    Root can still read the memory. On systems other than Linux only core dumps are disabled.
+    On systems other than Linux only core dumps are disabled.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
@@ -199,7 +199,7 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
         failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
-    # Models and measurements are in files; a pipe is slow, and rows are partly private.
+    # Models and measurements are in files; rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
 
 
@@ -212,7 +212,7 @@ def _kind_of(error: CornError) -> FailureKind:
 
 
 def _listen(connection: Connection, interruption: Interruption) -> None:
-    """Request a stop at any message of the launcher; end when its end of the pipe closes."""
+    """Request a stop at any message of the launcher; end with it."""
     try:
         while connection.recv():
             interruption.requested = True
@@ -457,10 +457,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of all agents' public notes, ends and progress.
-
-    The first has ``promise``, which says what ε means. ``corn status`` shows the agents one by one.
-    """
+    """Log lines of all agents' public notes, ends and progress; the first has ``promise``."""
 
     def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
         self._promise = promise
@@ -520,8 +517,8 @@ class ProgressLog:
 class LaunchResult:
     """The result of a launch.
 
-    ``measured`` has measurements and models as a simulation gives them, but no measurements on
-    private data unless those were asked for. ``was_interrupted`` is a stop by a person here.
+    ``measured`` has measurements and models as a simulation gives them, but none on private data
+    unless those were asked for. ``was_interrupted`` is a stop by a person here.
     """
 
     plan: Plan

@@ -120,15 +120,11 @@ class Header:
     """The description of a message, and what its sender knows of losses.
 
     Attributes:
-        plan: The first 8 bytes of the fingerprint of the plan in force.
-        sender: The agent.
-        step: The sender's step, from 0.
-        mixing_round: The round of the step or of the recovery, from 0.
-        payload_bytes: The size of the parameters.
-        news: All that the sender knows of lost and returning agents.
-        model: A digest of the sender's model before the step; zeros where models differ anyway.
-        signature: The root's signature of this digest, on the way down at some steps.
-        attempt: The number of a recovery; zero outside of any.
+        plan: the first 8 bytes of the fingerprint of the plan in force.
+        mixing_round: the round of the step or of the recovery, from 0.
+        model: a digest of the sender's model before the step; zeros where models differ anyway.
+        signature: the root's signature of this digest, on the way down at some steps.
+        attempt: the number of a recovery; zero outside of any.
     """
 
     plan: bytes

@@ -20,9 +20,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
 DropoutPolicy: TypeAlias = Literal["replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
-# Seeds of pairs follow from two keys (docs/run-agents.md). Larger groups need a message to each
-# member.
-_LARGEST_GROUP_TO_REPLAN = 2
 
 
 @dataclass(frozen=True)
@@ -138,11 +135,8 @@ def advise_return(plan: Plan) -> str:
 
 def has_pair_seeds(plan: Plan) -> bool:
     """Return whether agents derive all seeds from their keys, without messages to others."""
-    return _largest_group(plan) <= _LARGEST_GROUP_TO_REPLAN
-
-
-def _largest_group(plan: Plan) -> int:
-    return max(map(len, plan.decomposition.seed_groups), default=0)
+    # Those of pairs follow from two keys (docs/run-agents.md).
+    return all(len(group) <= 2 for group in plan.decomposition.seed_groups)
 
 
 def require_pair_seeds(plan: Plan, option: str) -> None:
@@ -150,7 +144,7 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
     if not has_pair_seeds(plan):
         raise InvalidArgumentError(
             f"{option} needs seeds of pairs or links, as larger groups would have to share new "
-            f"seeds, found a group of {_largest_group(plan)}: plan with --seeds pairs"
+            "seeds: plan with --seeds pairs"
         )
 
 
@@ -159,18 +153,9 @@ class AgentConfig:
     """Everything that one agent's process needs to start.
 
     Instead of a plan's file there may be a request for a plan that agents make together; then
-    ``neighbours`` is all that the agent knows of the graph.
-
-    Attributes:
-        store: address and port of the rendezvous.
-        opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        wait: seconds within which all agents must start; None takes the time-out.
-        listen: address and port for connections of neighbours; by default see
-            :func:`corn.distributed.join`.
-        advertise: the address under which they reach it, where that is another.
-        rejoins: whether to join a run under way, which lost this agent.
-        names: the names of all agents in the plan's graph; empty where they are only numbered.
-        status: address and port of the status server; None serves nothing.
+    ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
+    :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
+    agents in the plan's graph, where they have any.
     """
 
     workload: ProblemSource

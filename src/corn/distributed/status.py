@@ -59,20 +59,11 @@ _HEADERS = {
 class AgentState:
     """The state of an agent at a moment; others may read it.
 
-    Attributes:
-        names: of all agents in the plan's graph; empty where they are only numbered.
-        phase: ``training``, ``failed``, or the status with which the agent ended.
-        epsilon: the ε spent, at most; ``delta`` is that of the promise, too.
-        protects: the unit and the clipping, in words.
-        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
-        releases_left: the releases that the ledger still allows.
-        neighbours: the neighbours that the agent is still linked to.
-        lost: agents that were lost, and the step at which each loss was noticed.
-        steps_per_minute: over the last minute; 0 before there are two steps.
-        test_loss: the loss of the agent's model on public data; None without any.
-        plan: the plan's fingerprint in hexadecimal.
-        timeout: seconds without a message after which a neighbour is lost.
-        updated: the time at which the state was written, in seconds since 1970.
+    ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
+    the ε spent, at most, and ``delta`` that of the promise, too. ``simulation`` tells why ε is
+    simulated; it is empty for a promise. ``neighbours`` are those still linked, and ``lost`` has
+    the step at which each loss was noticed. ``steps_per_minute`` are over the last minute.
+    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
     """
 
     agent: int

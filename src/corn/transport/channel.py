@@ -81,13 +81,7 @@ class ChannelClosedError(PublicError):
 @final
 @dataclass(frozen=True, eq=False)
 class Credentials:
-    """Keys by which an agent proves itself and knows the others.
-
-    Attributes:
-        agent: the number of the agent.
-        identity: the private keys of the agent.
-        roster: the public keys of all agents.
-    """
+    """Keys by which an agent proves itself and knows the others."""
 
     agent: int
     identity: Identity = field(repr=False)
