@@ -415,36 +415,23 @@ def is_suspended(pid: int | None) -> bool:
 def preloaded_context() -> Iterator[ForkServerContext]:
     """Yield a context whose processes are forked from one that has imported all that agents need.
 
-    Imports take seconds, and are paid once instead of by every agent.
+    Imports take seconds, and are paid once instead of by every agent. A signal to all processes of
+    a run, such as Ctrl-C, must not end that process, not even while it imports modules: with it the
+    agents would end, which stop together. So it blocks SIGINT and SIGTERM. It ends with this one.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with _without_main():
-        _start_forkserver()
-        yield context
-
-
-def _start_forkserver() -> None:
-    """Start the process that forks agents, with SIGINT and SIGTERM blocked.
-
-    A signal to all processes of a run, such as Ctrl-C, must not end the server, not even while it
-    imports modules: with it the agents would end, which stop together. It ends with the launcher.
-    """
-    resource_tracker.ensure_running()  # its own start would unblock signals again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep children from running this program's main script again, which takes seconds."""
     main = sys.modules["__main__"]
+    # Children would run this program's main script again.
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        resource_tracker.ensure_running()  # its own start would unblock signals again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield context
     finally:
         sys.modules["__main__"] = main
 

@@ -353,13 +353,8 @@ class Channel:
         if self._sent % REKEY_RECORDS == 0:
             self._sending_key = rekey(self._sending_key)
             self._sending = AESGCM(self._sending_key)
-        try:
-            # A receive may have left a shorter time-out on the same socket.
-            if self._seconds is not None:
-                self._socket.settimeout(self._seconds)
-            self._socket.sendall(sealed)
-        except OSError as error:
-            raise ChannelClosedError(f"the connection to agent {self.peer} is closed") from error
+        # A receive may have left a shorter time-out on the same socket.
+        _send_all(self._socket, sealed, self.peer, self._seconds)
         return len(sealed)
 
     def _receive_record(self, into: memoryview, deadline: float | None) -> None:
@@ -403,10 +398,7 @@ def initiate(
         credentials.prologue(purpose, session, own, peer),
         is_initiator=True,
     )
-    try:
-        connection.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
-    except OSError as error:
-        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    _send_all(connection, Greeting(purpose, own, peer).encode() + handshake.write_first(), peer)
     answer = bytearray(HANDSHAKE_BYTES)
     receive_exactly(connection, memoryview(answer), deadline)
     handshake.read_second(bytes(answer))
@@ -445,10 +437,7 @@ def respond(
     )
     handshake.read_first(first)
     on_proof()
-    try:
-        connection.sendall(handshake.write_second())
-    except OSError as error:
-        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    _send_all(connection, handshake.write_second(), peer)
     channel = Channel(connection, peer, handshake.split())
     if deadline is not None:
         channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
@@ -456,6 +445,17 @@ def respond(
     # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
     return channel
+
+
+def _send_all(
+    connection: socket.socket, data: bytes | memoryview, peer: int, seconds: float | None = None
+) -> None:
+    try:
+        if seconds is not None:
+            connection.settimeout(seconds)
+        connection.sendall(data)
+    except OSError as error:
+        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
 
 
 def receive_exactly(

@@ -192,18 +192,15 @@ class RemoteStore:
     def _ask(self, request: bytes) -> bytes:
         with self._lock:
             # The lock is held across attempts: an answer belongs to the request that was sent last.
-            for _ in range(_MAX_ATTEMPTS - 1):
-                try:
-                    return self._ask_once(request)
-                except (ChannelClosedError, TamperedError):
-                    # A host that is gone should not keep agents waiting.
-                    try:
-                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
-                    except UnreachableError as error:
-                        raise StoreLostError from error
             try:
+                for _ in range(_MAX_ATTEMPTS - 1):
+                    try:
+                        return self._ask_once(request)
+                    except (ChannelClosedError, TamperedError):
+                        # A host that is gone should not keep agents waiting.
+                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
                 return self._ask_once(request)
-            except (ChannelClosedError, TamperedError) as error:
+            except (ChannelClosedError, TamperedError, UnreachableError) as error:
                 raise StoreLostError from error
 
     def _ask_once(self, request: bytes) -> bytes:
