@@ -342,15 +342,6 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     assert max(counts[-1] for counts in spent.values()) == 200
 
 
-def test_no_agent_starts_once_the_budget_is_spent(tmp_path: Path) -> None:
-    plan = small_plan("ring:3", 5)
-    assert not failures(run_processes(plan, tmp_path, SETTINGS))
-    results = run_processes(plan, tmp_path / "again", SETTINGS, keys=tmp_path / "keys")
-    assert not finished(results)
-    with pytest.raises(CornError, match="allows no more releases under this plan: its budget is"):
-        raise_common_failure(results)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -72,9 +72,7 @@ from corn.topology import Network
 from corn.transport import StoreLostError
 from corn.version import __version__
 
-_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
-# The kernel keeps 15 bytes and a zero.
-_MOST_NAME_BYTES = 15
+_PR_SET_DUMPABLE = 4
 _SECONDS_TO_END = 3.0
 # Agents are forked from a server that has imported these, so that they start at once.
 _PRELOADED = [
@@ -96,19 +94,13 @@ class Note(NamedTuple):
     is_private: bool = False
 
 
-def protect_process(name: str) -> None:
-    """Name this process for ``ps`` and ``top``, and keep its memory from others.
-
-    On systems other than Linux only core dumps are disabled.
-    """
+def protect_process() -> None:
+    """Keep this process's memory from others; elsewhere than on Linux only out of core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        call = ctypes.CDLL(None, use_errno=True).prctl
-        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
-        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
         # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
         # still be read by all, which is how the launcher finds suspended agents.
-        call(_PR_SET_DUMPABLE, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 @contextmanager
@@ -130,7 +122,7 @@ def monitor_agent(
         CornError: the status server's address cannot be used.
     """
     agent = config.agent
-    protect_process(f"corn agent {agent}")
+    protect_process()
     # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
     # agents later, where the run needs it.
     with suppress(CornError):
@@ -144,18 +136,13 @@ def monitor_agent(
             reports.on_state(state)
 
     with ExitStack() as stack:
-        stack.enter_context(
-            writing_log(
-                folder=folder,
-                to_stderr=to_stderr,
-                forward=forward,
-                names=config.names,
-            )
-        )
+        log = writing_log(folder=folder, to_stderr=to_stderr, forward=forward, names=config.names)
+        stack.enter_context(log)
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:
             address = stack.enter_context(serving_status(config.status, status))
-            log_event(agent, "status", f"serves its status at http://{format_address(address)}/")
+            where = f"http://{format_address(address)}"
+            log_event(agent, "status", f"serves its status at {where}/metrics and {where}/healthz")
         try:
             yield replace(reports, on_state=show)
         except BaseException as error:
@@ -186,9 +173,9 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
 
     def forward(record: logging.LogRecord) -> None:
-        if getattr(record, "event", "") == "note":
-            note = Note(config.agent, record.getMessage(), bool(getattr(record, "is_private", 0)))
-            _report(connection, note)
+        if vars(record).get("event") == "note":
+            is_private = vars(record)["is_private"]
+            _report(connection, Note(config.agent, record.getMessage(), is_private))
 
     # Private numbers stay in this process.
     reports = Reports(interruption, on_state=partial(_report, connection))
