@@ -9,7 +9,7 @@ import pytest
 
 from corn import PrivacyBudget, load_network, load_plan, make_plan, save_plan
 from corn.distributed.keyring import make_keys
-from corn.distributed.status import StateFile
+from corn.distributed.status import STATE_NAME, write_state
 from corn.distributed.storage import make_folders
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.consortium import load_consortium
@@ -77,12 +77,10 @@ def test_a_roster_with_other_names_is_refused(plan: Path, tmp_path: Path) -> Non
 
 
 def test_the_status_has_names(corn: Runner, tmp_path: Path) -> None:
-    file = StateFile(make_folders(tmp_path, 2).private)
-    file.write(make_state(names=("A", "B", "C", "D", "E")))
+    state = make_state(names=("A", "B", "C", "D", "E"))
+    write_state(make_folders(tmp_path, 2).private / STATE_NAME, state)
     outcome = corn("status", tmp_path)
-    file.close()
     assert re.search(r"│ C .*│ +A, E │ +B │", outcome.stdout)
-    assert "as agent C knows them" in outcome.stdout
 
 
 def test_names_stand_for_files(corn: Runner, tmp_path: Path) -> None:

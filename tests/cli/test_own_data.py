@@ -111,11 +111,11 @@ def test_agents_in_processes_publish_scores_on_public_data_only(
         last = list(csv.DictReader(file))[-1]
     assert last["test_accuracy"] != ""
     assert last["validation_loss"] == "", "validation samples are private"
-    assert "outside public bounds" in (out / "private/agent-0/notes.txt").read_text()
+    assert "outside public bounds" in (out / "private/agent-0/log").read_text()
     shared = "".join(path.read_text() for path in (out / "shared").rglob("*.json"))
     assert str(clinics) not in shared
     assert "outside public bounds" not in shared
-    told = (out / "private/agent-1/notes.txt").read_text()
+    told = (out / "private/agent-1/log").read_text()
     for line in (CONSTANT, ABSENT):
         assert line in told
         assert line in outcome.stderr

@@ -25,7 +25,6 @@ def make_state(**changes: Any) -> AgentState:
         releases_left=280,
         neighbours=(0, 4),
         lost={"1": 97},
-        unreached=(),
         bytes_sent=1_500_000,
         steps_per_minute=640.0,
         test_loss=0.25,

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -40,12 +39,11 @@ from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.learn import Constant
 from corn.learn.step import take_half_step
 from corn.learn.sweep import Interruption
-from corn.learn.tasks import LinearClassifier, MeanLoss
-from corn.plan import Plan, make_plan, verify_plan
-from corn.topology import load_network
+from corn.learn.tasks import MeanLoss
+from corn.plan import Plan, verify_plan
 from corn.transport import Link, LinkError, LinkOpener, open_links
 
-from .harness import require_private, small_plan
+from .harness import small_plan
 from .threads import run_in_threads
 
 PLAN = small_plan("ring:3", 12, mechanism="ldp", threat=ThreatModel())
@@ -155,49 +153,12 @@ def test_a_run_is_not_resumed_under_a_ledger_that_has_not_counted_its_releases(
         assert result.rows[-1]["epsilon"] == pytest.approx(10, rel=1e-6)
 
 
-def test_a_refusal_does_not_quote_the_agents_data(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 2)
-
-    def run(rendezvous: Rendezvous) -> AgentResult:
-        rendezvous.keys = tmp_path / "keys"
-        patients = TensorDataset(torch.zeros(4, 5), torch.tensor([37.25, 41.5, 98.75, 102.125]))
-        return run_agent(
-            small_plan("path:2", 12, mechanism="ldp", threat=ThreatModel()),
-            rendezvous=rendezvous,
-            model=LinearClassifier(5, 2),
-            dataset=patients if rendezvous.agent == 1 else samples_of(0),
-        )
-
-    first, second = run_in_threads(2, run)
-    assert isinstance(first, RefusalError)
-    assert (first.refused_by, first.reason) == (
-        1,
-        "InvalidArgumentError; only its owner sees the details",
-    )
-    assert "targets must be classes" in str(second)
-
-
-def test_only_the_owner_can_read_measurements_even_in_an_open_folder(tmp_path: Path) -> None:
-    for agent in range(3):
-        (tmp_path / "private" / f"agent-{agent}").mkdir(mode=0o755, parents=True)
-    train_all(tmp_path)
-    require_private(tmp_path / "private")
-
-
 def test_a_run_does_not_replace_another(tmp_path: Path) -> None:
     train_all(tmp_path, num_steps=6)
     before = sorted(tmp_path.glob("*/agent-*/**/*"))
     for result in train_all(tmp_path, num_steps=6):
         assert "has a run that came to step 6: continue it with --resume" in str(result)
     assert sorted(tmp_path.glob("*/agent-*/**/*")) == before
-
-
-def test_a_run_replaces_one_that_did_no_step(tmp_path: Path) -> None:
-    train_all(tmp_path, num_steps=6)
-    for path in tmp_path.glob("private/agent-*/checkpoint-*.corn"):
-        path.rename(path.with_name("checkpoint-0.corn"))
-    for result in train_all(tmp_path, num_steps=6):
-        assert isinstance(result, AgentResult), result
 
 
 def test_all_must_have_the_same_frozen_parameters_and_loss(tmp_path: Path) -> None:
@@ -429,24 +390,6 @@ def test_the_rest_follow_the_policy_when_one_crashes(policy: str, tmp_path: Path
             assert (result.num_steps, result.status) == (12, RunStatus.PARTIAL)
             assert "was left out without agent 2" in notes
         assert ("for 3 agents from step" in notes) == (policy == "replan")
-
-
-def test_all_stop_at_the_same_step_where_links_are_one_way(tmp_path: Path) -> None:
-    """A receiver's call reaches its sender, which reads nothing else from it."""
-    graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (1, 0)])
-    plan = make_plan(
-        load_network(graph, mixing="gossip"),
-        RING.budget,
-        mechanism="ldp",
-        threat=ThreatModel(),
-    )
-    results = lose_one(None, tmp_path, plan)
-    assert len({own.num_steps for own in results if isinstance(own, AgentResult)}) == 1
-    for result in results:
-        assert isinstance(result, AgentResult), result
-        assert set(result.lost) == {2}
-        assert (result.stop.agent, result.stop.reason) == (2, StopReason.LOSS)
-        assert result.num_steps < 8
 
 
 def lose_one(

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -18,15 +17,6 @@ from corn.distributed.rendezvous import (
     _bind_refusal,
     shake_hands,
     signed_text,
-)
-from corn.noise import (
-    Owner,
-    RefusedPackageError,
-    Roster,
-    Secret,
-    generate_identity,
-    open_seed,
-    seal_seed,
 )
 from corn.noise.stream import encode_fields
 from corn.transport import MemoryStore
@@ -141,18 +131,3 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
             is_clear(error, limit=LONGEST_DIFFERENCE)
             and isinstance(error, HandshakeError | RefusalError | ForgedEntryError)
         ), (seed, error)
-
-
-def test_no_seed_package_crashes_an_agent() -> None:
-    identities = [generate_identity() for _ in range(3)]
-    roster = Roster(tuple(own.public_key for own in identities))
-    group = Owner((0, 1, 2), 0)
-    purpose: dict[str, Any] = {"plan_fingerprint": bytes(32), "run_nonce": bytes(32)}
-    purpose["roster"] = roster
-    package = seal_seed(Secret.random(), group, 2, identity=identities[0], **purpose)
-    for seed in range(200):
-        damaged = mutate(package, Random(seed))
-        if damaged != package:
-            with pytest.raises(RefusedPackageError) as caught:
-                open_seed(damaged, group, 2, identity=identities[2], **purpose)
-            assert is_clear(caught.value)

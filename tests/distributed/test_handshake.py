@@ -20,7 +20,6 @@ from corn.distributed.rendezvous import (
     StoppedBeforeStartError,
     announcing_failure,
     check_guarantee,
-    compare_hellos,
     shake_hands,
 )
 from corn.errors import CornError, FileFormatError, InfeasibleError, PublicError
@@ -87,15 +86,6 @@ def test_a_store_that_replays_an_earlier_run_is_refused(
     for agent, result in enumerate(run_in_threads(3, run)):
         assert isinstance(result, HandshakeError), result
         assert (result.topic, result.agents) == (topic, (agent,))
-
-
-def test_terms_that_an_agent_lacks_are_named_in_the_order_of_the_first_agent() -> None:
-    names = tuple(f"column {k}" for k in range(900))
-    columns = {0: names, 1: names, 2: names[:-1], 3: names[10:]}
-    terms = {who: dict.fromkeys(own, "yes") for who, own in columns.items()}
-    with pytest.raises(HandshakeError) as caught:
-        compare_hellos({who: replace(HELLO, terms=own) for who, own in terms.items()})
-    assert (caught.value.topic, caught.value.agents) == ("column 0", (3,))
 
 
 def test_a_resumed_run_never_restarts_from_step_0() -> None:
@@ -165,11 +155,6 @@ def test_an_agent_that_differs_is_named_by_all(other: Hello, message: str) -> No
         assert isinstance(result, HandshakeError)
         assert result.agents == (2,)
         assert str(result).startswith(f"agents differ in {message}")
-
-
-def test_between_two_agents_agent_0_is_the_standard() -> None:
-    with pytest.raises(HandshakeError, match="agent 1 has b; the rest a"):
-        compare_hellos({0: replace(HELLO, terms={"m": "a"}), 1: replace(HELLO, terms={"m": "b"})})
 
 
 @pytest.mark.parametrize(
@@ -256,16 +241,6 @@ def test_a_lost_store_does_not_hide_the_reason(monkeypatch: pytest.MonkeyPatch) 
             raise CornError("no key")
 
     assert str(run_in_threads(1, run)[0]) == "no key"
-
-
-@pytest.mark.slow
-def test_an_absent_agent_is_named() -> None:
-    def run(rendezvous: Rendezvous) -> object:
-        return None if rendezvous.agent == 2 else shake_hands(rendezvous, HELLO)
-
-    first, _, _ = run_in_threads(3, run, timeout=6)
-    assert isinstance(first, AbsentError)
-    assert (first.topic, first.agents) == ("join", (2,))
 
 
 def test_a_plan_that_gives_less_than_promised_is_refused() -> None:

@@ -424,7 +424,7 @@ def hide_the_model_of(
         found = receive(self, peer, check, **options)
         if AGENT.number == insider and peer == victim and not found.header.attempt:
             memory["model"] = found.header.model
-            return replace(found, header=replace(found.header, model=AGENT.model))
+            return found._replace(header=replace(found.header, model=AGENT.model))
         return found
 
     def note(parameters: Tensor) -> bytes:

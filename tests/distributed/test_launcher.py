@@ -16,7 +16,6 @@ from corn.distributed.results import (
     RunStatus,
     StopNotice,
     StopReason,
-    describe_exit,
     describe_lost,
     describe_notes,
     raise_common_failure,
@@ -72,7 +71,7 @@ def test_there_is_a_line_per_checkpoint_and_event(
     news = [Note(0, "agent 2 is gone"), Note(1, "agent 2 is gone"), Note(1, "odd", True)]
     processes = AgentProcesses({})
     progress = ProgressLog("the promise", checkpoint_every=100)
-    with writing_log("text"):
+    with writing_log():
         for step in (40, 99, 101, 130, 330, 370, 400):
             for agent in range(2):
                 processes.states[agent] = make_state(agent=agent, step=step + agent)
@@ -135,32 +134,23 @@ def test_a_run_is_done_unless_a_person_or_its_agents_stopped_it(
     assert type(caught.value) is error
 
 
-def test_equal_notes_are_listed_once() -> None:
-    note = ("went on without agent 2",)
-    results = {0: done(0, note), 1: done(1, note), 2: failed(2, KILLED)}
+def test_notes_are_listed_once_with_what_was_lost_when() -> None:
+    same = ("went on without agent 2",)
+    results = {
+        0: done(0, same, lost={2: 40}),
+        1: done(1, same, lost={2: 39}),
+        2: failed(2, KILLED, ("was slow",)),
+    }
+    lost = "agent 2: ended by SIGKILL, missed by the others from step 39 on"
+    assert describe_lost(results) == {2: lost}
     assert describe_notes(results) == [
         "only 2 of 3 agents finished: agents 0, 1",
-        "agent 2: ended by SIGKILL",
+        lost,
         "agents 0, 1: went on without agent 2",
+        "agent 2: was slow",
     ]
-
-
-def test_a_lost_agent_is_named_with_the_step_at_which_the_loss_was_first_noticed() -> None:
-    results = {0: done(0, lost={2: 40}), 1: done(1, lost={2: 39}), 2: failed(2, KILLED)}
-    lost = {2: "agent 2: ended by SIGKILL, missed by the others from step 39 on"}
-    assert describe_lost(results) == lost
-    assert describe_notes(results) == ["only 2 of 3 agents finished: agents 0, 1", *lost.values()]
-
-
-def test_there_are_no_notes_on_losses_where_all_finish() -> None:
-    results = {agent: done(agent) for agent in range(2)}
-    assert describe_notes(results) == []
-    assert describe_lost(results) == {}
-
-
-def test_notes_of_a_lost_agent_are_kept() -> None:
-    results = {0: done(0), 2: failed(2, KILLED, ("was slow",))}
-    assert describe_notes(results)[1:] == ["agent 2: ended by SIGKILL", "agent 2: was slow"]
+    everyone = {agent: done(agent) for agent in range(2)}
+    assert (describe_notes(everyone), describe_lost(everyone)) == ([], {})
 
 
 def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
@@ -171,13 +161,6 @@ def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
         assert "37.25" not in text
     with pytest.raises(CornError, match="found 37"):  # on the owner's own console
         raise_common_failure({1: private})
-
-
-def test_the_end_of_a_process_is_explained() -> None:
-    assert describe_exit(-signal.SIGKILL) == "ended by SIGKILL"
-    assert describe_exit(-signal.SIGABRT) == "ended by SIGABRT"
-    assert describe_exit(-35) == "ended by signal 35", "a real-time signal has no name"
-    assert describe_exit(3) == "ended without a report (exit code 3)"
 
 
 def test_a_suspended_process_is_recognised() -> None:

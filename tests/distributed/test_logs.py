@@ -1,6 +1,5 @@
-"""Logs are lines of text or JSON, private lines are marked, and a log cannot end a run."""
+"""Logs are lines of text, private lines are marked, and a log cannot end a run."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from corn.distributed.logs import log_event, writing_log
 def test_lines_have_time_level_and_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with writing_log("text", folder=tmp_path):
+    with writing_log(folder=tmp_path):
         log_event(3, "note", "agent 2 is\ngone \x1b[2J", level=logging.WARNING)
         log_event(3, "note", "the loss is 7", is_private=True)
         log_event(None, "checkpoint", "step 100")
@@ -26,22 +25,11 @@ def test_lines_have_time_level_and_agent(
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_json_lines_have_fields_for_programs(tmp_path: Path) -> None:
-    with writing_log("json", folder=tmp_path, to_stderr=False):
-        fields = {"step": 100, "loss": float("nan"), "lost": {"2": 30}}
-        log_event(3, "checkpoint", "step 100", fields=fields)
-        log_event(3, "note", "odd", is_private=True)
-    first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
-    assert (first["agent"], first["event"], first["level"]) == (3, "checkpoint", "info")
-    assert (first["step"], first["loss"], first["lost"]) == (100, None, {"2": 30})
-    assert (first["private"], second["private"]) == (False, True)
-
-
 def test_a_moved_log_is_made_anew_and_a_missing_folder_is_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "later"
-    with writing_log("text", folder=folder, to_stderr=False):
+    with writing_log(folder=folder, to_stderr=False):
         log_event(0, "note", "before")
         folder.mkdir()
         log_event(0, "note", "first")

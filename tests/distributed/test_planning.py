@@ -1,8 +1,6 @@
 """Agents that know only their neighbours make the same plan."""
 
 import json
-import threading
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,13 +10,9 @@ from corn.covariance import Horizon
 from corn.distributed.planning import PlanningRequest, plan_together, read_request
 from corn.distributed.rendezvous import (
     HandshakeError,
-    RefusalError,
     Rendezvous,
-    StoppedBeforeStartError,
-    announcing_failure,
 )
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
-from corn.learn.sweep import Interruption
 from corn.plan import Plan, fingerprint, make_plan, verify_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
@@ -46,39 +40,12 @@ def test_all_agents_make_the_plan_of_a_central_planner() -> None:
     assert verify_plan(plans[0]).passed
 
 
-def test_waiting_for_others_before_planning_can_be_interrupted() -> None:
-    def plan(rendezvous: Rendezvous) -> object:
-        if rendezvous.agent == 1:
-            return None
-        rendezvous.interruption = Interruption()
-        threading.Timer(0.2, setattr, (rendezvous.interruption, "requested", True)).start()
-        return plan_together(rendezvous, REQUEST, [1])
-
-    began = time.monotonic()
-    result, _ = run_in_threads(2, plan, timeout=50)
-    assert isinstance(result, StoppedBeforeStartError), result
-    assert time.monotonic() - began < 30
-
-
 @pytest.mark.parametrize("neighbours", [[0], [2], [-1], [1, 7]])
 def test_neighbours_that_cannot_be_linked_are_refused_at_once(neighbours: list[int]) -> None:
     own = make_rendezvous(0, 2, MemoryStore())
     with pytest.raises(InvalidArgumentError, match="neighbours must be other agents of 0 … 1"):
         plan_together(own, REQUEST, neighbours)
     own.close()
-
-
-def test_a_refusal_ends_planning() -> None:
-    def plan(rendezvous: Rendezvous) -> object:
-        with announcing_failure(rendezvous):
-            if rendezvous.agent == 1:
-                raise PublicError("no key")
-            return plan_together(rendezvous, REQUEST, [1])
-
-    began = time.monotonic()
-    result, _ = run_in_threads(2, plan, timeout=50)
-    assert isinstance(result, RefusalError), result
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corn.distributed import rendezvous
-from corn.distributed.keyring import load_credentials
 from corn.distributed.rendezvous import (
     AbsentError,
     ForgedEntryError,
@@ -310,11 +308,6 @@ def test_a_refusal_of_this_run_stops_the_others(*, has_met: bool) -> None:
     assert (caught.value.refused_by, caught.value.reason) == (1, "no key")
     for own in (first, second):
         own.listener.close()
-
-
-def test_an_agent_number_beyond_the_last_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="agent must be from 0 to 3, found 7"):
-        load_credentials(tmp_path, 7, 4)
 
 
 def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:

@@ -95,7 +95,7 @@ def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
             told[agent] = record, sorted(count_releases(folder, agent))
 
     limit = Requirements(unit="agent", total_epsilon=BOTH)
-    with writing_log("text", to_stderr=False, forward=note):
+    with writing_log(to_stderr=False, forward=note):
         results = run_in_threads(2, lambda place: train(place, folder, SECOND, requirements=limit))
     for agent, result in enumerate(results):
         assert isinstance(result, AgentResult), result
@@ -192,18 +192,6 @@ def test_a_run_adds_what_its_plan_still_allows(folder: Path) -> None:
     assert 15 < total.after.epsilon < BOTH
     again = foresee(folder, FIRST, Requirements())
     assert (again.added.epsilon, again.before) == (0, again.after)
-
-
-def test_a_folder_under_two_names_counts_once_and_a_missing_one_is_named_once(
-    folder: Path,
-) -> None:
-    again, missing = folder / "keys" / ".." / "keys", folder / "mistyped"
-    total, repeated, unknown = (
-        foresee(folder, FIRST, Requirements(other_keys=other))
-        for other in ((), (again,), (missing,))
-    )
-    assert repeated == total
-    assert unknown.problems == (f"{missing}: is not a folder of keys and ledgers",)
 
 
 @pytest.mark.parametrize(

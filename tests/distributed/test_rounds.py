@@ -100,7 +100,6 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         stepper=SimpleNamespace(num_broken=0),
         exchange=SimpleNamespace(
             neighbours=(),
-            seconds_waited=0.0,
             membership=make_membership(plan.network.graph, 0),
             start=lambda *_: None,
             finish=lambda _: {},
@@ -110,7 +109,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         last_step=0,
         admission=None,
     )
-    journal = SimpleNamespace(record_mixing=news.append, note=lambda _: None)
+    journal = SimpleNamespace(report_if_due=news.append, note=lambda _: None)
     rounds = TrainingRounds(run, journal, torch.zeros(3))  # type: ignore[arg-type]
     assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0

@@ -82,7 +82,7 @@ ENVIRONMENT = {**os.environ, "CORN_KEYS": "keys"}
 @pytest.mark.slow
 def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path, options: list[str]) -> None:
     other = Forked(folder, run_corn, *options, "0", environment=ENVIRONMENT)
-    command = [sys.executable, "-m", "corn", *options, "1", "--log-format", "json"]
+    command = [sys.executable, "-m", "corn", *options, "1"]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, stdout=pipe, stderr=pipe
@@ -94,7 +94,8 @@ def test_nothing_that_agents_write_or_show_contains_a_key(folder: Path, options:
     secrets = find_secrets(folder / "keys")
     places = shown | read_all(folder / "out") | read_outputs(folder)
     log = (folder / "out" / "private" / "agent-1" / "log").read_text()
-    assert {json.loads(line)["event"] for line in log.splitlines()} >= {"start", "end"}
+    assert "starts at step 0" in log
+    assert "complete: step" in log
     require_private(folder / "out" / "private")
     assert find_leaks(secrets, places) == []
     # The search finds what it looks for: keys are in their files.
@@ -162,15 +163,14 @@ def test_the_files_of_other_agents_do_not_matter(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems only disable core dumps")
-def test_a_protected_process_has_a_name_and_cannot_be_dumped(tmp_path: Path) -> None:
+def test_a_protected_process_cannot_be_dumped(tmp_path: Path) -> None:
     process = Forked(tmp_path, protect_and_print)
     assert process.wait() == 0
-    assert process.stdout.splitlines() == ["0 0 0", "corn agent 1234"]
+    assert process.stdout.splitlines() == ["0 0 0"]
 
 
 def protect_and_print() -> None:
-    protect_process("corn agent 12345678")
+    protect_process()
     get_dumpable = 3
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     print(ctypes.CDLL(None).prctl(get_dumpable), *limits)  # noqa: T201
-    print(Path("/proc/self/comm").read_text().strip())  # noqa: T201

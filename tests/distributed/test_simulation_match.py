@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import networkx as nx
 import pytest
 import torch
 
@@ -108,17 +107,9 @@ def test_agents_of_different_sizes_match_under_every_sampling(
     compare(plan, tmp_path, settings=settings)
 
 
-def test_gossip_rounds_cool_down_and_one_way_links_match(tmp_path: Path) -> None:
-    network = load_network(
-        nx.cycle_graph(4, create_using=nx.DiGraph), gossip=Gossip(2), mixing="gossip"
-    )
-    budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
-    plan = make_plan(network, budget, objective=Horizon(3), cooldown_steps=3)
-    compare(plan, tmp_path, settings=replace(SETTINGS, on_dropout="stop"))
-
-
-def test_chebyshev_rounds_match(tmp_path: Path) -> None:
-    network = load_network("path:4", gossip=Gossip(3, "chebyshev"), mixing="gossip")
+@pytest.mark.parametrize("gossip", [Gossip(2), Gossip(3, "chebyshev")])
+def test_gossip_rounds_and_cool_down_match(gossip: Gossip, tmp_path: Path) -> None:
+    network = load_network("path:4", gossip=gossip, mixing="gossip")
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     compare(make_plan(network, budget, cooldown_steps=2), tmp_path)
 

@@ -1,18 +1,14 @@
 """The state of an agent is one small private file, and a stale one is recognised."""
 
 import json
-import multiprocessing
-import os
-import signal
 import time
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from corn.distributed.journal import epsilon_after, round_up_releases
-from corn.distributed.status import StateFile, has_ended, judge_condition, read_states
+from corn.distributed.status import STATE_NAME, judge_condition, read_states, write_state
 from corn.distributed.storage import make_folders
 from corn.errors import FileFormatError
 from corn.privacy import PrivacyBudget
@@ -20,63 +16,23 @@ from corn.privacy import PrivacyBudget
 from .monitored import make_state
 
 
-def test_a_state_comes_back_from_its_file(tmp_path: Path) -> None:
-    folder = make_folders(tmp_path, 2).private
-    file = StateFile(folder)
-    for state in (make_state(), make_state(test_loss=None, lost={})):
-        file.write(state)
-        assert read_states(tmp_path) == {2: (state, folder)}
-    file.close()
-
-
-def test_a_state_has_times_and_is_not_shared(tmp_path: Path) -> None:
+def test_a_state_comes_back_from_its_private_file(tmp_path: Path) -> None:
     folders = make_folders(tmp_path, 2)
-    StateFile(folders.private).write(make_state())
-    assert (folders.private / "state.json").stat().st_mode & 0o777 == 0o600
-    ((state, found),) = read_states(tmp_path).values()
-    assert (state.epsilon, found) == (3.21, folders.private)
-    assert not [path for path in folders.shared.rglob("*") if path.is_file()]
-
-
-def _hold(folder: Path, connection: Connection) -> None:
-    file = StateFile(folder)
-    file.write(make_state())
-    connection.send("written")
-    time.sleep(60)
-
-
-def test_the_state_of_a_killed_process_is_stale(tmp_path: Path) -> None:
-    folder = make_folders(tmp_path, 2).private
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_hold, args=(folder, theirs))
-    process.start()
-    assert ours.recv() == "written"
-    ((state, _),) = read_states(tmp_path).values()
-    assert has_ended(folder) is False
-    assert judge_condition(state, is_gone=False) == ("training", False)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    ours.close()
-    theirs.close()
-    assert has_ended(folder) is True
-    gone = judge_condition(state, is_gone=True)
-    assert gone.needs_action
-    assert "process gone" in gone.text
+    path = folders.private / STATE_NAME
+    for state in (make_state(), make_state(test_loss=None, lost={})):
+        write_state(path, state)
+        assert read_states(tmp_path) == {2: state}
+    # It has times, and is not shared.
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not [found for found in folders.shared.rglob("*") if found.is_file()]
 
 
 def test_a_state_without_news_is_stale_and_one_that_ended_is_not() -> None:
     old = time.time() - 130
-    silent = judge_condition(make_state(updated=old), is_gone=False)
-    assert silent == ("stale: no news for 130 s", True)
-    ended = judge_condition(make_state(updated=old, phase="complete"), is_gone=True)
-    assert ended == ("complete", False)
-    assert judge_condition(make_state(phase="failed"), is_gone=True) == ("failed", True)
-
-
-def test_a_user_who_cannot_read_the_private_folder_knows_times_only(tmp_path: Path) -> None:
-    assert has_ended(tmp_path / "private" / "agent-0") is False
+    assert judge_condition(make_state()) == ("training", False)
+    assert judge_condition(make_state(updated=old)) == ("stale: no news for 130 s", True)
+    assert judge_condition(make_state(updated=old, phase="complete")) == ("complete", False)
+    assert judge_condition(make_state(phase="failed")) == ("failed", True)
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,6 @@ def test_a_key_with_too_many_plans_is_refused(tmp_path: Path) -> None:
         list_used_plans(key)
 
 
-def test_folders_without_agents_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="has no agent's key or ledger"):
-        find_agents(tmp_path)
-    with pytest.raises(FileFormatError, match="is not a folder of keys"):
-        find_agents(tmp_path / "missing")
-
-
 def test_a_key_remembers_the_plans_it_was_used_with(tmp_path: Path) -> None:
     key, identity = tmp_path / "agent-3.key", generate_identity()
     save_identity(identity, key)

@@ -191,23 +191,22 @@ def test_a_roster_round_trips_through_its_file(tmp_path: Path) -> None:
 KEYS = [identity.public_key.hex() for identity in IDENTITIES]
 
 
+def show_roster(*keys: object, numbers: str = "012") -> str:
+    agents = {number: {"public_key": key} for number, key in zip(numbers, keys, strict=False)}
+    return json.dumps({"format": "corn roster 3", "agents": agents, "rotations": []})
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "[]",
-        "{}",
-        json.dumps({"format": "corn roster 1", "agents": [KEYS[0]]}),
-        json.dumps({"format": "corn roster 2", "agents": {"0": KEYS[0]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"1": KEYS[0]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": KEYS[0], "2": KEYS[1]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": KEYS[0], "00": KEYS[1]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": KEYS[0], "1": KEYS[0]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": KEYS[0][:-2]}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": 5}}),
-        json.dumps({"format": "corn roster 1", "agents": {"0": "00" * 32}}),
-        f'{{"format": "corn roster 1", "agents": {{"0": "{KEYS[0]}", "0": "{KEYS[1]}"}}}}',
-        "\udcff",
+        *("", "[]", "{}", "\udcff"),
+        show_roster(*KEYS[:2]).replace("roster 3", "roster 2"),
+        show_roster(*KEYS[:2], numbers="12"),
+        show_roster(*KEYS[:2], numbers="02"),
+        show_roster(KEYS[0], KEYS[0]),
+        show_roster(KEYS[0][:-2]),
+        show_roster(5),
+        show_roster(*KEYS[:2]).replace('"1"', '"0"'),
     ],
 )
 def test_bad_rosters_are_refused(tmp_path: Path, content: str) -> None:

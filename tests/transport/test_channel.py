@@ -181,9 +181,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
         assert right.receive(max_bytes=1 << 24) == message[:size]
         thread.join()
     right.send(b"back")
-    buffer = bytearray(4)
-    assert left.receive(max_bytes=4, into=buffer).obj is buffer
-    assert buffer == b"back"
+    assert left.receive(max_bytes=4) == b"back"
     close(*ends)
 
 
@@ -465,19 +463,6 @@ def test_a_port_stays_open_when_no_thread_is_left(
     channel.close()
 
 
-def test_a_purpose_that_nobody_handles_is_refused(listener: Listener) -> None:
-    with pytest.raises(UnreachableError) as caught:
-        dial(
-            ("127.0.0.1", listener.port),
-            make_credentials(1, 3),
-            0,
-            Purpose.REJOIN,
-            session=NO_SESSION,
-            timeout=0.5,
-        )
-    assert caught.value.is_listening
-
-
 def test_a_place_where_nothing_listens_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = free.getsockname()
@@ -492,9 +477,3 @@ def test_an_address_that_cannot_exist_is_one_line(where: tuple[str, int]) -> Non
         dial(where, make_credentials(1, 3), 0, Purpose.LINK, session=NO_SESSION, timeout=0.05)
     with pytest.raises(CornError, match="cannot listen there"):
         Listener(where, make_credentials(1, 3))
-
-
-def test_keys_do_not_appear_in_texts() -> None:
-    own = make_credentials(0, 2)
-    secret = own.identity.secret.reveal().hex()
-    assert secret not in repr(own)

@@ -19,7 +19,6 @@ from corn.cli.learning import (
 )
 from corn.cli.options import JsonOption, in_agents, in_learning
 from corn.cli.output import print_json
-from corn.distributed.logs import LogFormat
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
 from corn.learn.consortium import Consortium
@@ -36,17 +35,13 @@ in_monitoring = partial(typer.Option, rich_help_panel="Monitoring")
 
 @dataclass(frozen=True)
 class MonitoringOptions:
-    """The log of an agent, and its status server."""
+    """The status server of an agent."""
 
-    log_format: Annotated[
-        LogFormat,
-        in_monitoring(help="Log lines as text or as JSON."),
-    ] = "text"
     status: Annotated[
         str | None,
         in_monitoring(
-            help="HOST:PORT to serve /healthz, /metrics (Prometheus) and a status page at. With "
-            "corn launch, agent I uses PORT + I."
+            help="HOST:PORT to serve /healthz and /metrics (Prometheus) at. With corn launch, "
+            "agent I uses PORT + I."
         ),
     ] = None
 
@@ -271,7 +266,6 @@ def agent(
         listen=_read_address(listen),
         advertise=_read_address(advertise),
         rejoins=rejoin,
-        log_format=monitoring.log_format,
         status=monitoring.address,
     )
     # Several agents often share a machine, and their threads would slow each other down.

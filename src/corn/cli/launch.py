@@ -115,7 +115,6 @@ def launch(
         network=network,
         requirements=run.make_requirements(),
         show_private=show_private,
-        log_format=monitoring.log_format,
         status=monitoring.address,
     )
     if launched.made_keys:
@@ -233,9 +232,6 @@ def _private_facts(
         "test_quality": None if quality is None else asdict(quality),
         "notes": launched.private_notes,
         "seconds_to_start": launched.seconds_to_start,
-        "seconds_waited": {
-            str(agent): own.seconds_waited for agent, own in launched.finished.items()
-        },
     }
 
 

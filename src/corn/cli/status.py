@@ -26,7 +26,7 @@ def status(
 ) -> None:
     """Show how far each agent of a run is; exit 1 if one here failed or its state is stale."""
     # Here, as torch takes seconds to import.
-    from corn.distributed.status import has_ended, judge_condition, read_states
+    from corn.distributed.status import judge_condition, read_states
 
     if not out.is_dir():
         raise FileFormatError(f"{out}: no such folder")
@@ -36,10 +36,7 @@ def status(
             f"{out}: no agent of this user has begun to train here; the log of each agent is in "
             "private/agent-I"
         )
-    states = [
-        (state, judge_condition(state, is_gone=has_ended(folder)))
-        for state, folder in found.values()
-    ]
+    states = [(state, judge_condition(state)) for state in found.values()]
     first = states[0][0]
     if json:
         print_json({"agents": [{**asdict(own), "condition": now.text} for own, now in states]})

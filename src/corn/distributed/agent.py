@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import networkx as nx
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -72,7 +71,6 @@ from corn.learn.batches import (
 from corn.learn.metrics import Row, Samples
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.schema import Schema
 from corn.learn.step import AgentStepper, UpdateRule
 from corn.learn.sweep import catch_interruption
 from corn.learn.tasks import MeanLoss, Task
@@ -114,11 +112,10 @@ def run_agent(
         dataset: this agent's own samples. Of a data loader its data set is taken; batches are drawn
             as the plan's accounting assumes, of the settings' size or else the loader's.
         validation: samples to measure on. They are taken to be this agent's own: measurements on
-            them are for its owner, as on ``dataset``, and are not written to the shared folder.
+            them are for its owner.
         test: the same.
         out: the folder of the run, which agents may have in common. ``shared/agent-I`` in it gets
-            models and ε and may be published. ``private/agent-I`` gets measurements, private notes
-            and checkpoints, and only its owner can open it.
+            models and ε and may be published, and ``private/agent-I`` the rest.
         settings: the settings of the run, the same for all agents.
         reports: callbacks for news of the run.
         requirements: the owner's requirements of this plan and of all releases of this data.
@@ -166,40 +163,16 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
 
     Return the plan that was run, and the agent's result.
     """
-    rendezvous = _join_run(config, reports)
-    with _announcing(rendezvous, rejoins=config.rejoins):
-        if config.plan is not None:
-            plan = load_plan(config.plan)
-        else:
-            plan = make_plan_together(config, rendezvous)
-        # An agent opens its own data only.
-        workload = config.workload
-        problem = workload.build(rendezvous.num_agents, [rendezvous.agent]).judge(plan.budget)
-    steps = run_steps(
-        plan,
-        problem,
-        rendezvous=rendezvous,
-        out=config.out,
-        settings=config.settings,
-        reports=reports,
-        requirements=config.requirements,
-        data=problem.description,
-        rejoins=config.rejoins,
-    )
-    return plan, run_to_end(steps, problem.task, rendezvous.agent)
-
-
-def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
-    """Join the other agents of a run, or of one under way."""
-    with naming_agent(config.agent):
-        credentials = load_credentials(config.keys, config.agent, config.num_agents)
+    agent = config.agent
+    with naming_agent(agent):
+        credentials = load_credentials(config.keys, agent, config.num_agents)
     # The owners compare it: a replaced roster lets somebody else take part.
-    log_event(config.agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
+    log_event(agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
     earlier = None
     if config.rejoins:
         # Others keep the address of before, at which they were told to find this agent.
-        earlier, _ = load_addresses(Folders.of_run(config.out).of_agent(config.agent).private)
-    return join(
+        earlier, _ = load_addresses(Folders.of_run(config.out).of_agent(agent).private)
+    rendezvous = join(
         credentials,
         timeout=config.settings.timeout,
         wait=config.wait,
@@ -211,6 +184,25 @@ def _join_run(config: AgentConfig, reports: Reports) -> Rendezvous:
         rejoins=config.rejoins,
         interruption=reports.interruption,
     )
+    with _announcing(rendezvous, rejoins=config.rejoins):
+        if config.plan is None:
+            plan = make_plan_together(config, rendezvous)
+        else:
+            plan = load_plan(config.plan)
+        # An agent opens its own data only.
+        problem = config.workload.build(config.num_agents, [agent]).judge(plan.budget)
+    steps = run_steps(
+        plan,
+        problem,
+        rendezvous=rendezvous,
+        out=config.out,
+        settings=config.settings,
+        reports=reports,
+        requirements=config.requirements,
+        data=problem.description,
+        rejoins=config.rejoins,
+    )
+    return plan, run_to_end(steps, problem.task, agent)
 
 
 def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
@@ -306,12 +298,14 @@ def run_steps(
                     resume=settings.resume,
                     rejoins=rejoins,
                 )
+            # Of more columns agents compare a hash, which the description of the data has.
+            columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
             hello = Hello(
                 plan=fingerprint(plan).hex(),
                 terms={
                     # Before the model, whose shape follows from the columns.
-                    **describe_columns(problem.schema),
+                    **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
                     **describe_model(problem.task, start),
                     "the roster of public keys": roster.fingerprint.hex(),
@@ -379,13 +373,6 @@ def prepare_work(
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
 
 
-def describe_columns(schema: Schema | None) -> dict[str, str]:
-    """Return a term for each input in files, by which agents name a difference; nothing secret."""
-    names = () if schema is None else schema.features
-    # Of more columns agents compare a hash, which the description of the data has.
-    return {f"column {name!r}": "yes" for name in names} if len(names) <= _MOST_COLUMNS else {}
-
-
 def describe_model(task: Task, start: Tensor) -> dict[str, str]:
     """Return the terms of the model that all agents must have in common; nothing secret."""
     model = f"{task.describe()}; {task.num_parameters} parameters"
@@ -399,13 +386,10 @@ def describe_model(task: Task, start: Tensor) -> dict[str, str]:
 class AgentRun:
     """One agent's run of a plan, from its checks to its result.
 
-    ``begin`` or ``return_to_others`` fill the fields without an argument. Nothing is released
-    before ``train``: all checks that can refuse come before, so a refusal costs no budget.
-
-    Attributes:
-        total: the ε of all releases of the agent's data.
-        group_seeds: the seeds of groups of three and more agents.
-        admission: the model and the state of a sponsor, for an agent that returns.
+    ``begin`` or ``return_to_others`` fill the fields without an argument: ``total`` is the ε of all
+    releases of the agent's data, ``group_seeds`` are those of groups of three and more agents.
+    Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
+    no budget.
     """
 
     plan: Plan
@@ -428,7 +412,7 @@ class AgentRun:
         self.agent = self.rendezvous.agent
         self._opened = ExitStack()
         graph = self.plan.network.graph
-        self.neighbours = frozenset(nx.all_neighbors(graph, self.agent))
+        self.neighbours = frozenset(graph.neighbors(self.agent))
         # Survivors of exact sums may make a plan with longer integers.
         is_sum = self.plan.network.mixing == "sum"
         size = 8 * len(self.start) if is_sum else self.start.nbytes
@@ -459,7 +443,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self._opened.callback(opener.close)
+        self._opened.callback(opener.callers.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -488,7 +472,7 @@ class AgentRun:
             )
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self._opened.callback(admission.opener.close)
+        self._opened.callback(admission.opener.callers.close)
         welcome = admission.welcome
         step = admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
@@ -608,7 +592,6 @@ class AgentRun:
             rows=tuple(journal.rows),
             measured=journal.measured,
             private_notes=tuple(journal.private_notes),
-            seconds_waited=exchange.seconds_waited,
             total=self.total,
             simulation=problem.simulation,
         )

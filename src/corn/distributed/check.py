@@ -40,14 +40,10 @@ _FAR_OFF = 1.5
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check: a ``problem`` would stop the run.
 
-    Attributes:
-        name: the subject of the check.
-        status: ``problem`` for what would stop the run.
-        text: the result for all sites; nothing in it depends on data beyond whether the run can
-            start.
-        private: the result for the owner alone.
+    ``text`` is for all sites: nothing in it depends on data beyond whether the run can start.
+    ``private`` is for the owner alone.
     """
 
     name: str
@@ -60,14 +56,8 @@ class Finding:
 class SiteReport:
     """The findings at one site, and the fingerprints that all sites must have in common.
 
-    Attributes:
-        site: the name of the site.
-        consortium: a hash of the consortium file.
-        plan: the fingerprint of the plan; empty without one.
-        roster: the fingerprint of the roster; empty without one.
-        version: the versions of CorN and Python.
-        time: the time of the site's clock, UTC.
-        findings: the results of all checks.
+    Fingerprints are empty without a plan or a roster. ``version`` is that of CorN and Python, and
+    ``time`` that of the site's clock, UTC.
     """
 
     site: str
@@ -283,18 +273,16 @@ def _check_connections(
 
 def _reach(address: str, who: str, site: str, end: float) -> Finding:
     """Connect until it works or the time is over."""
+    where = f"{site} must reach {who} at {address}"
     while True:
         try:
             with socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS):
                 return Finding("port", "ok", f"{site} reaches {who} at {address}")
         except ConnectionRefusedError:
-            text = (
-                f"{site} must reach {who} at {address}, where nothing listens yet: check at the "
-                "same time with --wait 60"
-            )
+            text = f"{where}, where nothing listens yet: check at the same time with --wait 60"
             found = Finding("port", "warning", text)
         except OSError as error:
-            text = f"{site} must reach {who} at {address}: {error}: open this port, or correct it"
+            text = f"{where}: {error}: open this port, or correct it"
             found = Finding("port", "problem", text)
         if time.monotonic() >= end:
             return found
@@ -308,13 +296,10 @@ def _open_ports(addresses: Sequence[str]) -> Iterator[dict[str, str]]:
     listeners: list[socket.socket] = []
     for address in addresses:
         try:
-            listener = open_port(parse_address(address))
+            # The system completes connections by itself, which is all there is to find out.
+            listeners.append(open_port(parse_address(address)))
         except (OSError, CornError) as error:
             failures[address] = getattr(error, "strerror", None) or str(error)
-            continue
-        # The system completes connections by itself, and nothing is read or sent: that they are
-        # made is all there is to find out.
-        listeners.append(listener)
     try:
         yield failures
     finally:

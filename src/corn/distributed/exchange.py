@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
-from typing import final
+from dataclasses import astuple, replace
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from corn.distributed.messages import (
     is_piece,
     is_sane,
 )
-from corn.errors import InvalidArgumentError
 from corn.transport import Dropout, Link, LinkError, Traffic
 
 SUSPENDED_SHARE = 0.5
@@ -52,9 +51,8 @@ _SECONDS_TO_PART = 2.0
 _PROOF_OF_LIFE = 3
 
 
-@dataclass(frozen=True)
-class Received:
-    """A message; a neighbour's parameters are valid until the next exchange begins."""
+class Received(NamedTuple):
+    """A message of a neighbour."""
 
     header: Header
     parameters: Tensor
@@ -75,17 +73,11 @@ class StepStopped(Exception):  # noqa: N818 - an outcome, not an error
 class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
-    Args:
-        links: the link to each neighbour.
-        membership: this agent's knowledge of others, by which news that arrives is checked.
-        dtype: the type of the numbers in messages.
-        timeout: seconds without a message after which a neighbour is lost.
-
-    Attributes:
-        on_send: called with every message once all its numbers are known, for audits.
-        check_call: called with every call for a recovery; raises ``ProtocolError`` for a false one.
-        dtype: the type of the numbers in messages.
-        seconds_waited: how long this agent has waited for others in steps.
+    A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
+    numbers in messages.
+    ``on_send`` is called with every message once all its numbers are known, for audits.
+    ``check_call`` is called with every call for a recovery, and raises ``ProtocolError`` for a
+    false one.
     """
 
     def __init__(
@@ -100,14 +92,12 @@ class Exchange:
         self.membership = membership
         self.timeout = timeout
         self.dtype = dtype
-        self.seconds_waited = 0.0
         self.on_send: Callable[[Header, Tensor], None] | None = None
         self.check_call: Callable[[Header], None] = lambda _: None
         self._own: Header | None = None
+        self._check: Callable[[Header], None] = lambda _: None
         # In a mixing round: the neighbour that this agent waits for, and the message's number.
         self._awaited: tuple[int, int] | None = None
-        self._buffers: list[tuple[Link, memoryview]] = []
-        self._pieces: dict[int, memoryview] = {}
         self._put_back: dict[int, Received] = {}
         self._closed: dict[int, Traffic] = {}
         # The lock keeps heartbeats from being sent over a link that is being closed.
@@ -136,8 +126,7 @@ class Exchange:
     @property
     def patience(self) -> float:
         """Seconds after which a neighbour is lost that sends nothing but heartbeats."""
-        # A chain of agents that wait for each other ends after n time-outs at the latest, so a
-        # neighbour that sends heartbeats for longer has a step that never ends.
+        # A chain of agents that wait for each other ends after n time-outs at the latest.
         return self.timeout * (self.membership.num_agents + 1)
 
     @property
@@ -155,17 +144,13 @@ class Exchange:
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
-        # Only now, as parameters of the last round point into these buffers until it is mixed.
-        self.recycle()
         self._own = header
-        receivers = [peer for peer in self.neighbours if peer in self.membership.receivers]
-        self.send(receivers, header, parameters)
+        self._check = self.expect(header)
+        self.send(self.neighbours, header, parameters)
         self._began = self._last_sent = time.monotonic()
 
     def finish(self, number: int = 0) -> dict[int, Tensor]:
-        """Return the parameters of every neighbour, valid until the next exchange begins.
-
-        ``number`` is that of the round in the run, over all steps.
+        """Return the parameters of every neighbour; ``number`` is the round's, over all steps.
 
         Raises:
             StepStopped: neighbours were lost, and are none any more, or one calls for a recovery.
@@ -173,30 +158,20 @@ class Exchange:
         received: dict[int, Tensor] = {}
         dropouts: dict[int, LinkError] = {}
         is_called = False
-        if self._own is None:
-            raise InvalidArgumentError("finish must come after start, found no round under way")
-        check = self.expect(self._own)
         for peer in self.neighbours:
             try:
-                # The receiver of a one-way link sends nothing but calls.
-                if peer in self.membership.senders or self.has_arrived(peer):
-                    # The silence of all neighbours counts from the same moment, so that several
-                    # lost ones cost one time-out together.
-                    self._awaited = peer, number
-                    found = self.receive(
-                        peer,
-                        check,
-                        since=self._began,
-                        deadline=self._began + self.patience,
-                    )
-                    if found.header.attempt:
-                        self.put_back(peer, found)
-                        self.membership.merge(found.header.news)
-                        is_called = True
-                        break
-                    received[peer] = found.parameters
-                # A neighbour reads all the time, so this takes no time. But the receiver of a
-                # one-way link that is ahead holds the sender back.
+                # The silence of all neighbours counts from the same moment, so that several
+                # lost ones cost one time-out together.
+                self._awaited = peer, number
+                deadline = self._began + self.patience
+                found = self.receive(peer, self._check, since=self._began, deadline=deadline)
+                if found.header.attempt:
+                    self.put_back(peer, found)
+                    self.membership.merge(found.header.news)
+                    is_called = True
+                    break
+                received[peer] = found.parameters
+                # A neighbour reads all the time. One that does not would fill this agent's memory.
                 self._links[peer].wait_sent(self.patience)
             except LinkError as error:
                 dropouts[peer] = error
@@ -204,14 +179,14 @@ class Exchange:
                 self.drop(peer)
             finally:
                 self._awaited = None
-        # An exchange with a dropout proves nothing: it may be the others that dropped this agent.
+        # An exchange with a dropout proves nothing: the others may have dropped this agent.
         if dropouts or is_called:
             raise StepStopped(dropouts)
         self.note_exchange()
         return received
 
     def send(self, peers: Iterable[int], header: Header, values: Tensor) -> None:
-        """Begin to send a message to some neighbours, outside of mixing rounds."""
+        """Begin to send a message to some neighbours."""
         self.note_message(header, values)
         self.send_piece(peers, header, values, 0)
 
@@ -232,15 +207,13 @@ class Exchange:
         since: float | None = None,
         deadline: float | None = None,
     ) -> Received:
-        """Return the next message of a neighbour, whose numbers are valid until ``recycle``.
+        """Return the next message of a neighbour.
 
-        Args:
-            peer: the neighbour.
-            check: raises ``ProtocolError`` unless a header is one that it may send now.
-            in_pieces: whether sums may be under way, in pieces: of them the first is returned, and
-                pieces of one that was given up are skipped.
-            since: from which its silence counts, on the monotonic clock; by default from now.
-            deadline: until which heartbeats extend the wait; by default n + 1 time-outs from now.
+        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. With
+        ``in_pieces`` sums may be under way in pieces: of them the first is returned, and pieces of
+        one that was given up are skipped. The neighbour's silence counts ``since`` a time of the
+        monotonic clock, by default from now; heartbeats extend the wait until ``deadline``, by
+        default n + 1 time-outs from now.
 
         Raises:
             LinkError: the neighbour is lost, or sent something that it may not.
@@ -251,29 +224,17 @@ class Exchange:
             return found
         data = self._read(peer, since, deadline)
         while in_pieces and is_piece(data):
-            self._links[peer].recycle(data)
             data = self._read(peer, since, deadline)
         return self._decode(peer, data, check, in_pieces=in_pieces)
 
     def receive_piece(
         self, peer: int, number: int, like: Tensor, *, deadline: float
     ) -> Tensor | Received:
-        """Return the next piece of a neighbour's sum, or a message in its place.
-
-        The piece is valid until the next one is received; see ``receive``.
-        """
+        """Return the next piece of a neighbour's sum, or a message in its place."""
         data = self._read(peer, None, deadline)
-        if not is_piece(data):
-            return self._decode(peer, data, self._check_recovery, in_pieces=False)
-        # The link fills the memory of a piece again while the agent adds the next one.
-        if peer in self._pieces:
-            self._links[peer].recycle(self._pieces[peer])
-        self._pieces[peer] = data
-        return decode_piece(data, number, like, sender=peer)
-
-    def has_arrived(self, peer: int) -> bool:
-        """Return whether ``receive`` would not wait."""
-        return peer in self._put_back or self._links[peer].has_arrived
+        if is_piece(data):
+            return decode_piece(data, number, like, sender=peer)
+        return self._decode(peer, data, self._check_recovery, in_pieces=False)
 
     def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
         if deadline is None:
@@ -317,7 +278,6 @@ class Exchange:
     def _decode(
         self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
     ) -> Received:
-        self._buffers.append((self._links[peer], data))
         header, values = self._parse(peer, data)
         check(header)
         self.membership.check(header)
@@ -340,12 +300,6 @@ class Exchange:
             with suppress(LinkError):  # the neighbour is gone, or takes no messages
                 link.wait_sent(seconds)
 
-    def recycle(self) -> None:
-        """Give back the memory of all messages that were received."""
-        for link, buffer in self._buffers:
-            link.recycle(buffer)
-        self._buffers = []
-
     def note_exchange(self) -> None:
         """Note that all neighbours of a step have answered: they take this agent for alive."""
         with self._lock:
@@ -364,7 +318,6 @@ class Exchange:
                 self._closed[peer] = self.traffic[peer]
                 link = self._links.pop(peer)
                 self._put_back.pop(peer, None)
-                self._pieces.pop(peer, None)
                 link.close()
 
     def stop_heartbeats(self) -> None:

@@ -23,11 +23,10 @@ from torch import Tensor
 from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
-from corn.distributed.status import TRAINING, AgentState, StateFile
+from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
 from corn.distributed.storage import (
     AgentCheckpoint,
     CheckpointFolder,
-    append_private_note,
     write_model,
 )
 from corn.errors import CornError
@@ -132,22 +131,20 @@ class Journal:
     ) -> None:
         plan = run.plan
         settings = run.settings
-        ledger = run.ledger
-        membership = run.exchange.membership
         budget = plan.budget.of_agent(run.agent)
-        self._agent = agent = run.agent
+        self._agent = run.agent
         self._plan = plan
         self._settings = settings
         self._problem = problem
         self._parts = parts
-        self._ledger = ledger
+        self._ledger = run.ledger
         self._folders = run.folders
         self._stepper = run.stepper
         self._exchange = run.exchange
         self._on_state = on_state
         self._budget = budget
         # Per instance: a cache on a function would keep every budget alive.
-        self._epsilon = cache(partial(epsilon_after, budget, ledger.precision))
+        self._epsilon = cache(partial(epsilon_after, budget, run.ledger.precision))
         # Privacy is counted here, by releases; for the table this run is one without a promise.
         self._trial = Trial(Mechanism.non_private(name=plan.mechanism), settings.schedule)
         self._steps = settings.evaluation_steps(plan)
@@ -157,13 +154,12 @@ class Journal:
         # Times and steps of the last minute.
         self._pace: deque[tuple[float, int]] = deque()
         self._last_state = self._last_file = -math.inf
-        self._file = None if run.folders is None else StateFile(run.folders.private)
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
         # Made once: the fingerprint of a large plan takes a while.
         self._first = AgentState(
-            agent=agent,
+            agent=run.agent,
             num_agents=plan.num_agents,
             names=tuple(plan.network.agent_names) if plan.network.has_names else (),
             phase=TRAINING,
@@ -177,9 +173,8 @@ class Journal:
             adversary=plan.threat.describe(),
             simulation=problem.simulation,
             releases_left=budget.num_steps,
-            neighbours=tuple(membership.senders | membership.receivers),
+            neighbours=run.exchange.membership.planned_neighbours,
             lost={},
-            unreached=(),
             bytes_sent=0,
             steps_per_minute=0.0,
             test_loss=None,
@@ -198,9 +193,6 @@ class Journal:
         """Record an event that depends on the agent's data, for its owner alone."""
         self.private_notes.append(text)
         log_event(self._agent, "note", text, level=logging.WARNING, is_private=True)
-        if self._folders is not None:
-            with _naming_unwritable(self._folders.private):
-                append_private_note(self._folders.private, text)
 
     def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
         """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
@@ -211,13 +203,11 @@ class Journal:
             self._measure(step, parameters, None)
         self._save(step, parameters)
         state = self._report(step, TRAINING)
-        simulated = "simulated: " if state.simulation else ""
-        text = (
-            f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {simulated}"
-            f"{self._budget.describe()}, against {state.adversary}"
-            f"{f'; {state.simulation}' if state.simulation else ''}"
-        )
-        log_event(state.agent, "start", text, fields=state.fields)
+        promise = f"{self._budget.describe()}, against {state.adversary}"
+        if state.simulation:
+            promise = f"simulated: {promise}; {state.simulation}"
+        text = f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {promise}"
+        log_event(self._agent, "start", text)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
@@ -227,17 +217,20 @@ class Journal:
             self._save(step, parameters)
             self._last_state = time.monotonic()
             state = self._report(step, TRAINING)
-            log_event(state.agent, "checkpoint", state.describe(), fields=state.fields)
+            log_event(state.agent, "checkpoint", state.describe())
         else:
-            self._report_if_due(step)
-
-    def record_mixing(self, step: int) -> None:
-        """Report that a cool-down goes on; without news the agent would look stalled."""
-        self._report_if_due(step)
+            self.report_if_due(step)
 
     def stop_saving(self) -> None:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
         self._saves = False
+
+    def report_if_due(self, step: int) -> None:
+        """Report the state, but not too often; without news the agent would look stalled."""
+        now = time.monotonic()
+        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
+            self._last_state = now
+            self._report(step, TRAINING)
 
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
@@ -252,9 +245,7 @@ class Journal:
         self._save(step, parameters)
         self._save_model(parameters)
         state = self._report(step, status.value)
-        log_event(state.agent, "end", f"{status}: {state.describe()}", fields=state.fields)
-        if self._file is not None:
-            self._file.close()
+        log_event(state.agent, "end", f"{status}: {state.describe()}")
 
     @property
     def measured(self) -> Row:
@@ -317,12 +308,6 @@ class Journal:
             with _naming_unwritable(self._folders.shared):
                 model.save(self._folders.shared / MODEL_FILE)
 
-    def _report_if_due(self, step: int) -> None:
-        now = time.monotonic()
-        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
-            self._last_state = now
-            self._report(step, TRAINING)
-
     def _report(self, step: int, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
@@ -339,18 +324,17 @@ class Journal:
             releases_left=self._ledger.remaining,
             neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            unreached=own.unreached,
             bytes_sent=self._exchange.count_bytes(),
             steps_per_minute=measure_pace(self._pace, step, now),
             test_loss=loss if math.isfinite(loss) else None,
             updated=time.time(),
         )
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
-        if self._file is not None and is_due:
+        if self._folders is not None and is_due:
             self._last_file = now
             # A full disk ends a run at the next checkpoint, with an error of its own.
             with suppress(OSError):
-                self._file.write(state)
+                write_state(self._folders.private / STATE_NAME, state)
         if self._on_state is not None:
             self._on_state(state)
         return state

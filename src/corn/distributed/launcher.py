@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import multiprocessing
 import os
 import resource
+import select
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,14 +25,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 
 from corn.distributed.agent import run_workload
-from corn.distributed.journal import Reports, measure_pace
+from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.logs import LAST_EVENT, LogFormat, log_event, writing_log
+from corn.distributed.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, host_store, is_public
 from corn.distributed.requirements import Requirements
@@ -58,7 +59,7 @@ from corn.distributed.status import (
     serving_status,
     write_state,
 )
-from corn.distributed.storage import Folders, append_private_note, make_folders
+from corn.distributed.storage import Folders, make_folders
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
 from corn.learn.metrics import Result
 from corn.learn.problem import TrainingProblem
@@ -71,9 +72,7 @@ from corn.topology import Network
 from corn.transport import StoreLostError
 from corn.version import __version__
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
-# The kernel keeps 15 bytes and a zero.
-_MOST_NAME_BYTES = 15
+_PR_SET_DUMPABLE = 4
 _SECONDS_TO_END = 3.0
 # Agents are forked from a server that has imported these, so that they start at once.
 _PRELOADED = [
@@ -85,7 +84,6 @@ _PRELOADED = [
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A shell and a supervisor may both forward a Ctrl-C: signals within a second are one request.
 _SECONDS_OF_ONE_REQUEST = 1.0
-_SECONDS_TO_WRITE = 0.2
 
 
 class Note(NamedTuple):
@@ -96,19 +94,13 @@ class Note(NamedTuple):
     is_private: bool = False
 
 
-def protect_process(name: str) -> None:
-    """Name this process for ``ps`` and ``top``, and keep its memory from others.
-
-    Root can still read the memory. On systems other than Linux only core dumps are disabled.
-    """
+def protect_process() -> None:
+    """Keep this process's memory from others; elsewhere than on Linux only out of core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        call = ctypes.CDLL(None, use_errno=True).prctl
-        # ``ps -o comm`` and ``top`` show this name; ``ps -f`` shows the command line, which stays.
-        call(_PR_SET_NAME, name.encode()[:_MOST_NAME_BYTES])
         # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
         # still be read by all, which is how the launcher finds suspended agents.
-        call(_PR_SET_DUMPABLE, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
 @contextmanager
@@ -130,7 +122,7 @@ def monitor_agent(
         CornError: the status server's address cannot be used.
     """
     agent = config.agent
-    protect_process(f"corn agent {agent}")
+    protect_process()
     # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
     # agents later, where the run needs it.
     with suppress(CornError):
@@ -144,19 +136,13 @@ def monitor_agent(
             reports.on_state(state)
 
     with ExitStack() as stack:
-        stack.enter_context(
-            writing_log(
-                config.log_format,
-                folder=folder,
-                to_stderr=to_stderr,
-                forward=forward,
-                names=config.names,
-            )
-        )
+        log = writing_log(folder=folder, to_stderr=to_stderr, forward=forward, names=config.names)
+        stack.enter_context(log)
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:
             address = stack.enter_context(serving_status(config.status, status))
-            log_event(agent, "status", f"serves its status at http://{format_address(address)}/")
+            where = f"http://{format_address(address)}"
+            log_event(agent, "status", f"serves its status at {where}/metrics and {where}/healthz")
         try:
             yield replace(reports, on_state=show)
         except BaseException as error:
@@ -180,7 +166,6 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     # Two processes with two BLAS threads each on two cores run far slower than with one: see
     # ``corn.threads``.
     limit_threads()
-    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
     interruption = Interruption()
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
@@ -188,9 +173,9 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
 
     def forward(record: logging.LogRecord) -> None:
-        if getattr(record, "event", "") == "note":
-            note = Note(config.agent, record.getMessage(), bool(getattr(record, "is_private", 0)))
-            _report(connection, note)
+        if vars(record).get("event") == "note":
+            is_private = vars(record)["is_private"]
+            _report(connection, Note(config.agent, record.getMessage(), is_private))
 
     # Private numbers stay in this process.
     reports = Reports(interruption, on_state=partial(_report, connection))
@@ -198,14 +183,10 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
         with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
-        # The owner keeps the reason; others may read it only if it is public.
-        folders = Folders.of_run(config.out).of_agent(config.agent)
-        with suppress(OSError):  # no folder yet, or no space, which may be the very reason
-            append_private_note(folders.private, str(error))
         failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
-    # Models and measurements are in files; a pipe is slow, and rows are partly private.
+    # Models and measurements are in files; rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
 
 
@@ -218,12 +199,11 @@ def _kind_of(error: CornError) -> FailureKind:
 
 
 def _listen(connection: Connection, interruption: Interruption) -> None:
-    """Request a stop at any message of the launcher; end when its end of the pipe closes."""
+    """Request a stop at any message of the launcher; end with it."""
     try:
         while connection.recv():
             interruption.requested = True
-    # The launcher is gone. Training may be inside a long computation, so this thread ends the
-    # process.
+    # The launcher is gone. Training may be inside a long computation: this thread ends the process.
     except (EOFError, OSError):
         os._exit(1)
 
@@ -235,19 +215,6 @@ def _report(connection: Connection, report: object) -> None:
         os._exit(1)
 
 
-def _end_with_parent() -> None:
-    """Let the kernel, where it can, end this process with its parent, even while suspended."""
-    # The parent is the fork server. It ends with the launcher, unless a child keeps a descriptor
-    # open that it inherits for children of its own, which agents do not have.
-    server: Any = getattr(forkserver, "_forkserver", None)
-    inherited = getattr(server, "_forkserver_alive_fd", None)
-    if inherited is not None:
-        os.close(inherited)
-        server._forkserver_alive_fd = None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def listen_for_signals() -> Interruption:
     """Handle signals to an agent that runs by itself; call it once, from the main thread.
 
@@ -255,24 +222,10 @@ def listen_for_signals() -> Interruption:
     process at once. That loses nothing: an agent may be killed at any time.
     """
     interruption = Interruption()
-    # A wait inside torch lasts until the time-out, and Python's own handlers run after it. The
-    # number of a signal is written to a pipe at once, which a thread reads.
-    for number in _HANDLED_SIGNALS:
-        signal.signal(number, lambda *_: None)
-    reader, writer = os.pipe()
-    # Python writes to this pipe in the signal handler, which must never block.
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_read_signals, args=(reader, interruption), daemon=True).start()
-    return interruption
-
-
-def _read_signals(reader: int, interruption: Interruption) -> None:
     began = 0.0
-    while True:
-        number = os.read(reader, 1)[0]
-        if number not in _HANDLED_SIGNALS:
-            continue
+
+    def handle(number: int, _: object) -> None:
+        nonlocal began
         if not interruption.requested:
             interruption.requested = True
             began = time.monotonic()
@@ -283,17 +236,16 @@ def _read_signals(reader: int, interruption: Interruption) -> None:
             # was sent.
             os._exit(128 + number)
 
+    for number in _HANDLED_SIGNALS:
+        signal.signal(number, handle)
+    return interruption
+
 
 def _write_line(text: str) -> None:
-    """Write to stderr without waiting: without a reader the listener must not stop."""
-
-    def write() -> None:
-        with suppress(OSError):
+    """Write to stderr, unless a pipe without a reader is full: the agent must go on."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
             os.write(2, f"{text}\n".encode())
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    writer.join(_SECONDS_TO_WRITE)
 
 
 @final
@@ -308,7 +260,7 @@ class AgentProcesses:
         self._configs = dict(configs)
         self._processes: dict[int, ForkServerProcess] = {}
         self._connections: dict[int, Connection] = {}
-        self._suspended: dict[int, float] = {}
+        self._all_suspended_at = math.inf
         self._began = time.monotonic()
         self._has_asked = False
         self.states: dict[int, AgentState] = {}
@@ -417,18 +369,19 @@ class AgentProcesses:
         self.results[result.agent] = result
 
     def _end_suspended(self) -> None:
-        """End suspended processes, which cannot end by themselves.
+        """End suspended processes, which cannot end by themselves, once they have been lost.
 
-        Only when no other agent runs any more, and after so long that they have been lost.
+        While others run, the time-out of their neighbours decides. All that are left may also be
+        suspended together, as a laptop's processes are, and wake up again.
         """
-        # While others run, the time-out of their neighbours decides; all that are left may also be
-        # suspended together, as a laptop's processes are, and wake up again.
         left = [agent for agent in self._configs if agent not in self.results]
-        suspended = [agent for agent in left if is_suspended(self._processes[agent].pid)]
+        if not left or not all(is_suspended(self._processes[agent].pid) for agent in left):
+            self._all_suspended_at = math.inf
+            return
         now = time.monotonic()
-        self._suspended = {agent: self._suspended.get(agent, now) for agent in suspended}
-        for agent in suspended if suspended == left else []:
-            pause = now - self._suspended[agent]
+        self._all_suspended_at = min(now, self._all_suspended_at)
+        pause = now - self._all_suspended_at
+        for agent in left:
             if pause > self._configs[agent].settings.timeout:
                 self._processes[agent].kill()
                 message = f"was suspended for {pause:.0f} s and then ended"
@@ -449,36 +402,23 @@ def is_suspended(pid: int | None) -> bool:
 def preloaded_context() -> Iterator[ForkServerContext]:
     """Yield a context whose processes are forked from one that has imported all that agents need.
 
-    Imports take seconds, and are paid once instead of by every agent.
+    Imports take seconds, and are paid once instead of by every agent. A signal to all processes of
+    a run, such as Ctrl-C, must not end that process, not even while it imports modules: with it the
+    agents would end, which stop together. So it blocks SIGINT and SIGTERM. It ends with this one.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with _without_main():
-        _start_forkserver()
-        yield context
-
-
-def _start_forkserver() -> None:
-    """Start the process that forks agents, with SIGINT and SIGTERM blocked.
-
-    A signal to all processes of a run, such as Ctrl-C, must not end the server, not even while it
-    imports modules: with it the agents would end, which stop together. It ends with the launcher.
-    """
-    resource_tracker.ensure_running()  # its own start would unblock signals again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep children from running this program's main script again, which takes seconds."""
     main = sys.modules["__main__"]
+    # Children would run this program's main script again.
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        resource_tracker.ensure_running()  # its own start would unblock signals again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield context
     finally:
         sys.modules["__main__"] = main
 
@@ -491,15 +431,11 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of all agents' public notes, ends and progress.
-
-    The first has ``promise``, which says what ε means. ``corn status`` shows the agents one by one.
-    """
+    """Log lines of all agents' public notes, ends and progress; the first has ``promise``."""
 
     def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
-        self._pace: deque[tuple[float, int]] = deque()
         self._last_line = time.monotonic()
         self._logged_step = 0
         self._num_logged = 0
@@ -536,7 +472,6 @@ class ProgressLog:
         """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         slowest = min(running, key=lambda own: own.step)
         now = time.monotonic()
-        pace = measure_pace(self._pace, slowest.step, now)
         # A launch that resumes begins at a later step.
         reached = slowest.step - slowest.step % self._checkpoint_every
         if reached <= self._logged_step and now < self._last_line + _SECONDS_BETWEEN_LINES:
@@ -547,22 +482,17 @@ class ProgressLog:
             slowest,
             epsilon=max(own.epsilon for own in running),
             bytes_sent=sum(own.bytes_sent for own in running),
-            steps_per_minute=pace,
         )
-        log_event(
-            None,
-            "checkpoint",
-            f"{state.describe()}, {len(running)} of {state.num_agents} agents",
-            fields=state.fields | {"agents": sorted(own.agent for own in running)},
-        )
+        text = f"{state.describe()}, {len(running)} of {state.num_agents} agents"
+        log_event(None, "checkpoint", text)
 
 
 @dataclass(frozen=True, eq=False)
 class LaunchResult:
     """The result of a launch.
 
-    ``measured`` has measurements and models as a simulation gives them, but no measurements on
-    private data unless those were asked for. ``was_interrupted`` is a stop by a person here.
+    ``measured`` has measurements and models as a simulation gives them, but none on private data
+    unless those were asked for. ``was_interrupted`` is a stop by a person here.
     """
 
     plan: Plan
@@ -614,7 +544,6 @@ def launch(
     network: Network | None = None,
     requirements: Requirements | None = None,
     show_private: bool = False,
-    log_format: LogFormat = "text",
     status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
@@ -630,7 +559,6 @@ def launch(
         requirements: the owner's requirements of the plan and of all releases of each agent's data.
         show_private: return measurements on private data, too. No noise protects them: only for a
             machine whose user owns the data of all agents.
-        log_format: the format of the lines of all logs.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:
@@ -665,7 +593,7 @@ def launch(
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
     store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
-    with closing(store), writing_log(log_format, names=names):
+    with closing(store), writing_log(names=names):
         processes = AgentProcesses(
             {
                 agent: AgentConfig(
@@ -685,7 +613,6 @@ def launch(
                     requirements=replace(
                         required, other_keys=tuple(one.resolve() for one in required.other_keys)
                     ),
-                    log_format=log_format,
                     status=None if status is None else (status[0], status[1] + agent),
                 )
                 for agent in agents

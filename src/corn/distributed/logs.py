@@ -1,4 +1,4 @@
-"""Log of a run: one line per event with its time, as text or JSON, by Python's ``logging``.
+"""Log of a run: one line per event with its time, by Python's ``logging``.
 
 Records carry the agent's number, the name of the event, and whether they are private. A private
 record depends on data without noise, and is for the agent's owner alone.
@@ -6,23 +6,19 @@ record depends on data without noise, and is for the agent's owner alone.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import Literal, TypeAlias, final
+from typing import final
 
 from corn.errors import make_printable
 from corn.topology.graphs import label_agent
-
-LogFormat: TypeAlias = Literal["text", "json"]
 
 LOG_NAME = "log"
 LAST_EVENT = "failure"
@@ -40,19 +36,14 @@ def log_event(
     *,
     level: int = logging.INFO,
     is_private: bool = False,
-    fields: Mapping[str, object] | None = None,
 ) -> None:
-    """Log an event of an agent, or of the launcher if ``agent`` is None.
-
-    ``fields`` are numbers for programs, and are in JSON logs only.
-    """
-    own = {"agent": agent, "event": event, "is_private": is_private, "fields": fields or {}}
+    """Log an event of an agent, or of the launcher if ``agent`` is None."""
+    own = {"agent": agent, "event": event, "is_private": is_private}
     _LOGGER.log(level, "%s", text, extra=own)
 
 
 @contextmanager
 def writing_log(
-    log_format: LogFormat,
     *,
     folder: Path | None = None,
     to_stderr: bool = True,
@@ -78,7 +69,7 @@ def writing_log(
     level = _LOGGER.level
     propagates = _LOGGER.propagate
     for handler in handlers:
-        handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(names))
+        handler.setFormatter(_TextFormatter(names))
         _LOGGER.addHandler(handler)
     _LOGGER.setLevel(logging.INFO)
     # Handlers of the root logger would print every line a second time.
@@ -111,11 +102,6 @@ class _PrivateFile(WatchedFileHandler):
         """Drop the record; logging would print a traceback."""
 
 
-def _time_of(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 @final
 class _TextFormatter(logging.Formatter):
     """``TIME LEVEL agent 3 (Lake): text``, in one line whatever the text contains."""
@@ -129,26 +115,6 @@ class _TextFormatter(logging.Formatter):
         who = "launch" if agent is None else f"agent {label_agent(self._names, agent)}"
         mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
         text = make_printable(record.getMessage())
-        return f"{_time_of(record)} {record.levelname} {who}: {mark}{text}"
-
-
-@final
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        content = {
-            "time": _time_of(record),
-            "level": record.levelname.lower(),
-            "agent": getattr(record, "agent", None),
-            "event": getattr(record, "event", record.name),
-            "message": make_printable(record.getMessage()),
-            "private": bool(getattr(record, "is_private", False)),
-        }
-        fields = {name: _plain(value) for name, value in getattr(record, "fields", {}).items()}
-        return json.dumps(content | fields, allow_nan=False)
-
-
-def _plain(value: object) -> object:
-    # JSON has no NaN and no infinity.
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        when = time.replace("+00:00", "Z")
+        return f"{when} {record.levelname} {who}: {mark}{text}"

@@ -39,26 +39,13 @@ def name_agents(agents: Iterable[int]) -> str:
 
 @final
 class Membership:
-    """One agent's knowledge of losses and returns.
-
-    Args:
-        graph: The graph of the plan.
-        agent: The agent whose knowledge it is.
-        keys: The keys that sign this agent's news and check that of others.
-        last_step: The end of the run, after which nobody returns.
-    """
+    """One agent's knowledge of losses and returns; after ``last_step`` nobody returns."""
 
     def __init__(
         self, graph: Graph, agent: int, keys: NewsKeys, *, last_step: int = 1 << 32
     ) -> None:
-        # Undirected: a broken connection ends both directions of a link.
-        self._graph = nx.Graph(graph)
+        self._graph = graph
         self.agent = agent
-        # On a one-way link an agent only sends, or only receives.
-        self.receivers = frozenset(graph.neighbors(agent))
-        self.senders = self.receivers
-        if graph.is_directed():
-            self.senders = frozenset(graph.predecessors(agent))
         self.num_agents = len(graph)
         self._keys = keys
         self._last_step = last_step
@@ -246,15 +233,6 @@ class Membership:
                 if here in inside and there not in inside:
                     lost[there] = min(when, lost.get(there, when))
         return dict(sorted(lost.items()))
-
-    @property
-    def unreached(self) -> tuple[int, ...]:
-        """The agents behind lost ones and broken links, of which nothing is known any more."""
-        # Asked in every step, as ``lost`` is.
-        if not self.breaks:
-            return ()
-        known = {*self.present, *self.lost}
-        return tuple(agent for agent in range(self.num_agents) if agent not in known)
 
     @property
     def cut_links(self) -> dict[int, int]:

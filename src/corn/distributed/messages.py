@@ -85,12 +85,7 @@ News: TypeAlias = Mapping[Subject, Saying]
 
 @final
 class NewsKeys:
-    """Signatures of news in one run.
-
-    Args:
-        credentials: Keys of this agent and of all others.
-        session: The run: news of another run has no valid signature in this one.
-    """
+    """Signatures of news in one run, the session: in another run they are not valid."""
 
     def __init__(self, credentials: Credentials, session: bytes) -> None:
         self._credentials = credentials
@@ -125,15 +120,11 @@ class Header:
     """The description of a message, and what its sender knows of losses.
 
     Attributes:
-        plan: The first 8 bytes of the fingerprint of the plan in force.
-        sender: The agent.
-        step: The sender's step, from 0.
-        mixing_round: The round of the step or of the recovery, from 0.
-        payload_bytes: The size of the parameters.
-        news: All that the sender knows of lost and returning agents.
-        model: A digest of the sender's model before the step; zeros where models differ anyway.
-        signature: The root's signature of this digest, on the way down at some steps.
-        attempt: The number of a recovery; zero outside of any.
+        plan: the first 8 bytes of the fingerprint of the plan in force.
+        mixing_round: the round of the step or of the recovery, from 0.
+        model: a digest of the sender's model before the step; zeros where models differ anyway.
+        signature: the root's signature of this digest, on the way down at some steps.
+        attempt: the number of a recovery; zero outside of any.
     """
 
     plan: bytes

@@ -8,10 +8,9 @@ a new plan for those that are left, which each of them computes (:func:`replan`)
 With exact sums, a sum that lacks a release is masked, and the step is *void*: nobody applies it.
 But the sum may have been complete, and have reached some agents only. An agent with the sum of a
 step gives it to neighbours that lack it. In the end a step is applied by all survivors or by none.
-No agent is more than one step ahead of another there: a step's sum needs the releases of all.
-
-With gossip, neighbours are at most one round apart, and agents that are far from each other several
-steps. Those that are behind leave steps out.
+No agent is more than one step ahead of another there: a step's sum needs the releases of all. With
+gossip, agents that are far from each other may be several steps apart; those behind leave steps
+out.
 
 Each attempt has a number. An agent that loses another neighbour on the way begins the next attempt,
 and whoever hears of a higher number follows. So does an agent that hears of a broken link or of a
@@ -60,10 +59,8 @@ _MAX_SHRINKS = 29  # the last one halves ε
 class ActivePlan:
     """A plan in force: of the whole network at first, of survivors after a loss.
 
-    Attributes:
-        plan: The plan; its agents are numbered 0 … m−1.
-        members: The number that each of them had at the start of the run.
-        noise: This agent's share.
+    ``members`` are the numbers of its agents 0 … m−1 at the start of the run, and ``noise`` is this
+    agent's share.
     """
 
     plan: Plan
@@ -160,19 +157,18 @@ def _join(values: list[Any]) -> Any:
 
 def _network_of(plan: Plan, survivors: tuple[int, ...], cuts: Collection[Edge]) -> Network:
     """Return the survivors' network, with Metropolis weights and as many rounds as before."""
-    places = {agent: place for place, agent in enumerate(survivors)}
     left = nx.Graph(plan.network.graph)
     left.remove_edges_from(cuts)
+    places = {agent: place for place, agent in enumerate(survivors)}
+    graph = nx.empty_graph(len(survivors))
     # Sorted, as fingerprints must agree: networkx keeps the order of insertion, which may differ
     # with the history of a graph.
     edges = (sorted((places[i], places[j])) for i, j in left.subgraph(survivors).edges)
-    graph = nx.empty_graph(len(survivors))
     graph.add_edges_from(sorted(edges))
     # Metropolis weights of a connected graph are symmetric and mix: Chebyshev rounds need that.
     before = plan.network
     network = load_network(graph, gossip=before.gossip, mixing=before.mixing)
-    who = ",".join(map(str, survivors))
-    return replace(network, source=f"survivors {who} of {before.source}")
+    return replace(network, source=f"survivors {','.join(map(str, survivors))} of {before.source}")
 
 
 def _threat_for(plan: Plan, survivors: tuple[int, ...]) -> ThreatModel:
@@ -232,9 +228,6 @@ class Recovery:
         # A chain of all agents, one round before, in which losses may be noticed, and one to tell
         # neighbours the own step.
         self._num_rounds = n + 2
-        # A neighbour is at most one step ahead, which it may have begun; the sender of a one-way
-        # link is ahead by at most as many steps as there are agents.
-        self._lead = n + 1 if network.graph.is_directed() else 2
         self._is_running = False
         self._payload_bytes = 0
         self._has_learnt_breaks = False
@@ -250,19 +243,14 @@ class Recovery:
         before: Tensor | None = None,
         payload_bytes: int = 0,
     ) -> tuple[int, Tensor | None]:
-        """Return the first step that no survivor has begun, and the sum of the own step.
+        """Return the first step that no survivor has begun, and the sum of the own step, if any.
 
-        There is none if it is void, or not needed.
-
-        Args:
-            step: The step that this agent is in, or about to begin.
-            make_header: Returns a header with all news so far.
-            has_released: Whether this agent has released the step.
-            before: The sum of the step before it; None if that was void, or there was none.
-            payload_bytes: The size of the sum of this step.
+        This agent is in ``step``, or about to begin it. ``make_header`` returns a header with all
+        news so far, ``before`` is the sum of the step before, unless that was void, and
+        ``payload_bytes`` the size of the sum of this step.
 
         Raises:
-            ProtocolError: Attempts never end.
+            ProtocolError: attempts never end.
         """
         self.attempt += 1
         self._is_running = True
@@ -393,7 +381,7 @@ class Recovery:
         # that have recovered already, and went on, have begun one more than all others.
         own = Subject(Kind.BEGUN, header.sender, header.sender, header.sender)
         others = count_begun(self._membership.news, without=header.sender)
-        if own not in header.news or header.news[own].step > max(step, others) + self._lead:
+        if own not in header.news or header.news[own].step > max(step, others) + 2:
             raise ProtocolError(f"{who} has not begun the steps that it says")
         if header.payload_bytes not in (0, self._payload_bytes):
             raise ProtocolError(

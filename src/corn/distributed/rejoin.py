@@ -73,6 +73,7 @@ _SECONDS_TO_CONNECT = 5.0
 _STEPS_OF_NOTICE = 2
 # Between two calls of a neighbour that only connects outward.
 _SECONDS_BETWEEN_CALLS = 2.0
+_MISBEHAVED = "it broke the protocol in this run"
 _ADDRESSES = "addresses.json"
 _LAST_TOTAL = "sum of the step before"
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
@@ -93,15 +94,9 @@ class RejoinError(PublicError):
 
 @dataclass(frozen=True)
 class Welcome:
-    """Answer of a sponsor.
+    """Answer of a sponsor: session and nonce of the run, in hexadecimal, or why it refuses.
 
-    Attributes:
-        session: The session of the run, in hexadecimal.
-        nonce: The nonce of the run, in hexadecimal.
-        return_step: The step from which the agent takes part.
-        last_step: The end of the run.
-        present: The agents that take part now.
-        refusal: Why the agent is not let in; empty if it is.
+    The agent takes part from ``return_step`` on, with those that are ``present`` now.
     """
 
     session: str = ""
@@ -120,16 +115,10 @@ class Welcome:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """An agent's way back into a run: all that it needs to take part.
+    """An agent's way back into a run: the terms, its links, and all that its sponsor has.
 
-    Attributes:
-        welcome: The terms.
-        links: The links to the neighbours that it reached, or that reached it.
-        opener: The place where others connect to it.
-        header: The sponsor's header, with all news.
-        parameters: The model to start from.
-        state: All that the sponsor's optimizer keeps besides the model.
-        last_total: The sum of the step before, which other agents may lack.
+    That is a header with all news, the model, the optimizer's ``state``, and the sum of the step
+    before, which other agents may lack. Others connect to ``opener``.
     """
 
     welcome: Welcome
@@ -150,21 +139,17 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
     rendezvous = run.rendezvous
     credentials = rendezvous.credentials
     accepts = credentials.roster.accepts
+    check = rendezvous.check_interruption
     sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
     callers = Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)
     reasons: dict[int, CornError] = {}
 
-    def open_channel(sponsor: int, patience: float) -> Channel:
+    def open_channel(sponsor: int, seconds: float) -> Channel:
         if not accepts[sponsor]:
-            return callers.wait(sponsor, timeout=patience, check=rendezvous.check_interruption)
+            return callers.wait(sponsor, timeout=seconds, check=check)
+        purpose, where = Purpose.REJOIN, addresses[sponsor]
         return dial(
-            addresses[sponsor],
-            credentials,
-            sponsor,
-            Purpose.REJOIN,
-            session=NO_SESSION,
-            timeout=patience,
-            check=rendezvous.check_interruption,
+            where, credentials, sponsor, purpose, session=NO_SESSION, timeout=seconds, check=check
         )
 
     with closing(callers):
@@ -235,7 +220,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             list(pool.map(connect, peers))
 
     with ExitStack() as stack:
-        stack.callback(opener.close)
+        stack.callback(opener.callers.close)
         stack.callback(_close_all, links)
         keys = NewsKeys(rendezvous.credentials, session)
         channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
@@ -329,13 +314,11 @@ class Returns:
         self._waiting: dict[int, _Applicant] = {}
         self._lock = threading.Lock()
         self._called: dict[int, _Applicant] = {}
-        self._banned: set[int] = set()
-        self._unconfirmed: set[int] = set()
+        # Why agents are not let in again.
+        self._refused: dict[int, str] = {}
         self._absent: set[int] = set()
         self._closed = threading.Event()
-        self._can_accept = run.rendezvous.credentials.roster.accepts[
-            run.rendezvous.credentials.agent
-        ]
+        self._can_accept = run.rendezvous.credentials.roster.accepts[run.rendezvous.agent]
         # Replaced as a whole, so that the thread reads it without the lock.
         self._lost_neighbours: frozenset[int] = frozenset()
         self._caller: threading.Thread | None = None
@@ -363,7 +346,7 @@ class Returns:
         """Call lost neighbours at intervals, in case they have started again and want to return."""
         rendezvous = self._run.rendezvous
         while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
-            excluded = self._banned | self._unconfirmed | self._waiting.keys() | self._called.keys()
+            excluded = self._refused.keys() | self._waiting.keys() | self._called.keys()
             for agent in sorted(self._lost_neighbours - excluded):
                 with suppress(UnreachableError):
                     channel = dial(
@@ -422,7 +405,8 @@ class Returns:
                 applicant.step = return_step
                 self._called[agent] = applicant
             else:
-                self._unconfirmed.add(agent)
+                # Each time would cost this agent a wait.
+                self._refused[agent] = "it asked before, and did not confirm its return"
                 applicant.channel.close()
         for applicant in self._called.values():
             # It shows that the run goes on.
@@ -431,11 +415,8 @@ class Returns:
     def _refuse(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
         left = self._run.last_step - return_step
-        if agent in self._banned:
-            return "it broke the protocol in this run"
-        # Each time would cost this agent a wait.
-        if agent in self._unconfirmed:
-            return "it asked before, and did not confirm its return"
+        if agent in self._refused:
+            return self._refused[agent]
         if left <= 0:
             return "the run ends before it could take part again"
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
@@ -452,9 +433,9 @@ class Returns:
 
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
-        if agent in self._banned:
-            self._opener.reject(agent)
-            raise LinkError(f"agent {agent} broke the protocol, and is not linked again")
+        if self._refused.get(agent) == _MISBEHAVED:
+            self._opener.callers.reject(agent)
+            raise LinkError(f"agent {agent} is not linked again: {_MISBEHAVED}")
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
@@ -470,7 +451,7 @@ class Returns:
 
     def ban(self, agent: int) -> None:
         """Let an agent never in again, as it broke the protocol."""
-        self._banned.add(agent)
+        self._refused[agent] = _MISBEHAVED
 
     def hand_over(
         self,
@@ -493,7 +474,7 @@ class Returns:
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
         for agent in agents:
-            self._opener.reject(agent)
+            self._opener.callers.reject(agent)
 
     def cancel(self, step: float = math.inf) -> None:
         """Let agents ask again that were to return by a step, and have not."""

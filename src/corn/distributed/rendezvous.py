@@ -7,11 +7,10 @@ time out. Once training has begun no agent needs the store.
 
 An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
 and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
-agent and repeats its old random number too. The effect is the same as if it withheld entries.
+agent and repeats its old random number too, which has the effect of withholding entries.
 
-In the handshake every agent publishes its terms. All read the same messages, so all come to the
-same conclusion: a mismatch stops every agent, with the numbers of those that differ. Nothing secret
-is published.
+In the handshake every agent publishes its terms, of which nothing is secret. All read the same
+messages, so a mismatch stops every agent, with the numbers of those that differ.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ _MAX_VALUE = 2000
 _MAX_REASON = 300
 _MAX_NAMED = 5
 _SECONDS_TO_LEAVE = 5.0
-_SECONDS_TO_ANSWER = 1.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
@@ -141,7 +139,7 @@ class ForgedEntryError(PublicError):
 
 
 class NoReleasesLeftError(PublicError, BudgetSpentError):
-    """A run that cannot start, because the ledger of an agent allows no more releases."""
+    """The ledger of an agent allows no more releases."""
 
 
 class HandshakeError(PublicError):
@@ -159,32 +157,29 @@ def compare(topic: str, values: Mapping[int, str]) -> None:
     # everywhere.
     usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
-    if others:
-        # Values come from other agents, so they are quoted printably.
-        found = "; ".join(
-            f"agent {who} has {make_printable(values[who], limit=_MAX_VALUE) or 'nothing'}"
-            for who in others[:_MAX_NAMED]
-        )
-        rest = make_printable(usual, limit=_MAX_VALUE) or "nothing"
-        raise HandshakeError(
-            f"agents differ in {topic}: {found}; the rest {rest}", topic=topic, agents=others
-        )
+    if not others:
+        return
+
+    def quote(value: str) -> str:
+        return make_printable(value, limit=_MAX_VALUE) or "nothing"
+
+    found = "; ".join(f"agent {who} has {quote(values[who])}" for who in others[:_MAX_NAMED])
+    raise HandshakeError(
+        f"agents differ in {topic}: {found}; the rest {quote(usual)}", topic=topic, agents=others
+    )
 
 
 def signed_text(key: str, message: bytes, session: bytes) -> bytes:
     """Return what an agent signs: its message, the place at the store, and the session."""
-    # With lengths, so no two triples give the same bytes; the prefix keeps these signatures apart
-    # from those of rotations.
+    # The prefix keeps these signatures apart from those of rotations.
     return encode_fields("corn word", session, key, message)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The agents that take part in a run, and how to reach them.
+    """The agents that take part in a run: the addresses of their listeners, and its session.
 
-    Attributes:
-        session: stands for this run alone; all entries and links are bound to it.
-        addresses: the address of each agent's listener.
+    All entries and links are bound to the session, which stands for this run alone.
     """
 
     session: bytes
@@ -289,7 +284,7 @@ class Rendezvous:
 
     def gather(self, topic: str) -> dict[int, bytes]:
         """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
-        return self._gather(topic, self.meeting.session)
+        return self._wait(topic + "/{}", topic, range(self.num_agents), self.meeting.session)
 
     def send(self, topic: str, receiver: int, package: bytes) -> None:
         """Leave a package for one agent."""
@@ -297,15 +292,12 @@ class Rendezvous:
 
     def receive(self, topic: str, sender: int) -> bytes:
         """Return the package that another agent left for this one."""
-        key = f"{topic}/{sender}/{self.agent}"
-        session = self.meeting.session
-        (entry,) = self._wait([key], topic, [sender], self.timeout)
-        return self._read(entry, key, sender, session)
+        return self._wait(f"{topic}/{{}}/{self.agent}", topic, [sender], self.meeting.session)[
+            sender
+        ]
 
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends."""
-        # An agent that fails before the meeting knows no session. Its own random number binds the
-        # refusal.
         session = "" if self._meeting is None else self._meeting.session.hex()
         message = json.dumps([reason, session]).encode()
         # Others check the refusal by the fresh random number in this entry.
@@ -321,7 +313,6 @@ class Rendezvous:
         """
         keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
         for agent, entry in enumerate(self.store.get(keys)):
-            # The own refusal is no news: this agent has an error of its own to report.
             if entry is not None and agent != self.agent:
                 self._check_refusal(agent, keys[agent], entry)
 
@@ -345,10 +336,7 @@ class Rendezvous:
             self._put(f"parted/{self.agent}", b"", NO_SESSION)
             if self._host is not None:
                 # The store ends with this process: the others must have read the refusal before.
-                # A person who pressed Ctrl-C should not wait so long for that.
-                is_hurried = self.interruption is not None and self.interruption.requested
-                patience = _SECONDS_TO_ANSWER if is_hurried else _SECONDS_TO_LEAVE
-                deadline = time.monotonic() + min(self.timeout, patience)
+                deadline = time.monotonic() + min(self.timeout, _SECONDS_TO_LEAVE)
                 keys = [f"parted/{agent}" for agent in range(self.num_agents)]
                 while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
                     pass
@@ -387,7 +375,8 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        joined = self._gather(_JOIN, NO_SESSION, seconds=self._wait_for_start)
+        agents = range(self.num_agents)
+        joined = self._wait(_JOIN + "/{}", _JOIN, agents, NO_SESSION, self._wait_for_start)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined[self.agent] != self._introduction:
@@ -401,10 +390,7 @@ class Rendezvous:
         return Meeting(session, {agent: place for agent, place in places.items() if place[1]})
 
     def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
-        """Publish a message under a key, signed; raise if the key has another entry of this agent.
-
-        With ``is_first=False`` an entry that is there already stays, and is no error.
-        """
+        """Publish a message under a key, signed; the first entry of a key stays."""
         signature = self.credentials.identity.sign(signed_text(key, message, session))
         entry = encode_fields(message, signature)
         # Signatures are deterministic: another entry under this agent's key is another process's.
@@ -421,17 +407,6 @@ class Rendezvous:
                 return message
         raise ForgedEntryError(key.partition("/")[0], agent)
 
-    def _gather(
-        self, topic: str, session: bytes, *, seconds: float | None = None
-    ) -> dict[int, bytes]:
-        agents = range(self.num_agents)
-        keys = [f"{topic}/{agent}" for agent in agents]
-        entries = self._wait(keys, topic, agents, self.timeout if seconds is None else seconds)
-        return {
-            agent: self._read(entry, f"{topic}/{agent}", agent, session)
-            for agent, entry in enumerate(entries)
-        }
-
     def _introduction_of(self, agent: int) -> bytes:
         """Return the entry with an agent's random number: that of the meeting, or at the store."""
         if agent in self._introductions:
@@ -441,15 +416,23 @@ class Rendezvous:
         return self._read(entry or b"", key, agent, NO_SESSION)
 
     def _wait(
-        self, keys: list[str], topic: str, agents: Sequence[int], seconds: float
-    ) -> list[bytes]:
+        self,
+        place: str,
+        topic: str,
+        agents: Sequence[int],
+        session: bytes,
+        seconds: float | None = None,
+    ) -> dict[int, bytes]:
+        """Return the messages of agents at their places, once all are there."""
+        keys = [place.format(agent) for agent in agents]
+        seconds = self.timeout if seconds is None else seconds
         began = time.monotonic()
         named: list[int] = []
         while True:
-            found = self.store.get(keys, _LONGEST_WAIT)
-            absent = [a for a, entry in zip(agents, found, strict=True) if entry is None]
+            found = list(zip(agents, keys, self.store.get(keys, _LONGEST_WAIT), strict=True))
+            absent = [agent for agent, _, entry in found if entry is None]
             if not absent:
-                return [entry for entry in found if entry is not None]
+                return {a: self._read(entry or b"", key, a, session) for a, key, entry in found}
             # Only while entries are missing. A refusal that comes after the last one is read by
             # ``agree``.
             self.check()

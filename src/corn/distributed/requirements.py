@@ -36,20 +36,16 @@ if TYPE_CHECKING:
 _VALUES: dict[str, type[str] | type[float] | type[int]] = {
     "unit": str,
     "adjacency": str,
-    "epsilon": float,
-    "delta": float,
     "insiders": int,
     "steps": int,
+    "epsilon": float,
+    "delta": float,
     "total-epsilon": float,
 }
 
 
 class RequirementError(CornError):
-    """A run that the owner's requirements do not allow; the message is for the owner alone.
-
-    Attributes:
-        public_reason: the reason as other agents may know it.
-    """
+    """A run that the owner's requirements do not allow; the message is for the owner alone."""
 
     public_reason = "its owner's requirements do not allow this run"
 
@@ -188,16 +184,11 @@ class Requirements:
 
 @dataclass(frozen=True)
 class ReleaseTotal:
-    """The totals of an agent around a run, for its owner alone.
+    """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    Attributes:
-        before: the ε of earlier releases.
-        added: what this run adds at most, by itself.
-        after: the total after this run, at most.
-        problems: ledgers that are lost or damaged; with any, the totals are lower bounds.
-        uncounted: other folders beside the keys that have ledgers, perhaps of the same data.
-        drops_agent: whether plans before promised something for the agent's whole data, and nothing
-            is promised for it any more.
+    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``uncounted`` are
+    other folders beside the keys that have ledgers, perhaps of the same data. ``drops_agent`` tells
+    that plans before promised something for the agent's whole data, and nothing does any more.
     """
 
     before: TotalLoss

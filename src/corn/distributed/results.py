@@ -76,30 +76,26 @@ def judge_status(*, all_steps: bool, lost: Collection[int]) -> RunStatus:
 
 
 class FailureKind(StrEnum):
-    """The reason why an agent has no result.
-
-    ``error``: a failure of its own. ``followed``: another agent refused to start, or the store was
-    gone. ``lost``: the others went on without it. ``interrupted``: a person stopped it before the
-    first step. ``ended``: its process ended without a report. ``suspended``: its process was
-    suspended, and ended by the launcher.
-    """
+    """The reason why an agent has no result."""
 
     ERROR = "error"
     FOLLOWED = "followed"
+    """Another agent refused to start, or the store was gone."""
     LOST = "lost"
+    """The others went on without it."""
     INTERRUPTED = "interrupted"
+    """A person stopped it before the first step."""
     ENDED = "ended"
+    """Its process ended without a report."""
     SUSPENDED = "suspended"
+    """Its process was suspended, and ended by the launcher."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of an agent without a result.
+    """The end of an agent without a result, in a line that begins with the agent's number.
 
-    Attributes:
-        kind: the reason.
-        message: a line that begins with the agent's number.
-        is_private: whether the message is for the agent's owner alone, as it may depend on data.
+    A private message is for the agent's owner alone, as it may depend on data.
     """
 
     kind: FailureKind
@@ -123,21 +119,16 @@ def describe_exit(code: int | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AgentResult:
-    """The result of one agent.
+    """The result of one agent, which did ``num_steps`` steps of the run, from ``first_step`` on.
 
     Attributes:
-        first_step: the step from which the run continued.
-        num_steps: steps done.
-        stop: why it ended before the last step; without a reason if it did not.
         lost: agents lost on the way, and the step at which each loss was first noticed.
         cut_links: neighbours that took part to the end though the link to them broke, and the step.
-        failure: why there is no result; None if there is one.
         parameters: the model, shape (d,). Empty in a report to the launcher, which reads files.
         rows: measurements, in the columns of a simulation; for the agent's owner, and empty in a
             report to the launcher.
         measured: the part of the last measurement that others may see.
-        private_notes: for the owner, as are ``seconds_waited``, which depends on how much data
-            neighbours have, and ``total``, of all releases of the agent's data.
+        private_notes: for the owner, as is ``total``, of all releases of the agent's data.
         simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
     """
 
@@ -155,7 +146,6 @@ class AgentResult:
     rows: tuple[Row, ...] = field(default=(), repr=False)
     measured: Row = field(default_factory=dict, repr=False)
     private_notes: tuple[str, ...] = field(default=(), repr=False)
-    seconds_waited: float = field(default=0.0, repr=False)
     total: ReleaseTotal | None = field(default=None, repr=False)
     simulation: str = ""
 
@@ -285,41 +275,36 @@ def merge_results(
     its row is of the agents that have: those that were lost count until then. ε is that of the
     agent that spent most, by its ledger.
     """
-    folders = {agent: run.of_agent(agent) for agent in results}
-    tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
-    private = {
-        agent: read_rows(own.private / "metrics.csv")
-        for agent, own in folders.items()
-        if show_private
-    }
+    folders = {agent: run.of_agent(agent) for agent in sorted(results)}
     # Tables list the steps at which there is a model; all models are measured anew here.
-    last = max((max(table, default=0) for table in tables.values()), default=0)
+    tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
+    private = [read_rows(own.private / "metrics.csv") for own in folders.values() if show_private]
+    steps = sorted({step for table in tables.values() for step in table})
     sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
     _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)
     # Scores on training data are computed without noise; by default no private sample is read.
     if not show_private:
         parts = {name: part for name, part in parts.items() if name in problem.public_parts}
     trial = Trial(Mechanism.from_plan(plan), settings.schedule)
-    seed = settings.seed
     size = problem.task.num_parameters
     # Agents that are not there any more have no final model.
     final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
     rows: list[Row] = []
-    for step in sorted({step for table in tables.values() for step in table}):
-        present = [agent for agent in sorted(folders) if step in tables[agent]]
+    for step in steps:
+        present = [agent for agent in folders if step in tables[agent]]
         models = torch.stack(
             [read_model(folders[agent].shared, step, plan, size) for agent in present]
         )
-        if step == last:
+        if step == steps[-1]:
             final[0, present] = models
         (row,) = measure(
             problem.task,
             models.view(1, len(present), 1, -1),
             (trial,),
-            seeds=(seed,),
+            seeds=(settings.seed,),
             step=step,
             parts=parts,
-            statistics=_average([table[step] for table in private.values() if step in table]),
+            statistics=_average([table[step] for table in private if step in table]),
             # The noise was secret, whatever the data was.
             is_simulated=False,
         )
@@ -327,11 +312,12 @@ def merge_results(
         spent = [float(tables[agent][step]["epsilon"]) for agent in present]
         rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
     # An agent that was cut off may have measured a later step than those that stopped.
+    last = max(steps, default=0)
     is_interrupted = any(own.status is RunStatus.INTERRUPTED for own in results.values())
     is_complete = last == settings.steps_of(plan) and not is_interrupted
     return Result(
         trials=(trial,),
-        seeds=(seed,),
+        seeds=(settings.seed,),
         parameters=final,
         rows=tuple(rows),
         num_steps=last,

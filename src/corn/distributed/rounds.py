@@ -171,20 +171,17 @@ class TrainingRounds:
             # it: its step is reserved later.
             if k == 0 and cooldown_step is None and self.step + 1 < self._last_step:
                 self._active.noise.prepare(self.step + 1)
-            began = time.perf_counter()
             try:
                 received = self._exchange.finish(self.step * len(schedule) + number)
             except StepStopped as stopped:
                 self._recover(stopped.dropouts, has_released=cooldown_step is None)
                 return None
-            finally:
-                self._exchange.seconds_waited += time.perf_counter() - began
             mixed = mix_models(values, received, self._weights, before, gossip_round)
             values, before = mixed, values
         return values
 
     def _cool_down(self) -> None:
-        """Mix without gradients, which releases nothing new and spends nothing."""
+        """Mix without gradients, which spends nothing."""
         # Nobody may come back now, as there are no steps to release.
         self._run.returns.close()
         for cooldown_step in range(self._plan.cooldown_steps):
@@ -192,7 +189,7 @@ class TrainingRounds:
             if mixed is None:
                 return
             self.parameters = mixed
-            self._journal.record_mixing(self.step)
+            self._journal.report_if_due(self.step)
 
     def _take_sum_step(self, tree: TreeSum) -> Iterator[AgentStepper]:
         """Release, sum up, and take the same step as all agents."""
@@ -218,7 +215,6 @@ class TrainingRounds:
         The sum is there then if any survivor has it.
         """
         model = digest_model(self.parameters)
-        began = time.perf_counter()
 
         def make_header(message: int) -> Header:
             return self._make_header(message, own.nbytes, model)
@@ -234,7 +230,6 @@ class TrainingRounds:
             next_step, total = self._agree(
                 stopped.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-        self._exchange.seconds_waited += time.perf_counter() - began
         return total, next_step
 
     def _count_void(self) -> None:
@@ -407,24 +402,22 @@ class TrainingRounds:
     def _note_losses(self) -> None:
         """Note what a recovery has shown of broken links."""
         own = self._membership
-        names = self._plan.network.agent_names
-        cut_links = own.cut_links
-        leavers = own.leavers
-        present = own.present
+        cut_links, leavers, present = own.cut_links, own.leavers, own.present
         for peer in cut_links.keys() - self._noted_cuts:
             self._journal.note(
-                f"agent {label_agent(names, peer)} is alive, as others reach it: only its link to "
-                f"agent {label_agent(names, self._agent)} was cut at step {cut_links[peer]}"
+                f"agent {self._name(peer)} is alive, as others reach it: only its link to agent "
+                f"{self._name(self._agent)} was cut at step {cut_links[peer]}"
             )
         self._noted_cuts = frozenset(cut_links)
         for agent in leavers.keys() - self._noted_leavers:
-            self._journal.note(
-                f"agent {label_agent(names, agent)} left the run at step {leavers[agent]}"
-            )
+            self._journal.note(f"agent {self._name(agent)} left the run at step {leavers[agent]}")
         self._noted_leavers = frozenset(leavers)
         if set(range(self._plan.num_agents)) - set(present) - own.lost.keys() and len(present) > 1:
-            who = ", ".join(label_agent(names, agent) for agent in present)
+            who = ", ".join(map(self._name, present))
             self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
+
+    def _name(self, agent: int) -> str:
+        return label_agent(self._plan.network.agent_names, agent)
 
     def _note_dropout(self, peer: int, error: LinkError) -> None:
         # After its own pause this agent cannot tell a lost neighbour from one that has gone on
@@ -443,8 +436,7 @@ class TrainingRounds:
             Dropout.MISBEHAVED: f"is no longer linked, as it broke the protocol ({error})",
             Dropout.DIFFERENT: "is no longer linked, as it has another model",
         }[error.dropout]
-        who = label_agent(self._plan.network.agent_names, peer)
-        self._journal.note(f"agent {who} {how} at step {self.step}")
+        self._journal.note(f"agent {self._name(peer)} {how} at step {self.step}")
         if error.dropout is Dropout.MISBEHAVED:
             self._run.returns.ban(peer)
         self._membership.note(Kind.CUT, self.step, peer)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from corn.checks import require_choice, require_count
-from corn.distributed.logs import LogFormat
 from corn.errors import InvalidArgumentError
 from corn.learn.schedule import Constant, Schedule
 from corn.plan import Plan
@@ -21,9 +20,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and every command reads this
 DropoutPolicy: TypeAlias = Literal["replan", "stop"]
 
 _MAX_TIMEOUT = 1e6
-# Seeds of pairs follow from two keys (docs/run-agents.md). Larger groups need a message to each
-# member.
-_LARGEST_GROUP_TO_REPLAN = 2
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ class RunSettings:
         """Return what survivors of a loss do: as given, or what the plan allows."""
         if self.on_dropout is not None:
             return self.on_dropout
-        can_replan = not plan.network.graph.is_directed() and has_pair_seeds(plan)
-        return "replan" if plan.network.mixing == "sum" or can_replan else "stop"
+        can_replan = plan.network.mixing == "sum" or has_pair_seeds(plan)
+        return "replan" if can_replan else "stop"
 
     def precision_of(self, plan: Plan, agent: int, planned: float) -> float:
         """Return the largest [R⁻¹]_ii that an agent may release with, ``planned`` or the cap."""
@@ -124,11 +120,6 @@ class RunSettings:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        if plan.network.graph.is_directed() and self.policy_for(plan) != "stop":
-            raise InvalidArgumentError(
-                "on_dropout must be 'stop' where links are one-way, as weights of survivors are "
-                f"those of two-way links, found {self.on_dropout!r}"
-            )
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
 
@@ -144,11 +135,8 @@ def advise_return(plan: Plan) -> str:
 
 def has_pair_seeds(plan: Plan) -> bool:
     """Return whether agents derive all seeds from their keys, without messages to others."""
-    return _largest_group(plan) <= _LARGEST_GROUP_TO_REPLAN
-
-
-def _largest_group(plan: Plan) -> int:
-    return max(map(len, plan.decomposition.seed_groups), default=0)
+    # Those of pairs follow from two keys (docs/run-agents.md).
+    return all(len(group) <= 2 for group in plan.decomposition.seed_groups)
 
 
 def require_pair_seeds(plan: Plan, option: str) -> None:
@@ -156,7 +144,7 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
     if not has_pair_seeds(plan):
         raise InvalidArgumentError(
             f"{option} needs seeds of pairs or links, as larger groups would have to share new "
-            f"seeds, found a group of {_largest_group(plan)}: plan with --seeds pairs"
+            "seeds: plan with --seeds pairs"
         )
 
 
@@ -165,19 +153,9 @@ class AgentConfig:
     """Everything that one agent's process needs to start.
 
     Instead of a plan's file there may be a request for a plan that agents make together; then
-    ``neighbours`` is all that the agent knows of the graph.
-
-    Attributes:
-        store: address and port of the rendezvous.
-        opens_store: whether the agent hosts the store; None lets agent 0 do so.
-        wait: seconds within which all agents must start; None takes the time-out.
-        listen: address and port for connections of neighbours; by default see
-            :func:`corn.distributed.join`.
-        advertise: the address under which they reach it, where that is another.
-        rejoins: whether to join a run under way, which lost this agent.
-        names: the names of all agents in the plan's graph; empty where they are only numbered.
-        log_format: the format of the lines of its log.
-        status: address and port of the status server; None serves nothing.
+    ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
+    :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
+    agents in the plan's graph, where they have any.
     """
 
     workload: ProblemSource
@@ -197,8 +175,4 @@ class AgentConfig:
     listen: tuple[str, int] | None = None
     advertise: tuple[str, int] | None = None
     rejoins: bool = False
-    log_format: LogFormat = "text"
     status: tuple[str, int] | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("log_format", self.log_format, get_args(LogFormat))

@@ -7,26 +7,19 @@ client sends.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, NamedTuple, final
 
-import jinja2
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -39,7 +32,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from corn.distributed.storage import Folders
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
-from corn.noise.ledger import is_open
 from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
@@ -48,7 +40,6 @@ from corn.version import __version__
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STATE_NAME = "state.json"
-LOCK_NAME = "running"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
 # One time-out is the normal price of a lost neighbour.
 _TIMEOUTS_UNTIL_STALE = 2
@@ -61,9 +52,6 @@ _HEADERS = {
     "Connection": "close",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
 }
 
 
@@ -71,21 +59,11 @@ _HEADERS = {
 class AgentState:
     """The state of an agent at a moment; others may read it.
 
-    Attributes:
-        names: of all agents in the plan's graph; empty where they are only numbered.
-        phase: ``training``, ``failed``, or the status with which the agent ended.
-        epsilon: the ε spent, at most; ``delta`` is that of the promise, too.
-        protects: the unit and the clipping, in words.
-        simulation: why ε is simulated, see ``TrainingProblem``; empty if it is a promise.
-        releases_left: the releases that the ledger still allows.
-        neighbours: the neighbours that the agent is still linked to.
-        lost: agents that were lost, and the step at which each loss was noticed.
-        unreached: agents behind lost ones or broken links, which may go on by themselves.
-        steps_per_minute: over the last minute; 0 before there are two steps.
-        test_loss: the loss of the agent's model on public data; None without any.
-        plan: the plan's fingerprint in hexadecimal.
-        timeout: seconds without a message after which a neighbour is lost.
-        updated: the time at which the state was written, in seconds since 1970.
+    ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
+    the ε spent, at most, and ``delta`` that of the promise, too. ``simulation`` tells why ε is
+    simulated; it is empty for a promise. ``neighbours`` are those still linked, and ``lost`` has
+    the step at which each loss was noticed. ``steps_per_minute`` are over the last minute.
+    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
     """
 
     agent: int
@@ -104,7 +82,6 @@ class AgentState:
     releases_left: int
     neighbours: tuple[int, ...]
     lost: Mapping[str, int]
-    unreached: tuple[int, ...]
     bytes_sent: int
     steps_per_minute: float
     test_loss: float | None
@@ -112,11 +89,6 @@ class AgentState:
     corn_version: str
     timeout: float
     updated: float
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """The state for a line of the log, without the names, which are always the same."""
-        return {name: value for name, value in asdict(self).items() if name != "names"}
 
     def name(self, agent: int | str) -> str:
         """Return the name of an agent, or its number."""
@@ -126,7 +98,6 @@ class AgentState:
         """Return what this agent knows of every agent of the plan."""
         others = "takes part" if self.phase == TRAINING else "took part to the end"
         found = dict.fromkeys(range(self.num_agents), others)
-        found |= dict.fromkeys(self.unreached, "out of reach")
         return found | {int(agent): f"lost at step {step}" for agent, step in self.lost.items()}
 
     def describe(self) -> str:
@@ -142,52 +113,23 @@ class AgentState:
         )
 
 
-@final
-class StateFile:
-    """The state of one agent in its private folder, and a lock that shows whether it runs.
-
-    The kernel releases the lock when the process ends, however it ends, so that the state of a
-    killed agent is recognised.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / STATE_NAME
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, mode=0o600)
-        self.close = weakref.finalize(self, os.close, lock)
-        # A second process of the same agent has no ledger, and does not come so far.
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def write(self, state: AgentState) -> None:
-        """Replace the state."""
-        write_state(self._path, state)
-
-
 def write_state(path: Path, state: AgentState) -> None:
     """Replace the state of an agent; a reader sees the old or the new one."""
     with writing_whole(path, is_private=True) as partial:
         partial.write_text(json.dumps(asdict(state), allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_states(out: Path) -> dict[int, tuple[AgentState, Path]]:
-    """Return the state and the private folder of all agents of a run that have written one."""
-    states: dict[int, tuple[AgentState, Path]] = {}
+def read_states(out: Path) -> dict[int, AgentState]:
+    """Return the states of all agents of a run that have written one."""
+    states: dict[int, AgentState] = {}
     for path in Folders.of_run(out).private.glob(f"agent-*/{STATE_NAME}"):
         document = read_json(path, kind="the state of an agent")
         try:
             state: AgentState = build(AgentState, document, "the state")
         except InvalidArgumentError as error:
             raise FileFormatError(f"{path}: not the state of an agent: {error}") from error
-        states[state.agent] = state, path.parent
+        states[state.agent] = state
     return dict(sorted(states.items()))
-
-
-def has_ended(folder: Path) -> bool:
-    """Return whether the process of an agent is gone for certain, by its private folder."""
-    try:
-        return not is_open(folder / LOCK_NAME)
-    except FileFormatError:
-        return False
 
 
 class Condition(NamedTuple):
@@ -197,13 +139,11 @@ class Condition(NamedTuple):
     needs_action: bool = False
 
 
-def judge_condition(state: AgentState, *, is_gone: bool) -> Condition:
+def judge_condition(state: AgentState) -> Condition:
     """Return the phase of an agent, or that its state is stale."""
     if state.phase != TRAINING:
         return Condition(state.phase, needs_action=state.phase == FAILED)
-    age = max(0.0, time.time() - state.updated)
-    if is_gone:
-        return Condition(f"stale: process gone, last news {age:.0f} s ago", needs_action=True)
+    age = time.time() - state.updated
     if age > _TIMEOUTS_UNTIL_STALE * state.timeout:
         return Condition(f"stale: no news for {age:.0f} s", needs_action=True)
     return Condition(TRAINING)
@@ -218,11 +158,6 @@ class Status:
     names: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The name of the agent, or its number."""
-        return self.names[self.agent] if self.names else str(self.agent)
-
-    @property
     def phase(self) -> str:
         """``starting``, or that of the state."""
         return STARTING if self.newest is None else self.newest.phase
@@ -232,7 +167,7 @@ class Status:
         """The reason why the agent is not healthy; empty if it is."""
         if self.newest is None:
             return ""
-        condition = judge_condition(self.newest, is_gone=False)
+        condition = judge_condition(self.newest)
         return condition.text if condition.needs_action else ""
 
 
@@ -245,7 +180,8 @@ def render_metrics(status: Status) -> str:
         labels = {"agent": agent} | labels
         Gauge(f"corn_{name}", text, tuple(labels), registry=registry).labels(**labels).set(value)
 
-    info = {"version": __version__, "phase": status.phase, "agent_name": status.name}
+    name = status.names[status.agent] if status.names else agent
+    info = {"version": __version__, "phase": status.phase, "agent_name": name}
     show("info", "Version, phase, and the agent's name.", 1, **info)
     show("healthy", "1 unless /healthz fails.", not status.problem)
     state = status.newest
@@ -281,29 +217,6 @@ def render_metrics(status: Status) -> str:
     show("epsilon_spent", "Privacy loss so far under this plan, at most.", spent, **meaning)
     show("epsilon_promised", "Privacy loss that the plan allows.", promised, **meaning)
     return generate_latest(registry).decode()
-
-
-def render_page(status: Status) -> str:
-    """Return the page as HTML."""
-    return _template().render(
-        status=status,
-        state=status.newest,
-        round_up=round_up,
-        write_exactly=write_exactly,
-        clock=lambda moment: datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S UTC"),
-        version=__version__,
-    )
-
-
-@cache
-def _template() -> jinja2.Template:
-    source = resources.files("corn.distributed").joinpath("status.html")
-    # Escaped, as texts of a plan come from others; strict, so that a missing value is an error, not
-    # a gap.
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(source.read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -390,7 +303,7 @@ class _StatusHandler(BaseHTTPRequestHandler):
     default_request_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        """Answer a request for a page."""
+        """Answer a request."""
         path = self.path.partition("?")[0]
         status = self.server.status
         if path == "/healthz":
@@ -400,8 +313,6 @@ class _StatusHandler(BaseHTTPRequestHandler):
             code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
             body = json.dumps(facts | {"problem": problem}) + "\n"
             self._answer(body, "application/json", code)
-        elif path == "/":
-            self._answer(render_page(status), "text/html; charset=utf-8")
         elif path == "/metrics":
             self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
         else:

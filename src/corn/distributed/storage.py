@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,16 +77,6 @@ def make_folders(out: Path, agent: int) -> Folders:
     own = run.of_agent(agent)
     own.make()
     return own
-
-
-def append_private_note(folder: Path, text: str) -> None:
-    """Add a line to the notes in a private folder, which only their owner can read."""
-    # The mode is given when the file is created: a later chmod would leave a moment to read it.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    descriptor = os.open(folder / "notes.txt", flags, mode=0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
-        # One line per note, whatever a message contains.
-        stream.write(" ".join(text.split()) + "\n")
 
 
 def write_model(folder: Path, step: int, parameters: Tensor) -> None:

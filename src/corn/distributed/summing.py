@@ -59,14 +59,11 @@ class TreeSum:
     def add_up(self, own: Tensor, make_header: Callable[[int], Header]) -> None:
         """Replace this agent's integers of a step by the sum of all agents.
 
-        Args:
-            own: this agent's integers.
-            make_header: returns the header of a message with all news so far.
+        ``make_header`` returns the header of a message with all news so far.
 
         Raises:
             StepStopped: the sum was given up.
         """
-        self._exchange.recycle()
         self._deadlines = {}
         aside = make_header(ASIDE)
         # The last sum of a run is empty.

@@ -165,8 +165,8 @@ def find_pinned_roster(path: Path) -> str | None:
 def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
     """Record in the key's file that it is used with a plan or a roster, durably.
 
-    Recorded before the first release under a plan. A copy of the key without the release ledger of
-    that plan is then known to lack it, and a roster that somebody exchanged is noticed.
+    A copy of the key without the release ledger of that plan is then known to lack it, and a roster
+    that somebody exchanged is noticed.
     """
     uses = _list_uses(path, kind)
     # Of rosters only the last one counts, and an earlier one may come back.

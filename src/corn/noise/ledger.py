@@ -4,11 +4,8 @@ Two messages with the same noise and other data differ by a noise-free gradient,
 a plan holds for T releases and no more. So before the message of a step leaves, the step is
 reserved in a file that survives a crash. A restart takes a new nonce, under which all noise is new,
 and counts every reserved step as released. (A ledger restored from a backup has no record of later
-releases: the count is then wrong, and an agent that comes back to a run could release a step again.
-Never copy a ledger.)
-
-Where samples are taken in passes, the ledger also keeps the secret of their orders and a digest of
-the data, so that new keys or other data cannot put a sample into two batches of one pass.
+releases: never copy one.) Where samples are taken in passes, the ledger also keeps the secret of
+their orders and a digest of the data: see :meth:`ReleaseLedger.make_choices`.
 
 **The file** has three pages of text with checksums. The first page names the plan, the agent and
 the terms of the promise (:class:`~corn.privacy.composition.PlanTerms`), and never changes. An
@@ -22,13 +19,12 @@ telling. Hence
 - both unreadable, entries further apart (a part of the file was restored), the first page
   unreadable, or another size (a crash never changes it): refused.
 
-Checksums detect accidents, not forgery: a person who may write the file can also write a valid one.
+Checksums detect accidents, not forgery.
 
-**The history** of an agent's releases is all ledgers beside its keys: from the terms of their
-promises, `ReleaseHistory` adds up what all plans of the agent cost together. A key's file lists the
-plans that it was used with. So a ledger that was deleted, or left behind when the key was
-copied, is noticed: its releases still count, and the total is then unknown. What cannot be noticed
-is stated in ``docs/privacy.md``.
+**The history** of an agent's releases is all ledgers beside its keys: ``ReleaseHistory`` adds up
+what all plans of the agent cost together. A key's file lists the plans that it was used with, so a
+ledger that was deleted or left behind is noticed: its releases still count, and the total is then
+unknown. What cannot be noticed is stated in ``docs/privacy.md``.
 """
 
 from __future__ import annotations
@@ -116,14 +112,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class LedgerRecord:
-    """The releases by one ledger, read without opening it.
+    """The releases by one ledger, read without opening it; there may have been fewer.
 
-    Attributes:
-        path: the ledger's file.
-        plan: the plan's fingerprint, in hexadecimal.
-        expense: the releases, of which there may have been fewer.
-        is_known: False if no entry can be read; then all releases that the plan allows count.
-        is_running: whether a process has it open now, and may add releases.
+    Without a readable entry it ``is_known`` to be False, and all releases that the plan allows
+    count. A ledger that ``is_running`` is open in a process that may add releases.
     """
 
     path: Path
@@ -134,9 +126,7 @@ class LedgerRecord:
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """Read a ledger, whether or not a process has it open; the plan is not needed.
-
-    While an agent runs, its whole last block counts as released.
+    """Read a ledger, whether or not a process has it open: then its whole last block counts.
 
     Raises:
         FileFormatError: there is no such file, or its first page is damaged.
@@ -190,8 +180,8 @@ def create_ledger(path: Path, header: str) -> None:
     # A nonce that nobody knows: there is no run that anybody could go on with.
     entry = LedgerEntry(0, Secret.random(), secrets.token_hex(NONCE_BYTES)).format()
     content = b"".join(format_page(text, header=header) for text in (header, entry, entry))
-    # Written under another name first: under its own, a ledger is always whole. A link, unlike a
-    # rename, fails if another process was faster and has perhaps released already.
+    # Under its own name a ledger is always whole. A link, unlike a rename, fails if another process
+    # was faster and has perhaps released already.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         write_durably(descriptor, content, at=0)
@@ -270,7 +260,7 @@ def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
 def _read_header(data: bytes) -> str:
     """Return the text of the first page if its checksum is right, or an empty text."""
     lines = data[:PAGE_BYTES].decode("latin-1").rstrip("\n").splitlines(keepends=True)
-    # The last line is the checksum. The text is ASCII, so that decoding as Latin-1 changes nothing.
+    # The last line is the checksum.
     found = "".join(lines[:-1])
     return found if data[:PAGE_BYTES] == format_page(found, header=found) else ""
 
@@ -377,15 +367,9 @@ class ReleaseLedger:
     ) -> ReleaseLedger:
         """Open a ledger, or create it, and begin a run under a nonce never used before.
 
-        Args:
-            path: the path of the file.
-            plan_fingerprint: the fingerprint of the plan.
-            agent: the number of the agent under the plan.
-            terms: the terms of the plan for this agent.
-            precision: the largest [R⁻¹]_ii under which this run may release; of all runs, the
-                largest is kept.
-            continues: go on with the latest run, under its nonce, after all steps that it has
-                reserved: for a process that lives for one release.
+        ``precision`` is the largest [R⁻¹]_ii under which this run may release; of all runs, the
+        largest is kept. With ``continues`` it goes on with the latest run, under its nonce, after
+        all steps that it has reserved: for a process that lives for one release.
 
         Raises:
             FileFormatError: the file is damaged, is another plan's or agent's, or can be used by
@@ -422,9 +406,13 @@ class ReleaseLedger:
                 path, descriptor, header=header, terms=terms, entry=entry, newest_page=page
             )
             if continues:
-                ledger._continue_run()
+                ledger._next_step = ledger._entry.stop_step
+                ledger._has_released = ledger._next_step > 0
+                # The process may end after one release: more than that would be lost.
+                ledger._block = 1
             else:
-                ledger._start_run()
+                nonce = secrets.token_hex(NONCE_BYTES)
+                ledger._write(nonce=nonce, released=ledger._released, first_step=0, stop_step=0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -464,11 +452,8 @@ class ReleaseLedger:
         In a pass a sample may be in one batch only. So a run with other data than the present pass
         began with begins a new pass: it skips the numbers that are left of the present one, and
         they count as spent from the first release on. Then every pass has one data set and one
-        order, and no sample is in more batches than passes are counted.
-
-        Args:
-            data: a digest of all samples in their order; None if there is none, which is taken for
-                other data. It matters under sampling in passes only.
+        order, and no sample is in more batches than passes are counted. ``data`` is a digest of all
+        samples in their order; None is taken for other data.
 
         Raises:
             BudgetSpentError: releases remain, but none after the present pass.
@@ -593,20 +578,6 @@ class ReleaseLedger:
     ) -> None:
         self.close()
 
-    def _start_run(self) -> None:
-        self._write(
-            nonce=secrets.token_hex(NONCE_BYTES),
-            released=self._released,
-            first_step=0,
-            stop_step=0,
-        )
-
-    def _continue_run(self) -> None:
-        self._next_step = self._entry.stop_step
-        self._has_released = self._next_step > 0
-        # The process may end after one release: more than that would be lost.
-        self._block = 1
-
     def _derive(self, *fields: str | bytes) -> bytes:
         """Return bytes that follow from the ledger's secret, for one purpose."""
         return hashlib.blake2b(
@@ -666,13 +637,10 @@ _AGENT_FILE = re.compile(r"agent-(\d{1,9})(?:-[0-9a-f]{16}\.ledger|\.key)")
 
 @dataclass(frozen=True)
 class ReleaseHistory:
-    """All releases of one agent's data that are known.
+    """All releases of one agent's data that are known, a record for each ledger.
 
-    Attributes:
-        agent: the number of the agent.
-        records: one for each ledger.
-        problems: folders and ledgers that are missing or cannot be read, each in a line. With any,
-            the total of ``records`` is only a lower bound.
+    ``problems`` are folders and ledgers that are missing or cannot be read, each in a line. With
+    any, the total of ``records`` is only a lower bound.
     """
 
     agent: int
@@ -719,11 +687,8 @@ def read_history(
 ) -> ReleaseHistory:
     """Read everything that an agent has released by the ledgers in some folders of keys.
 
-    Args:
-        folders: whose agents of this number have the same data. One that is given twice counts
-            once, and one that does not exist is a problem.
-        agent: the number of the agent.
-        without: a ledger to leave out, because the caller has it open.
+    The agents of this number in all folders have the same data. A folder that is given twice counts
+    once, and one that does not exist is a problem. The caller has the ledger ``without`` open.
     """
     records: list[LedgerRecord] = []
     problems: list[str] = []

@@ -9,8 +9,7 @@ by HKDF-SHA256, bound to the plan's fingerprint and to the purpose of each.
 
 The seed of a group of three or more is made by its lowest member and sealed to each of the others,
 with ChaCha20-Poly1305 and a random nonce: sealing twice is safe. Its key is derived from the pair
-key and from the plan, run, group, sender and receiver. So a package opens only with the receiver's
-identity, for the purpose that it was sealed for.
+key and from the plan, run, group, sender and receiver.
 """
 
 from __future__ import annotations
@@ -57,12 +56,9 @@ _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
 
 @dataclass(frozen=True)
 class KeyRotation:
-    """The statement of an agent that it has a new key, signed with its old one.
+    """The statement of an agent that it has a new key, signed with its old one; in hexadecimal.
 
-    Attributes:
-        agent: the number of the agent.
-        old_key: the public key before, in hexadecimal.
-        signature: the signature of agent, old and new key, and the roster before, in hexadecimal.
+    The signature is of agent, new key, and the roster before.
     """
 
     agent: int
@@ -74,10 +70,8 @@ class KeyRotation:
 class Site:
     """The place of an agent in the network.
 
-    Attributes:
-        accepts: whether others can connect to it; otherwise it only connects outward.
-        address: HOST:PORT at which they do; None leaves it to the agent's start.
-        name: that of the agent in the plan's graph; None for one that is only numbered.
+    An agent that does not accept connections only connects outward. ``address`` is the HOST:PORT at
+    which others connect; None leaves it to the agent's start. ``name`` is that in the plan's graph.
     """
 
     accepts: bool = True
@@ -99,11 +93,8 @@ class Site:
 class Roster:
     """The public keys of agents 0 … n−1: 64 bytes each, usable, all different.
 
-    Attributes:
-        public_keys: the public keys of all agents.
-        rotations: how the keys came to replace earlier ones, the oldest first.
-        sites: the sites of all agents; by default all accept connections. They are not part of the
-            fingerprint: an agent may move, and its key proves who it is.
+    ``rotations`` tell how keys came to replace earlier ones, the oldest first. ``sites`` are not
+    part of the fingerprint: an agent may move, and its key proves who it is.
     """
 
     public_keys: tuple[bytes, ...]
@@ -263,7 +254,8 @@ def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
     pinned = find_pinned_roster(path)
     if pinned is not None:
         record_use(partial, bytes.fromhex(pinned), "roster")
-    os.link(path, _choose_name(path))
+    names = (path.with_suffix(f".old{number or ''}") for number in range(10_000))
+    os.link(path, next(name for name in names if not name.exists()))
     partial.replace(path)
     return new
 
@@ -274,12 +266,6 @@ def _find_replaced(path: Path, public_key: bytes) -> Identity | None:
         return None
     kept = map(load_identity, sorted(path.parent.glob(f"{path.stem}.old*")))
     return next((old for old in kept if old.public_key == public_key), None)
-
-
-def _choose_name(path: Path) -> Path:
-    """Return a name for an old key that no file has."""
-    names = (path.with_suffix(f".old{number or ''}") for number in range(10_000))
-    return next(name for name in names if not name.exists())
 
 
 def save_roster(roster: Roster, path: Path) -> None:
@@ -340,16 +326,13 @@ def _check_public_key(key: bytes, agent: int) -> None:
     # Second encodings of a point, and the few points of low order that make every shared secret
     # zero, are only ever sent by an attacker.
     agreement = key[:AGREEMENT_KEY_BYTES]
-    if int.from_bytes(agreement, "little") >= _FIELD_PRIME or not _can_agree(agreement):
-        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
-
-
-def _can_agree(key: bytes) -> bool:
     try:
-        _PROBE.exchange(X25519PublicKey.from_public_bytes(key))
+        is_usable = int.from_bytes(agreement, "little") < _FIELD_PRIME
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(agreement))
     except ValueError:
-        return False
-    return True
+        is_usable = False
+    if not is_usable:
+        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
 
 
 _PACKAGE_NONCE_BYTES = 12

@@ -81,13 +81,7 @@ class ChannelClosedError(PublicError):
 @final
 @dataclass(frozen=True, eq=False)
 class Credentials:
-    """Keys by which an agent proves itself and knows the others.
-
-    Attributes:
-        agent: the number of the agent.
-        identity: the private keys of the agent.
-        roster: the public keys of all agents.
-    """
+    """Keys by which an agent proves itself and knows the others."""
 
     agent: int
     identity: Identity = field(repr=False)
@@ -269,14 +263,10 @@ class Channel:
 
     One thread may send while another receives. Both block, until the other end is gone or
     :meth:`close` is called from any thread.
-
-    Args:
-        connection: the connection.
-        peer: the agent at the other end.
-        keys: the keys to send and to receive with.
     """
 
     def __init__(self, connection: socket.socket, peer: int, keys: tuple[bytes, bytes]) -> None:
+        """Send with the first of the keys, and receive with the second."""
         self._socket = connection
         self.peer = peer
         self._sending_key, self._receiving_key = keys
@@ -299,8 +289,8 @@ class Channel:
             total += self._send_record(data[begin : begin + RECORD_BYTES])
         return total
 
-    def receive(self, *, max_bytes: int, into: bytearray | None = None) -> memoryview:
-        """Return the next message, in ``into`` if it fits there exactly.
+    def receive(self, *, max_bytes: int) -> memoryview:
+        """Return the next message.
 
         Raises:
             ChannelClosedError: the other end is gone.
@@ -320,8 +310,7 @@ class Channel:
                 f"agent {self.peer} announced a message of {length:,} bytes, of at most "
                 f"{max_bytes:,}"
             )
-        buffer = into if into is not None and len(into) == length else bytearray(length)
-        view = memoryview(buffer)
+        view = memoryview(bytearray(length))
         for begin in range(0, length, RECORD_BYTES):
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
@@ -364,13 +353,8 @@ class Channel:
         if self._sent % REKEY_RECORDS == 0:
             self._sending_key = rekey(self._sending_key)
             self._sending = AESGCM(self._sending_key)
-        try:
-            # A receive may have left a shorter time-out on the same socket.
-            if self._seconds is not None:
-                self._socket.settimeout(self._seconds)
-            self._socket.sendall(sealed)
-        except OSError as error:
-            raise ChannelClosedError(f"the connection to agent {self.peer} is closed") from error
+        # A receive may have left a shorter time-out on the same socket.
+        _send_all(self._socket, sealed, self.peer, self._seconds)
         return len(sealed)
 
     def _receive_record(self, into: memoryview, deadline: float | None) -> None:
@@ -414,10 +398,7 @@ def initiate(
         credentials.prologue(purpose, session, own, peer),
         is_initiator=True,
     )
-    try:
-        connection.sendall(Greeting(purpose, own, peer).encode() + handshake.write_first())
-    except OSError as error:
-        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    _send_all(connection, Greeting(purpose, own, peer).encode() + handshake.write_first(), peer)
     answer = bytearray(HANDSHAKE_BYTES)
     receive_exactly(connection, memoryview(answer), deadline)
     handshake.read_second(bytes(answer))
@@ -456,10 +437,7 @@ def respond(
     )
     handshake.read_first(first)
     on_proof()
-    try:
-        connection.sendall(handshake.write_second())
-    except OSError as error:
-        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
+    _send_all(connection, handshake.write_second(), peer)
     channel = Channel(connection, peer, handshake.split())
     if deadline is not None:
         channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
@@ -467,6 +445,17 @@ def respond(
     # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
     return channel
+
+
+def _send_all(
+    connection: socket.socket, data: bytes | memoryview, peer: int, seconds: float | None = None
+) -> None:
+    try:
+        if seconds is not None:
+            connection.settimeout(seconds)
+        connection.sendall(data)
+    except OSError as error:
+        raise ChannelClosedError(f"the connection to agent {peer} is closed") from error
 
 
 def receive_exactly(

@@ -23,7 +23,6 @@ from corn.topology import opens_link
 from corn.transport.channel import Channel, ChannelClosedError, Credentials, Purpose, TamperedError
 from corn.transport.listener import Address, Listener, UnreachableError, dial
 
-_MAX_SPARE = 3
 # No other message begins like this.
 _HEARTBEAT = b"corn/hbt"
 # More messages than a neighbour may be ahead; the network holds back the rest.
@@ -69,14 +68,8 @@ class Traffic:
 class Link:
     """Messages to and from one neighbour, in the order they were sent.
 
-    Heartbeats are counted, and never delivered.
-
-    Args:
-        channel: the channel to the neighbour.
-        max_bytes: the longest message that may arrive.
-
-    Attributes:
-        note: the note of the last heartbeat; empty if it had none.
+    Heartbeats are counted, and never delivered; ``note`` is that of the last one. ``max_bytes`` is
+    the longest message that may arrive.
     """
 
     def __init__(self, channel: Channel, *, max_bytes: int) -> None:
@@ -84,7 +77,6 @@ class Link:
         self._channel = channel
         self._max_bytes = max_bytes
         self._arrived: deque[memoryview] = deque()
-        self._spare: deque[bytearray] = deque(maxlen=_MAX_SPARE)
         self._changed = threading.Condition()
         self._fault: Dropout | None = None
         self._last_heard = time.monotonic()
@@ -156,12 +148,6 @@ class Link:
             self._changed.notify_all()
             return self._arrived.popleft()
 
-    def recycle(self, message: memoryview) -> None:
-        """Give back the memory of a message that is no longer needed."""
-        # New memory costs the system more than a message of some megabytes costs the cipher.
-        if isinstance(message.obj, bytearray):
-            self._spare.append(message.obj)
-
     def wait_sent(self, seconds: float) -> None:
         """Wait until all messages have left, or raise ``LinkError``."""
         with self._changed:
@@ -186,20 +172,10 @@ class Link:
             self._receiver.join(seconds)
         self._break(Dropout.CLOSED)
 
-    def _has_room(self) -> bool:
-        return len(self._arrived) < _MAX_ARRIVED or self._fault is not None
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether ``receive`` would return or raise at once."""
-        return bool(self._arrived) or self._fault is not None
-
     def _receive_all(self) -> None:
         try:
             while True:
-                # deque is safe without the lock: the caller appends, and this thread alone removes.
-                spare = self._spare.popleft() if self._spare else None
-                message = self._channel.receive(max_bytes=self._max_bytes, into=spare)
+                message = self._channel.receive(max_bytes=self._max_bytes)
                 with self._changed:
                     self._last_heard = time.monotonic()
                     if message[: len(_HEARTBEAT)] == _HEARTBEAT:
@@ -208,8 +184,9 @@ class Link:
                     else:
                         self._arrived.append(message)
                     self._changed.notify_all()
-                    # A neighbour that only sends, over a one-way link, may run ahead.
-                    self._changed.wait_for(self._has_room)
+                    self._changed.wait_for(
+                        lambda: len(self._arrived) < _MAX_ARRIVED or self._fault is not None
+                    )
         except ChannelClosedError:
             self._break(Dropout.CLOSED)
         except TamperedError:
@@ -304,10 +281,7 @@ class Callers:
 
 @final
 class LinkOpener:
-    """Opens links to neighbours, or accepts those that neighbours open.
-
-    ``max_bytes`` is the longest message that may arrive.
-    """
+    """Opens links to neighbours, or accepts those that neighbours open, the ``callers``."""
 
     def __init__(
         self,
@@ -322,7 +296,7 @@ class LinkOpener:
         self._max_bytes = max_bytes
         self._session = session
         self._addresses = addresses
-        self._callers = Callers(listener, Purpose.LINK, session)
+        self.callers = Callers(listener, Purpose.LINK, session)
 
     def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
         """Return a link to a neighbour, which must do the same.
@@ -363,16 +337,8 @@ class LinkOpener:
 
     def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
         """Return a link that another agent opens; see :meth:`open`."""
-        channel = self._callers.wait(peer, timeout=timeout, check=check)
+        channel = self.callers.wait(peer, timeout=timeout, check=check)
         return Link(channel, max_bytes=self._max_bytes)
-
-    def reject(self, peer: int) -> None:
-        """Close the connection of an agent that waits here, if any."""
-        self._callers.reject(peer)
-
-    def close(self) -> None:
-        """Close the connections that nobody took."""
-        self._callers.close()
 
 
 def open_links(

@@ -54,11 +54,9 @@ _GREETING_FIELDS = GREETING_BYTES - HANDSHAKE_BYTES
 
 
 class UnreachableError(PublicError):
-    """No channel to an agent could be opened in time.
+    """No channel to an agent, ``peer``, could be opened in time.
 
-    Attributes:
-        peer: the agent.
-        is_listening: whether a program listened at its address, without a proof of the agent's key.
+    A program ``is_listening`` at its address without a proof of the agent's key.
     """
 
     def __init__(self, message: str, *, peer: int, is_listening: bool) -> None:
@@ -72,12 +70,8 @@ class Listener:
     """The port at which other agents reach this one.
 
     Connections for a purpose without a handler are closed. A handler runs in the thread of its
-    connection, and owns the channel.
-
-    Args:
-        address: the address to listen at; port 0 takes any that is free. None opens no port, for an
-            agent that only connects outward.
-        credentials: the credentials of this agent.
+    connection, and owns the channel. Port 0 takes any that is free. Without an address no port is
+    open, for an agent that only connects outward.
     """
 
     def __init__(self, address: Address | None, credentials: Credentials) -> None:

@@ -87,16 +87,9 @@ class MemoryStore:
 
 @final
 class StoreHost:
-    """A store that other processes reach.
+    """A store that other processes reach: its ``entries``, and the ``listener`` for them.
 
-    Args:
-        address: the address to listen at.
-        credentials: the credentials of the roster's ``store_host``, whose key the host proves.
-
-    Attributes:
-        entries: the store itself.
-        listener: the port of the store, which an agent that hosts the store may use for its links
-            too.
+    The credentials are those of the roster's ``store_host``, which may use the port for its links.
     """
 
     def __init__(self, address: Address, credentials: Credentials) -> None:
@@ -169,11 +162,8 @@ class RemoteStore:
 
     A connection that somebody cuts or disturbs is opened again. Requests may be repeated: an entry
     is written once, and reading changes nothing.
-
-    Args:
-        connect: a function that opens a channel to the host, within so many seconds.
-        timeout: seconds to wait for the host's answers.
-        wait: seconds to wait for the host at first.
+    ``connect`` opens a channel to the host within so many seconds: ``wait`` at first. Its answers
+    must come within ``timeout``.
     """
 
     def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
@@ -202,18 +192,15 @@ class RemoteStore:
     def _ask(self, request: bytes) -> bytes:
         with self._lock:
             # The lock is held across attempts: an answer belongs to the request that was sent last.
-            for _ in range(_MAX_ATTEMPTS - 1):
-                try:
-                    return self._ask_once(request)
-                except (ChannelClosedError, TamperedError):
-                    # A host that is gone should not keep agents waiting.
-                    try:
-                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
-                    except UnreachableError as error:
-                        raise StoreLostError from error
             try:
+                for _ in range(_MAX_ATTEMPTS - 1):
+                    try:
+                        return self._ask_once(request)
+                    except (ChannelClosedError, TamperedError):
+                        # A host that is gone should not keep agents waiting.
+                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
                 return self._ask_once(request)
-            except (ChannelClosedError, TamperedError) as error:
+            except (ChannelClosedError, TamperedError, UnreachableError) as error:
                 raise StoreLostError from error
 
     def _ask_once(self, request: bytes) -> bytes:
