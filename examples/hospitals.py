@@ -43,11 +43,9 @@ def main() -> None:
         found = corn.verify_plan(corn.load_plan(path))
     print(f"\n{plan.describe()}")
     print(f"verified: {found.passed}, at most {found.gap:.2%} above the optimum for these seeds")
-    names = [data["name"] for _, data in sorted(network.graph.nodes(data=True))]
     for guarantee in found.guarantees:
-        insiders = ", ".join(names[agent] for agent in guarantee.worst_coalition)
-        hospital = names[guarantee.agent]
-        print(f"  {hospital:10s} ε = {round_up(guarantee.epsilon)}, worst against {insiders}")
+        insiders = ", ".join(network.agent_names[agent] for agent in guarantee.worst_coalition)
+        print(f"  {guarantee.name:10s} ε = {round_up(guarantee.epsilon)}, worst against {insiders}")
 
 
 if __name__ == "__main__":

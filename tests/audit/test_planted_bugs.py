@@ -333,7 +333,7 @@ def test_the_audited_sampler_is_the_one_that_agents_and_releases_use(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     summed = sample_plan(mixing="sum")
     for seed in (0, None):
-        source = LoopData.of_agents(loader, 4, seed=seed)
+        source = LoopData.of_agents(loader, list("0123"), seed=seed)
         simulate(summed, source, module=module, optimizer=optimizer, seed=seed)
     assert made == queries * 13
 
@@ -500,7 +500,7 @@ def send_step(
         ]
         private = simulate(
             plan,
-            LoopData.of_agents(loader, 4, seed=0),
+            LoopData.of_agents(loader, list("0123"), seed=0),
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
             seed=0,

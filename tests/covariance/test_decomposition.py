@@ -111,3 +111,16 @@ def test_a_coalition_of_all_agents_is_refused() -> None:
 def test_unknown_insiders_are_refused_without_seeds_too(agent: int) -> None:
     with pytest.raises(InvalidArgumentError):
         expose(Decomposition(np.ones(2)), [agent], ClippedQuery(1.0), num_steps=1)
+
+
+def test_agents_are_exposed_by_name() -> None:
+    names = ["Oslo", "Rome", "Kyiv", "Bern", "Riga", "Graz", "Linz"]
+    noise = shares(ThreatModel(2, "pairs"))
+    named, numbered = (
+        expose(noise, coalition, BUDGET.query, num_steps=100, names=known).epsilon(1e-5)
+        for coalition, known in ((["Rome", "5"], names), ([1, 5], ()))
+    )
+    assert named == {names[int(agent)]: epsilon for agent, epsilon in numbered.items()}
+    for coalition, known in ((["Roma"], names), ([1], names[:3]), ([1, "Rome"], names)):
+        with pytest.raises(InvalidArgumentError):
+            expose(noise, coalition, BUDGET.query, num_steps=100, names=known)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -92,7 +93,7 @@ def open_loop(
 ) -> PrivateTraining:
     model = options.pop("module", None) or make_model()
     inner = options.pop("optimizer", None) or factory(model.parameters())
-    source = LoopData.of_agents(loaders(), N, seed=SEED)
+    source = LoopData.of_agents(loaders(), list(map(str, range(N))), seed=SEED)
     return simulate(
         plan or whole_plan(), source, module=model, optimizer=inner, **{"seed": SEED, **options}
     )
@@ -820,3 +821,16 @@ def test_a_sample_must_be_in_one_data_set_once() -> None:
         with pytest.raises(InvalidArgumentError, match="every sample once"):
             require_different_samples(datasets)
     require_different_samples([Subset(data, range(4)), Subset(Subset(data, range(4, 8)), [3, 0])])
+
+
+def test_loaders_by_label_are_those_in_the_order_of_the_graph() -> None:
+    names = ["Oslo", "Rome", "Kyiv"]
+    graph = nx.cycle_graph(names)
+    data = [TensorDataset(torch.full((9, 5), float(k)), torch.zeros(9).long()) for k in range(3)]
+    parts = [DataLoader(each, batch_size=3) for each in data]
+    given = dict(zip(["Kyiv", "Oslo", "1"], (parts[2], parts[0], parts[1]), strict=True))
+    private = make_poisson(data_loader=given, network=graph)
+    assert isinstance(private.data_loader.dataset, ConcatDataset)
+    assert private.data_loader.dataset.datasets == data
+    with pytest.raises(InvalidArgumentError, match="Rome"):
+        make_poisson(data_loader={"Oslo": parts[0], "Kyiv": parts[2]}, network=graph)

@@ -378,3 +378,24 @@ def test_a_module_with_its_loss_takes_local_steps() -> None:
     assert torch.equal(found.parameters, expected.parameters)
     with pytest.raises(InvalidArgumentError, match="loss"):
         LocalSteps(module, 2, 0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"mixing": pair_at_random(RING)}, {"local_rule": GradientTracking}]
+)
+def test_replaced_mixing_has_no_kappa_of_a_design(change: dict[str, Any]) -> None:
+    data = [(torch.randn(6, D), torch.arange(6) % CLASSES)] * N
+    trace: list[Row] = []
+    found = corn.compare(
+        RING,
+        BUDGET,
+        model=nn.Linear(D, CLASSES),
+        loss=nn.functional.cross_entropy,
+        datasets=data,
+        mechanisms=["corn"],
+        step_sizes=[0.1],
+        on_step=trace.extend,
+        **change,
+    )
+    assert found.summary["corn"]["disagreement_ratio"] is None
+    assert all(math.isnan(row["disagreement_ratio"]) for row in trace)

@@ -21,7 +21,7 @@ from corn.covariance import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise import Owner
 from corn.plan import Plan
-from corn.topology.graphs import look_up_agents
+from corn.topology.graphs import label_agent, look_up_agents
 
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
 """Agents of whose releases a view can read nothing but the sum, for each such sum."""
@@ -58,12 +58,12 @@ class View:
             raise InvalidArgumentError("a coalition of all agents leaves no victim")
         return honest
 
-    def describe(self) -> str:
-        """Return the attacker in words."""
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """Return the attacker in words, with the names of agents where there are some."""
         if not self.coalition:
             return "eavesdropper"
         who = "insider" if len(self.coalition) == 1 else "insiders"
-        return f"{who} {', '.join(map(str, self.coalition))}"
+        return f"{who} {', '.join(label_agent(names, agent) for agent in self.coalition)}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,7 +124,7 @@ def audit(
         print_error(f"{path}: {problem}")
     for one in report.findings:
         if one.excess:
-            who = one.view.describe()
+            who = one.view.describe(agents)
             agent = label_agent(agents, one.victim)
             print_error(f"{path}: agent {agent} is exposed to {who}: {'; '.join(one.excess)}")
     if report.violated:
@@ -144,7 +144,7 @@ def _audit_one_run(
         track=lambda steps: progress(steps, "training"),
         **settings,
     )
-    attacker = (settings["view"] or View()).describe()
+    attacker = (settings["view"] or View()).describe(plan.network.agent_names)
     certified = round_bound_down(report.epsilon, 3)
     print_result(
         f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
@@ -223,7 +223,7 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
                 "smallest_break",
                 None if beyond is None else collect_rows(columns, [beyond])[0],
                 "smallest break",
-                _describe_break(beyond),
+                _describe_break(beyond, plan.network.agent_names),
             ),
         ],
         as_json=as_json,
@@ -241,7 +241,7 @@ def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
 
     return [
         Column("victim", lambda one: one.victim, "victim", lambda own: label_agent(names, own)),
-        Column("view", lambda one: one.view.describe(), "attacker"),
+        Column("view", lambda one: one.view.describe(names), "attacker"),
         Column("coalition", lambda one: one.view.coalition),
         Column("is_promised", lambda one: one.is_promised),
         Column("promised_epsilon", lambda one: one.promise.epsilon, "promised ε", round_up),
@@ -276,10 +276,9 @@ def _tell(found: MessageCheck | None) -> str:
     )
 
 
-def _describe_break(beyond: Finding | None) -> str:
+def _describe_break(beyond: Finding | None, names: Sequence[str]) -> str:
     if beyond is None:
         return "none: no coalition exceeds the promise"
-    return (
-        f"{beyond.view.describe()} against agent {beyond.victim}: measured μ "
-        f"{beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
-    )
+    who = f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}"
+    promised = round_up(beyond.promise.mu, 4)
+    return f"{who}: measured μ {beyond.mu.estimate:.4g}, promised {promised}"

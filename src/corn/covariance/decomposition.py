@@ -10,7 +10,7 @@ that cancel in the sum to the last bit. They are the limit of infinite noise wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,10 +19,11 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from corn.checks import FloatArray, IntArray
+from corn.checks import FloatArray, IntArray, require_length
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
+from corn.topology.graphs import look_up_agents
 
 _LARGEST = 1e100
 """Beyond this, squares and sums of noise would overflow."""
@@ -261,23 +262,29 @@ class Exposure:
     coalition: tuple[int, ...]
     honest: tuple[int, ...]
     loss: PrivacyLoss
+    names: tuple[str, ...] = ()
 
-    def epsilon(self, delta: float) -> dict[int, float]:
-        """Return each honest agent's exact ε at this δ; ∞ where no noise hides it."""
-        values = self.loss.epsilon(delta).tolist()
-        return dict(zip(self.honest, values, strict=True))
+    def epsilon(self, delta: float) -> dict[int | str, float]:
+        """Return each honest agent's exact ε at this δ, by name if names were given.
+
+        It is ∞ where no noise hides the agent.
+        """
+        agents = [self.names[agent] if self.names else agent for agent in self.honest]
+        return dict(zip(agents, self.loss.epsilon(delta).tolist(), strict=True))
 
 
 def expose(
     decomposition: Decomposition,
-    coalition: Iterable[int],
+    coalition: Iterable[int | str],
     query: ClippedQuery,
     *,
     num_steps: int,
+    names: Sequence[str] = (),
 ) -> Exposure:
     """Return the privacy that each honest agent keeps against a coalition over ``num_steps`` steps.
 
-    It is computed from the split itself: the noise the coalition cannot reproduce, and the exact
+    With ``names=network.agent_names`` agents may be given by name, and the result names them. It is
+    computed from the split itself: the noise the coalition cannot reproduce, and the exact
     accounting of :mod:`corn.privacy`. It shares no code with the solvers, so it can judge them.
 
     >>> pair = np.array([[1.0], [-1.0]])
@@ -288,9 +295,12 @@ def expose(
     >>> outside < inside
     True
     """
-    members = tuple(sorted(set(coalition)))
+    known = names or [str(agent) for agent in range(decomposition.num_agents)]
+    require_length("names", len(known), decomposition.num_agents, per="agent")
+    members = tuple(sorted(look_up_agents(known, coalition, argument="coalition")))
     honest, precision = hidden_precision(decomposition, members)
-    return Exposure(members, honest, account_precision(precision, query, num_steps=num_steps))
+    loss = account_precision(precision, query, num_steps=num_steps)
+    return Exposure(members, honest, loss, tuple(names))
 
 
 def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -> FloatArray:

@@ -35,7 +35,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
-from corn.checks import require, require_count, require_length
+from corn.checks import require, require_count
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
@@ -68,12 +68,14 @@ from corn.privacy.budget import Adjacency
 from corn.privacy.composition import Expense, PlanTerms, compose_expenses
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
+from corn.topology.graphs import list_by_agent
 
 # Gradients of single samples are clipped in float64, this many values at once.
 _VALUES_AT_ONCE = 1 << 22
 
-Loaders: TypeAlias = "DataLoader[Any] | Sequence[DataLoader[Any]]"
-"""A loader whose samples are distributed over the agents, or one for each agent."""
+Loaders: TypeAlias = "DataLoader[Any] | Sequence[DataLoader[Any]] | Mapping[str, DataLoader[Any]]"
+"""A loader whose samples are distributed over the agents, or one for each agent, in their order or
+by the labels of the graph."""
 
 
 def make_private(
@@ -109,9 +111,10 @@ def make_private(
             sample runs through the module alone.
         optimizer: an optimizer of the module's parameters; any that needs one gradient for a step.
         data_loader: one whose samples are distributed over the agents at random, or one for each
-            agent. Data sets and the collate function are used. Batches are drawn by CorN (Poisson
-            sampling): of all agents together they have on average the loader's size, or the sum of
-            the sizes. The numbers of samples and of batches are public.
+            agent, in their order or by the labels of the graph. Data sets and the collate function
+            are used. Batches are drawn by CorN (Poisson sampling): of all agents together they have
+            on average the loader's size, or the sum of the sizes. The numbers of samples and of
+            batches are public.
         target_epsilon: ε of one sample after all epochs.
         target_delta: δ of that promise.
         epochs: the number of passes over the data, on average.
@@ -156,7 +159,7 @@ def make_private(
             "network must have mixing='sum', with which all agents have one model, found 'gossip': "
             "corn.train simulates gossip"
         )
-    source = LoopData.of_agents(data_loader, agents.num_agents, seed=seed)
+    source = LoopData.of_agents(data_loader, agents.agent_names, seed=seed)
     steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
     budget = PrivacyBudget(
         epsilon=target_epsilon,
@@ -872,8 +875,9 @@ class LoopData:
     batch_size: int
 
     @classmethod
-    def of_agents(cls, given: Loaders, num_agents: int, *, seed: int | None) -> LoopData:
+    def of_agents(cls, given: Loaders, names: Sequence[str], *, seed: int | None) -> LoopData:
         """Return the data of one loader for each agent, or of one for all."""
+        num_agents = len(names)
         if isinstance(given, DataLoader):
             whole = cls.of_agent(given)
             # Each sample by itself, so that one more or less moves no other.
@@ -886,8 +890,8 @@ class LoopData:
                     f"{len(agents)}, of which some agent got none: give more samples"
                 )
             return replace(whole, rows=rows)
-        require_length("data_loader", len(given), num_agents, per="agent")
-        parts = [cls.of_agent(loader) for loader in given]
+        listed = list_by_agent(names, given, argument="data_loader")
+        parts = [cls.of_agent(loader) for loader in listed]
         require_different_samples([part.dataset for part in parts])
         if any(part.collate != parts[0].collate for part in parts):
             raise InvalidArgumentError(

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require, require_choice, require_count, require_length
+from corn.checks import require, require_choice, require_count
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -30,7 +30,7 @@ from corn.learn.schema import Schema
 from corn.learn.tasks import Task
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
-from corn.topology.graphs import look_up_agents
+from corn.topology.graphs import list_by_agent
 
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
@@ -249,13 +249,8 @@ def make_problem(
     ``agents`` are their number or their labels.
     """
     names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
-    require_length("datasets", len(datasets), len(names), per="agent")
-    if isinstance(datasets, Mapping):
-        # As many keys as agents, all of different agents, so that none is missing.
-        owners = look_up_agents(names, datasets, argument="a key of datasets")
-        by_agent = dict(zip(owners, datasets.values(), strict=True))
-        datasets = [by_agent[agent] for agent in range(len(names))]
-    own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(datasets)]
+    listed = list_by_agent(names, datasets, argument="datasets")
+    own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(listed)]
     given = {"validation": validation, "test": test}
     parts = {
         part: read_samples(each, of=f"the {part} data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,8 @@ def train(
     elif budget is None:
         made = Mechanism.non_private()
     else:
-        (made,) = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
+        designed = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
+        (made,) = _forget_kappa(designed, given)
     if given.get("num_steps") is None and plan is None and budget is None:
         raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
     settings = _make_settings(
@@ -169,6 +170,13 @@ def train(
 
 
 _SETTINGS = tuple(field.name for field in fields(SweepSettings))
+
+
+def _forget_kappa(mechanisms: list[Mechanism], given: Mapping[str, Any]) -> list[Mechanism]:
+    """Return mechanisms without κ where models are not mixed as their designs assume."""
+    if all(given.get(name) is None for name in ("mixing", "local_rule")):
+        return mechanisms
+    return [replace(each, disagreement_ratio=None) for each in mechanisms]
 
 
 def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -289,7 +297,8 @@ def compare(
     problem = make_problem(
         make_task(model, loss), datasets, chosen.agent_names, validation=validation, test=test
     )
-    made = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
+    designed = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
+    made = _forget_kappa(designed, given)
     settings = _make_settings(given, chosen, budget, momentum=target.momentum)
     return tune(
         problem,

@@ -32,6 +32,7 @@ class AgentGuarantee:
     """The exact ε of one agent at the δ it is promised, against the worst coalition."""
 
     agent: int
+    name: str
     epsilon: float
     precision: float
     worst_coalition: tuple[int, ...]
@@ -154,8 +155,9 @@ def _list_guarantees(
     plan: Plan, precisions: FloatArray, coalitions: Mapping[int, tuple[int, ...]]
 ) -> tuple[AgentGuarantee, ...]:
     epsilons = _epsilons(plan, precisions)
+    names = plan.network.agent_names
     return tuple(
-        AgentGuarantee(agent, epsilons[agent], float(precisions[agent]), coalition)
+        AgentGuarantee(agent, names[agent], epsilons[agent], float(precisions[agent]), coalition)
         for agent, coalition in coalitions.items()
     )
 

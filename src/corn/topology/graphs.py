@@ -17,11 +17,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
 
-from corn.checks import require_count, require_in_range, require_positive
+from corn.checks import (
+    require,
+    require_count,
+    require_in_range,
+    require_length,
+    require_positive,
+)
 from corn.errors import (
     CornWarning,
     InfeasibleError,
@@ -33,6 +39,7 @@ from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 
 Graph: TypeAlias = nx.Graph
+_Item = TypeVar("_Item")
 """Agents 0 … n−1 and the undirected links between them."""
 
 _LONGEST_NAME = 100
@@ -144,6 +151,25 @@ def look_up_agents(
             )
         found[agent] = one
     return list(found)
+
+
+def list_by_agent(
+    names: Sequence[str], given: Sequence[_Item] | Mapping[Any, _Item], *, argument: str
+) -> list[_Item]:
+    """Return one item for each agent, in their order, of a list or of a mapping from labels.
+
+    >>> list_by_agent(["north", "south"], {"south": 1, 0: 2}, argument="datasets")
+    [2, 1]
+    """
+    if not isinstance(given, Mapping):
+        require_length(argument, len(given), len(names), per="agent")
+        return list(given)
+    owners = look_up_agents(names, given, argument=f"a key of {argument}")
+    items = dict(zip(owners, given.values(), strict=True))
+    missing = [label_agent(names, agent) for agent in range(len(names)) if agent not in items]
+    rule = f"such that every agent has one, found none of agent {list_some(missing)}"
+    require(not missing, argument, rule, f"{len(items)} of {len(names)}")
+    return [items[agent] for agent in range(len(names))]
 
 
 def _unknown(names: Sequence[str], text: str, argument: str) -> InvalidArgumentError:
