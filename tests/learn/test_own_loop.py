@@ -834,3 +834,18 @@ def test_loaders_by_label_are_those_in_the_order_of_the_graph() -> None:
     assert private.data_loader.dataset.datasets == data
     with pytest.raises(InvalidArgumentError, match="Rome"):
         make_poisson(data_loader={"Oslo": parts[0], "Kyiv": parts[2]}, network=graph)
+
+
+def test_a_run_gives_its_ledger_back_after_the_last_step(tmp_path: Path) -> None:
+    path = tmp_path / "run.ledger"
+    private = make_poisson(ledger=path, epochs=1)
+    run_loop(private, 1)
+    again = make_poisson(ledger=path, epochs=1)
+    assert private.optimizer.get_epsilon() == again.optimizer.get_epsilon() > 0
+    with pytest.warns(CornWarning, match="used up"):
+        assert not list(again.data_loader)
+
+
+def test_a_device_that_torch_lacks_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="device must be available"):
+        make_poisson(device="cuda:99")

@@ -362,7 +362,7 @@ class Result:
         private_notes: facts that depend on the data without noise, for its owner alone.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = field(repr=False)
     seeds: tuple[int, ...]
     parameters: Tensor = field(repr=False)
     rows: tuple[Row, ...] = field(repr=False)

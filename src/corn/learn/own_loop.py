@@ -56,7 +56,7 @@ from corn.learn.optimizers import (
     tabulate_schedule,
 )
 from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
-from corn.learn.problem import require_plain_loader
+from corn.learn.problem import require_device, require_plain_loader
 from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients
 from corn.learn.user_model import UserModel, has_same_values, seeded_randomness
@@ -243,6 +243,7 @@ def open_loop(
     require_count("accumulation", accumulation)
     check_optimizer(optimizer, module)
     if device is not None:
+        require_device(device)
         module.to(device)
     model = UserModel(module, clips_samples=plan.budget.unit == "sample")
     # Longer models than the proof for floats covers are refused (docs/floats.md).
@@ -398,6 +399,8 @@ class Simulation:
             raise CornError("masks of a simulation must cancel, found that they did not")
         self.model = moved
         self.position += 1
+        if self._ledger is not None and not self._ledger.remaining:
+            self._ledger.close()  # so that another run can read the file
 
     def resume(self, checkpoint: Mapping[str, Any]) -> None:
         """See ``LoopSteps``: models that were released may be used again, noise may not."""

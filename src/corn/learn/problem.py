@@ -37,6 +37,17 @@ NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+def require_device(device: torch.device | str) -> None:
+    """Raise unless torch can compute on a device."""
+    # The only reliable test, and it fails before hours of work, not in the middle.
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidArgumentError(
+            f"device must be available to torch, found {str(device)!r}: try cpu"
+        ) from error
+
+
 @dataclass(frozen=True)
 class SweepSettings:
     """Settings that all runs of a sweep share.
@@ -109,13 +120,7 @@ class SweepSettings:
                 f"seeds must be one for a run with secret keys (secure=True), found "
                 f"{len(self.seeds)}: every run on the same data would spend the budget once more"
             )
-        # The only reliable test of a device, and it fails before hours of work, not in the middle.
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise InvalidArgumentError(
-                f"device must be available to torch, found {self.device!r}: try cpu"
-            ) from error
+        require_device(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -53,7 +53,7 @@ class Comparison:
         result: all runs: measurements and models.
     """
 
-    problem: TrainingProblem
+    problem: TrainingProblem = field(repr=False)
     schedules: dict[str, Schedule]
     result: Result
 
