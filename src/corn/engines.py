@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from corn.checks import FloatArray, require
 from corn.covariance import ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
+from corn.distributed.membership import name_agents
 from corn.distributed.recovery import budget_left
 from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
 from corn.distributed.requirements import Requirements, compose_total
@@ -62,6 +63,7 @@ from corn.noise.stream import NONCE_BYTES, encode_fields
 from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
 from corn.threads import one_thread
 from corn.topology import load_network
+from corn.topology.graphs import add_names, label_agent
 
 # Seeds of larger groups would need messages between agents, which an engine does not carry.
 _LARGEST_GROUP = 2
@@ -171,7 +173,8 @@ def read_hello(found: object, roster: Roster) -> Hello:
     hello = decode_hello(found)
     is_known = hello.agent < roster.num_agents
     if not is_known or not roster.verify(hello.agent, hello.signature, hello.statement()):
-        raise PublicError(f"refuses a hello that agent {hello.agent} of the roster did not sign")
+        who = label_agent(roster.names, hello.agent)
+        raise PublicError(f"refuses a hello that agent {who} of the roster did not sign")
     return hello
 
 
@@ -184,7 +187,7 @@ class AgentRelease:
 
     Args:
         plan: The plan of all agents.
-        agent: This agent's number.
+        agent: This agent's number or name.
         keys: The folder of ``agent-I.key``, ``roster.json`` and the ledger.
         requirements: The owner's requirements of this plan and of all releases of this data.
 
@@ -193,14 +196,14 @@ class AgentRelease:
     """
 
     def __init__(
-        self, plan: Plan, agent: int, keys: Path, *, requirements: Requirements | None = None
+        self, plan: Plan, agent: int | str, keys: Path, *, requirements: Requirements | None = None
     ) -> None:
         require_masks(plan)
         self.plan = plan
-        self.agent = agent
+        self.agent = plan.network.find_agent(agent)
         self._keys = keys
         self._required = requirements or Requirements()
-        self._required.check(plan, agent)
+        self._required.check(plan, self.agent)
 
     def say_hello(self, model: bytes = NO_MODEL) -> Hello:
         """Begin a run of one sum from a model with this digest; see :meth:`release`."""
@@ -232,7 +235,8 @@ class AgentRelease:
         said = [read_hello(each, roster) for each in hellos]
         start = fingerprint(self.plan), model
         if other := [hello.agent for hello in said if hello.start != start]:
-            raise PublicError(f"refuses to release: {other} have another plan or model")
+            who = add_names(name_agents(other), roster.names)
+            raise PublicError(f"refuses to release: {who} have another plan or model")
         nonces = {hello.agent: hello.nonce for hello in said}
         if len(nonces) != len(said) or self.agent not in nonces:
             raise PublicError("refuses to release: there must be one hello of each agent, its own")

@@ -52,6 +52,7 @@ from corn.learn.tasks.module import MeanLoss
 from corn.noise import BudgetSpentError
 from corn.noise.masks import WORDS
 from corn.plan import Plan, fingerprint, load_plan
+from corn.topology.graphs import add_names, label_agent
 
 # Flower calls a mod for the kinds of messages that the client app answers: the question for a hello
 # is a message of the kind that every client app answers.
@@ -268,7 +269,7 @@ class CornStrategy:
             _LOGGER.warning(
                 "round %s is void without %s: the model stays, and the round counts as released",
                 server_round,
-                name_agents(lost),
+                add_names(name_agents(lost), self._plan.network.agent_names),
             )
             return None, None
         # In the order of agents, so that offsets add up to the same bits on every server.
@@ -343,7 +344,8 @@ class CornStrategy:
         hello = decode_hello(said)
         # Masks of different plans would not cancel.
         if hello.plan != fingerprint(self._plan):
-            raise CornError(f"agent {hello.agent} has another plan than the server")
+            who = label_agent(self._plan.network.agent_names, hello.agent)
+            raise CornError(f"agent {who} has another plan than the server")
         # A node that has come back under another number may be in the list twice for a while.
         is_taken = any(hello.agent == other.agent for other in self._hellos.values())
         if not is_taken or not self._has_begun:

@@ -116,11 +116,14 @@ def test_unknown_insiders_are_refused_without_seeds_too(agent: int) -> None:
 def test_agents_are_exposed_by_name() -> None:
     names = ["Oslo", "Rome", "Kyiv", "Bern", "Riga", "Graz", "Linz"]
     noise = shares(ThreatModel(2, "pairs"))
-    named, numbered = (
-        expose(noise, coalition, BUDGET.query, num_steps=100, names=known).epsilon(1e-5)
-        for coalition, known in ((["Rome", "5"], names), ([1, 5], ()))
-    )
+    named = expose(noise, ["Rome", "5"], BUDGET.query, num_steps=100, names=names).epsilon(1e-5)
+    numbered = expose(noise, [1, 5], BUDGET.query, num_steps=100).epsilon(1e-5)
     assert named == {names[int(agent)]: epsilon for agent, epsilon in numbered.items()}
-    for coalition, known in ((["Roma"], names), ([1], names[:3]), ([1, "Rome"], names)):
+    wrong: list[tuple[list[int | str], list[str]]] = [
+        (["Roma"], names),
+        ([1], names[:3]),
+        ([1, "Rome"], names),
+    ]
+    for coalition, known in wrong:
         with pytest.raises(InvalidArgumentError):
             expose(noise, coalition, BUDGET.query, num_steps=100, names=known)

@@ -243,7 +243,7 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
             settings=RunSettings(Constant(0.5), timeout=1),
             rejoins=True,
         )
-        return run_to_end(steps, TASK, 0)
+        return run_to_end(steps, TASK, rendezvous)
 
     refused, *_ = run_in_threads(3, rejoin)
     assert isinstance(refused, FileFormatError), refused

@@ -192,3 +192,11 @@ def test_every_later_total_counts_the_least_noise_that_a_run_may_have_had(tmp_pa
 
 def _crash(*_: object) -> None:
     raise OSError("crash")
+
+
+def test_an_agent_is_found_by_its_name_in_the_roster(tmp_path: Path) -> None:
+    make_keys(tmp_path, 3, ("Oslo", "Rome", "Kyiv"))
+    assert load_credentials(str(tmp_path), "Rome", 3).agent == 1
+    assert load_credentials(tmp_path, "2", 3).agent == 2
+    with pytest.raises(InvalidArgumentError, match="is it Rome"):
+        load_credentials(tmp_path, "Rom", 3)

@@ -398,4 +398,4 @@ def test_replaced_mixing_has_no_kappa_of_a_design(change: dict[str, Any]) -> Non
         **change,
     )
     assert found.summary["corn"]["disagreement_ratio"] is None
-    assert all(math.isnan(row["disagreement_ratio"]) for row in trace)
+    assert all(math.isnan(float(row["disagreement_ratio"])) for row in trace)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -264,7 +265,7 @@ class Exposure:
     loss: PrivacyLoss
     names: tuple[str, ...] = ()
 
-    def epsilon(self, delta: float) -> dict[int | str, float]:
+    def epsilon(self, delta: float) -> dict[Any, float]:
         """Return each honest agent's exact ε at this δ, by name if names were given.
 
         It is ∞ where no noise hides the agent.

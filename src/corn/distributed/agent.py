@@ -146,7 +146,7 @@ def run_agent(
         requirements=requirements,
         rejoins=rejoins,
     )
-    return run_to_end(steps, problem.task, rendezvous.agent)
+    return run_to_end(steps, problem.task, rendezvous)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def _announcing(rendezvous: Rendezvous, *, rejoins: bool) -> Iterator[None]:
     """Announce a failure inside to all agents, in a line that begins with this agent's number."""
     # An agent that cannot return to a run must not stop the others at their start.
     announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
-    with announcing, naming_agent(rendezvous.agent):
+    with announcing, naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
         yield
 
 
@@ -164,7 +164,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
     Return the plan that was run, and the agent's result.
     """
     agent = config.agent
-    with naming_agent(agent):
+    with naming_agent(agent, config.names):
         credentials = load_credentials(config.keys, agent, config.num_agents)
     # The owners compare it: a replaced roster lets somebody else take part.
     log_event(agent, "roster", f"roster {credentials.roster.fingerprint.hex()}")
@@ -202,7 +202,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         data=problem.description,
         rejoins=config.rejoins,
     )
-    return plan, run_to_end(steps, problem.task, agent)
+    return plan, run_to_end(steps, problem.task, rendezvous)
 
 
 def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
@@ -221,7 +221,7 @@ def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
 
 
 def run_to_end(
-    steps: Generator[AgentStepper, None, AgentResult], task: Task, agent: int
+    steps: Generator[AgentStepper, None, AgentResult], task: Task, rendezvous: Rendezvous
 ) -> AgentResult:
     """Compute the gradient of every step; return the agent's result."""
     with closing(steps):
@@ -231,7 +231,7 @@ def run_to_end(
             except StopIteration as end:
                 result: AgentResult = end.value
                 return result
-            with naming_agent(agent):
+            with naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
                 stepper.differentiate(task)
 
 
@@ -329,7 +329,7 @@ def run_steps(
                 run.return_to_others()
             else:
                 run.begin()
-        with naming_agent(agent):
+        with naming_agent(agent, rendezvous.credentials.roster.names):
             return (yield from run.train(problem, parts, notes, reports))
 
 

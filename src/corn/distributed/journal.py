@@ -48,6 +48,7 @@ from corn.noise import ReleaseLedger
 from corn.plan import fingerprint
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import account_floats
+from corn.topology.graphs import add_names
 from corn.version import __version__
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
+        text = add_names(text, self._plan.network.agent_names)
         self.notes.append(text)
         log_event(self._agent, "note", text, level=logging.WARNING)
 

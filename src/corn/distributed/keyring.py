@@ -37,6 +37,7 @@ from corn.noise import (
 from corn.noise.ledger import explain_missing, ledger_path
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
+from corn.topology.graphs import look_up_agents
 from corn.transport import Credentials
 
 
@@ -75,13 +76,18 @@ def make_source(
 
 
 def load_credentials(
-    folder: Path, agent: int, num_agents: int, *, pins: bool = True
+    folder: Path | str, agent: int | str, num_agents: int, *, pins: bool = True
 ) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
+    The agent is a number, or a name of the roster.
     The roster must be the one that the key was used with before, or follow from it. The key
     remembers it, unless ``pins`` is False.
     """
+    folder = Path(folder)
+    if isinstance(agent, str):
+        names = load_roster(folder / "roster.json").names
+        (agent,) = look_up_agents(names, [agent], argument="agent")
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"

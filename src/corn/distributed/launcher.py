@@ -48,6 +48,7 @@ from corn.distributed.results import (
     judge_status,
     merge_results,
     raise_common_failure,
+    without_agent,
 )
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
@@ -69,6 +70,7 @@ from corn.parsing import format_address
 from corn.plan import Plan, load_plan
 from corn.threads import limit_threads
 from corn.topology import Network
+from corn.topology.graphs import add_names
 from corn.transport import StoreLostError
 from corn.version import __version__
 
@@ -154,7 +156,7 @@ def monitor_agent(
             log_event(
                 agent,
                 LAST_EVENT,
-                text.removeprefix(f"agent {agent}: "),
+                without_agent(text),
                 level=logging.ERROR,
                 is_private=not (isinstance(error, CornError) and is_public(error)),
             )
@@ -354,7 +356,8 @@ class AgentProcesses:
             self._keep(report)
 
     def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
-        failure = Failure(kind, f"agent {agent}: {message}")
+        named = add_names(f"agent {agent}: {message}", self._configs[agent].names)
+        failure = Failure(kind, named)
         self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
 
     def _keep(self, result: AgentResult) -> None:
@@ -455,7 +458,7 @@ class ProgressLog:
         # Where no agent has begun, the failure that all have in common is the command's last line.
         for agent, own in list(results.items())[self._num_ended :] if states else ():
             if own.failure is not None:
-                text = own.failure.describe_publicly(agent).removeprefix(f"agent {agent}: ")
+                text = without_agent(own.failure.describe_publicly(agent))
                 log_event(agent, "loss", text, level=logging.ERROR)
             else:
                 log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
@@ -513,7 +516,8 @@ class LaunchResult:
     @property
     def lost(self) -> dict[int, str]:
         """The agents without a result, why, and since which step."""
-        return describe_lost(self.agents)
+        names = self.plan.network.agent_names
+        return {a: add_names(text, names) for a, text in describe_lost(self.agents).items()}
 
     @property
     def status(self) -> RunStatus:
@@ -530,8 +534,8 @@ class LaunchResult:
             if own.total is not None:
                 notes[agent].append(own.total.describe())
             if own.failure is not None and own.failure.is_private:
-                notes[agent].append(own.failure.message.removeprefix(f"agent {agent}: "))
-        return group_notes(notes)
+                notes[agent].append(without_agent(own.failure.message))
+        return [add_names(text, self.plan.network.agent_names) for text in group_notes(notes)]
 
 
 def launch(

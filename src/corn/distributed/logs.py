@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import final
 
 from corn.errors import make_printable
-from corn.topology.graphs import label_agent
+from corn.topology.graphs import add_names, label_agent
 
 LOG_NAME = "log"
 LAST_EVENT = "failure"
@@ -114,7 +114,7 @@ class _TextFormatter(logging.Formatter):
         agent = getattr(record, "agent", None)
         who = "launch" if agent is None else f"agent {label_agent(self._names, agent)}"
         mark = PRIVATE_MARK if getattr(record, "is_private", False) else ""
-        text = make_printable(record.getMessage())
+        text = make_printable(add_names(record.getMessage(), self._names))
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         when = time.replace("+00:00", "Z")
         return f"{when} {record.levelname} {who}: {mark}{text}"

@@ -50,6 +50,7 @@ from corn.parsing import (
     parse_json,
 )
 from corn.plan import AgentGuarantee, Plan, verify_plan
+from corn.topology.graphs import add_names
 from corn.transport import (
     NO_SESSION,
     Address,
@@ -112,17 +113,17 @@ def raise_if_stopped(interruption: Interruption | None) -> None:
 
 
 @contextmanager
-def naming_agent(agent: int) -> Iterator[None]:
-    """Begin the message of every failure inside with the agent's number."""
+def naming_agent(agent: int, names: Sequence[str] = ()) -> Iterator[None]:
+    """Begin the message of every failure inside with the agent, and name all agents in it."""
     try:
         yield
     except CornError as error:
         # In place, so that the type and its fields stay: callers decide by them.
-        error.args = (f"agent {agent}: {error}",)
+        error.args = (add_names(f"agent {agent}: {error}", names),)
         raise
     except OSError as error:
         what = f"{error.filename or 'file'}: {error.strerror or error}"
-        raise CornError(f"agent {agent}: {what}") from error
+        raise CornError(add_names(f"agent {agent}: {what}", names)) from error
 
 
 class ForgedEntryError(PublicError):
@@ -530,7 +531,7 @@ def join(
     agent = credentials.agent
     is_host = agent == credentials.roster.store_host if opens_store is None else opens_store
     # A failure on the way leaves no port open.
-    with naming_agent(agent), ExitStack() as stack:
+    with naming_agent(agent, credentials.roster.names), ExitStack() as stack:
         entries: Store
         host: StoreHost | None = None
         if rejoins:
@@ -686,7 +687,7 @@ def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
         if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
             try:
                 # Callers name the agent in failures inside; this one is new.
-                with naming_agent(rendezvous.agent):
+                with naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
                     rendezvous.raise_refusal()
             except RefusalError as refusal:
                 rendezvous.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.plan import Plan
+from corn.topology.graphs import add_names
 from corn.transport import Traffic
 
 # Enough for a score on training data; the whole of a large set would delay the result.
@@ -106,6 +108,15 @@ class Failure:
         """Return the part of the failure that anyone may read."""
         hidden = f"agent {agent}: failed, and reported the reason to its owner"
         return hidden if self.is_private else self.message
+
+
+def without_agent(text: str) -> str:
+    """Return the text of a failure without the agent that it begins with.
+
+    >>> without_agent("agent 3 (Lake): a message of agent 2 (Hill) is damaged")
+    'a message of agent 2 (Hill) is damaged'
+    """
+    return re.sub(r"^agent \d+( \(.*?\))?: ", "", text)
 
 
 def describe_exit(code: int | None) -> str:
@@ -275,6 +286,7 @@ def merge_results(
     its row is of the agents that have: those that were lost count until then. ε is that of the
     agent that spent most, by its ledger.
     """
+    names = plan.network.agent_names
     folders = {agent: run.of_agent(agent) for agent in sorted(results)}
     # Tables list the steps at which there is a model; all models are measured anew here.
     tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
@@ -322,7 +334,7 @@ def merge_results(
         rows=tuple(rows),
         num_steps=last,
         status="complete" if is_complete else "interrupted",
-        notes=(*problem.notes, *describe_notes(results)),
+        notes=(*problem.notes, *(add_names(text, names) for text in describe_notes(results))),
         simulation=problem.simulation,
     )
 

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import math
 import random
+import re
 import sys
 import unicodedata
 import warnings
@@ -194,6 +195,25 @@ def label_agent(names: Sequence[str], agent: int) -> str:
     number = str(agent)
     name = names[agent] if agent < len(names) else number
     return number if name == number else f"{number} ({name})"
+
+
+def add_names(text: str, names: Sequence[str]) -> str:
+    """Return a text with the name of each agent after its number.
+
+    Errors and notes have numbers where they are made. Who shows them to people adds the names.
+
+    >>> add_names("agents 0, 2: agent 1 is lost", ["north", "south", "2"])
+    'agents 0 (north), 2: agent 1 (south) is lost'
+    """
+    # Not those that have a name already.
+    numbers = r"\d{1,9}(?!\d| \()"
+    return re.sub(
+        rf"\b(agents? )({numbers}(?:, {numbers})*)",
+        lambda found: (
+            found[1] + ", ".join(label_agent(names, int(number)) for number in found[2].split(", "))
+        ),
+        text,
+    )
 
 
 def _normalise(name: str) -> str:
