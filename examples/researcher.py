@@ -54,10 +54,5 @@ for name, (mean, width) in found.differences("test_loss", to="two_hops").items()
     print(f"test loss of {name} minus that of two_hops: {mean:+.3f} ± {width:.3f}")
 print(pd.DataFrame(trace).groupby("mechanism")[["noise_norm", "average_noise_norm"]].mean())
 with figure_style(width=3.3, font_size=7):
-    cooldown = found.result.cooldown_steps
-    figure = plot_training(
-        *(found.measured_rows, found.best_step_sizes),
-        measures=["test_loss"],
-        cooldown_steps=cooldown,
-    )
-    save_figure(figure, "researcher.pdf")
+    rows, steps = found.measured_rows, found.best_step_sizes
+    save_figure(plot_training(rows, steps, measures=["test_loss"]), "researcher.pdf")

@@ -19,6 +19,7 @@ from corn.distributed.rendezvous import (
     host_store,
     join,
     join_store,
+    naming_agent,
 )
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.sweep import Interruption
@@ -397,3 +398,13 @@ def test_a_cut_connection_to_the_store_is_opened_again() -> None:
         found.get(["hello/1"])
     assert time.monotonic() - began < 30
     found.close()
+
+
+def test_failures_call_agents_by_their_names_once() -> None:
+    names = ["Oslo", "Rome", "Kyiv"]
+    with pytest.raises(AbsentError) as failure, naming_agent(1, names), naming_agent(1, names):
+        raise AbsentError("join", [0, 2], 3)
+    assert str(failure.value).endswith(
+        "agent 1 (Rome): no message (join) from agents 0 (Oslo), 2 (Kyiv) within 3 s"
+    )
+    assert failure.value.agents == (0, 2)
