@@ -130,9 +130,14 @@ class PlainStepper:
         self.parameters, self.batch = parameters, self._batches.draw(step)
 
     @torch.no_grad()
-    def compute(self, gradients: Any) -> None:
+    def differentiate(self, task: ModuleTask) -> None:
+        """Compute the gradient of a task, and clip it."""
+        self.clip(task.gradient(self.parameters.view(1, 1, -1), self.batch))
+
+    @torch.no_grad()
+    def clip(self, found: Gradients) -> None:
         """Clip the gradient."""
-        self._gradient = gradients(None).values.view(-1)
+        self._gradient = found.values.view(-1)
         norm = gradient_norms(self._gradient)
         self._gradient.mul_(clip_factors(norm, self._plan.budget.clip))
 
@@ -210,12 +215,10 @@ class Work:
 
     def differentiate(self, stepper: Any) -> None:
         """Let a stepper have its gradient."""
-        model = stepper.parameters.view(1, 1, -1)
         if self._task is None:
-            stepper.compute(lambda _: Gradients(self._given.clone().view_as(model)))
+            stepper.clip(Gradients(self._given.clone().view(1, 1, -1)))
         else:
-            task = self._task
-            stepper.compute(lambda clip: task.gradient(model, stepper.batch, sample_clip=clip))
+            stepper.differentiate(self._task)
 
 
 def make_task(size: int) -> ModuleTask:

@@ -10,7 +10,7 @@ an eavesdropper. So differences are paired by seeds. FILE has every run.
 from __future__ import annotations
 
 import argparse
-import csv
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from corn.learn import (
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, Network, choose_cooldown, load_network
-from one_sample import mean_and_half_width
+from measuring import append_runs, describe, format_table
 from when_correlation_pays import tune_step_sizes
 
 _NUM_STEPS, _RATE, _CLIP, _DELTA = 120, 1 / 20, 1.0, 1e-5
@@ -129,32 +129,27 @@ def run_case(
         ((accuracies),) = train(
             problem, network, [Trial(mechanism, Constant(size))], part="test", seeds=_SEEDS
         ).values()
-        ratio = mechanism.central_ratio
+        ratio = mechanism.central_ratio or math.nan
         for seed, accuracy in zip(_SEEDS, accuracies, strict=True):
             yield Score(model, epsilon, agents, mixing, insiders, size, seed, ratio, accuracy)
 
 
-def tabulate(scores: Sequence[Score]) -> Iterator[str]:
-    """Yield the lines of a Markdown table: accuracies, and differences to no insiders."""
-    heads = [f"q = {q}" for q in range(_MOST_INSIDERS + 1)]
-    yield f"| case | mixing | {' | '.join(heads)} |"
-    yield "|" + "---|" * (2 + len(heads))
+def tabulate(scores: Sequence[Score]) -> str:
+    """Return a Markdown table of accuracies, and of paired differences to no insiders."""
     groups: dict[tuple[str, float, int, str], dict[int, list[Score]]] = {}
     for score in scores:
         group = groups.setdefault((score.model, score.epsilon, score.agents, score.mixing), {})
         group.setdefault(score.insiders, []).append(score)
+    rows = [["case", "mixing", *(f"q = {q}" for q in range(_MOST_INSIDERS + 1))]]
     for (model, epsilon, agents, mixing), group in groups.items():
+        usual = [score.accuracy for score in group[0]]
         cells = []
         for insiders, own in group.items():
-            first = group[0]
-            values = [score.accuracy for score in own]
-            if insiders:
-                values = [a.accuracy - b.accuracy for a, b in zip(own, first, strict=True)]
-            mean, half = mean_and_half_width(values)
-            sign = "+" if insiders else ""
-            cells.append(f"{mean:{sign}.4f} ± {half:.4f} ({own[0].central_ratio:.2f})")
-        case = f"{model}, ε = {epsilon:g}, {agents} agents"
-        yield f"| {case} | {mixing} | {' | '.join(cells)} |"
+            accuracies = np.array([score.accuracy for score in own])
+            text = describe(accuracies - usual, "+") if insiders else describe(usual)
+            cells.append(f"{text} ({own[0].central_ratio:.2f})")
+        rows.append([f"{model}, ε = {epsilon:g}, {agents} agents", mixing, *cells])
+    return format_table(rows)
 
 
 def main() -> None:
@@ -164,21 +159,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/insiders.csv"))
     arguments = parser.parse_args()
     limit_threads()
-    scores = []
-    with arguments.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Score._fields)
-        for model, epsilon, agents in _CASES:
-            problem = Workload(
-                "mnist", model=model, partition="iid", l2=0.0, seed=1, directory=arguments.data_dir
-            ).build(agents)
-            for mixing in ("sum", "gossip"):
-                for score in run_case(problem, model, epsilon, agents, mixing):
-                    scores.append(score)
-                    writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in score])
-                file.flush()
-                print(scores[-1], flush=True)
-    print("\n".join(tabulate(scores)))
+    arguments.out.unlink(missing_ok=True)
+    scores: list[Score] = []
+    for model, epsilon, agents in _CASES:
+        problem = Workload(
+            "mnist", model=model, partition="iid", l2=0.0, seed=1, directory=arguments.data_dir
+        ).build(agents)
+        for mixing in ("sum", "gossip"):
+            made = list(run_case(problem, model, epsilon, agents, mixing))
+            append_runs(arguments.out, Score._fields, made)
+            scores += made
+            print(made[-1], flush=True)
+    print(tabulate(scores))
 
 
 if __name__ == "__main__":

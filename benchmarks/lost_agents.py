@@ -10,12 +10,13 @@ for themselves and go on. FILE has every run.
 from __future__ import annotations
 
 import argparse
-import csv
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
+
+import numpy as np
 
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
@@ -27,7 +28,7 @@ from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
-from one_sample import mean_and_half_width
+from measuring import append_runs, describe, format_table
 
 _GRAPH, _AGENTS, _NUM_STEPS, _RATE = "er:n=10,p=0.5,seed=1", 10, 120, 1 / 20
 _SEEDS = (10, 11, 12)
@@ -129,22 +130,19 @@ def summarise(mixing: Mixing, losses: str, seed: int, results: Mapping[int, Agen
     )
 
 
-def tabulate(scores: Sequence[Score]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
-    yield "| mixing | agents killed | test accuracy | difference to no losses | lost at steps | ε |"
-    yield "|" + "---|" * 6
+def tabulate(scores: Sequence[Score]) -> str:
+    """Return a Markdown table of accuracies, and of paired differences to runs without losses."""
     groups: dict[tuple[str, str], list[Score]] = {}
     for score in scores:
         groups.setdefault((score.mixing, score.losses), []).append(score)
+    rows = [["mixing", "agents killed", "test accuracy", "difference to no losses", "ε"]]
     for (mixing, losses), own in groups.items():
-        accuracy = "{:.4f} ± {:.4f}".format(*mean_and_half_width([one.accuracy for one in own]))
-        first = groups[mixing, "none"]
-        gaps = [one.accuracy - other.accuracy for one, other in zip(own, first, strict=True)]
-        gap = "{:+.4f} ± {:.4f}".format(*mean_and_half_width(gaps)) if losses != "none" else ""
-        steps = [int(part.split(":")[1]) for one in own for part in one.lost.split()]
-        where = f"{min(steps)} to {max(steps)}" if steps else ""
+        usual = [one.accuracy for one in groups[mixing, "none"]]
+        accuracies = np.array([one.accuracy for one in own])
+        gap = describe(accuracies - usual, "+") if losses != "none" else ""
         epsilon = max(one.largest_epsilon for one in own)
-        yield f"| {mixing} | {losses} | {accuracy} | {gap} | {where} | {epsilon:.4g} |"
+        rows.append([mixing, losses, describe(accuracies), gap, f"{epsilon:.4g}"])
+    return format_table(rows)
 
 
 def main() -> None:
@@ -154,20 +152,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/lost-agents.csv"))
     arguments = parser.parse_args()
     limit_threads()
-    scores = []
-    with arguments.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Score._fields)
-        for mixing in _MIXINGS:
-            for losses, places in _LOSSES.items():
-                for seed in _SEEDS:
-                    with tempfile.TemporaryDirectory() as folder:
-                        results = run(Path(folder), arguments.data_dir, mixing, places, seed)
-                    scores.append(summarise(mixing, losses, seed, results))
-                    writer.writerow(scores[-1])
-                    file.flush()
-                    print(scores[-1], flush=True)
-    print("\n".join(tabulate(scores)))
+    arguments.out.unlink(missing_ok=True)
+    scores: list[Score] = []
+    for mixing in _MIXINGS:
+        for losses, places in _LOSSES.items():
+            for seed in _SEEDS:
+                with tempfile.TemporaryDirectory() as folder:
+                    results = run(Path(folder), arguments.data_dir, mixing, places, seed)
+                scores.append(summarise(mixing, losses, seed, results))
+                append_runs(arguments.out, Score._fields, scores[-1:])
+                print(scores[-1], flush=True)
+    print(tabulate(scores))
 
 
 if __name__ == "__main__":
