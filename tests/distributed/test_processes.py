@@ -444,6 +444,7 @@ def check_no_agent_outlives_the_launcher(process: subprocess.Popen[bytes], out: 
     wait_for_tables(out, 2)
     children = list(descendants(process.pid))
     assert len(children) >= 2
+    os.kill(children[-1], signal.SIGSTOP)
     process.kill()
     process.wait()
     deadline = time.monotonic() + 60

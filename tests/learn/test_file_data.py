@@ -257,6 +257,10 @@ def test_bounds_of_unknown_columns_and_images_of_two_sizes(tmp_path: Path) -> No
         FileWorkload(folder, bounds=parse_bounds("0:1")).build(2)
     with pytest.raises(InvalidArgumentError, match="has no images"):
         FileWorkload(path, "ill", model="cnn").build(2)
+    write_images(tmp_path / "site-0", (4, 4))
+    write_images(tmp_path / "site-1", (5, 4))
+    with pytest.raises(FileFormatError, match=r"site-1: samples must have the shape"):
+        FileWorkload(tmp_path / "site-{agent}").build(2)
 
 
 def test_underscores_are_refused_in_targets_too(tmp_path: Path) -> None:

@@ -328,6 +328,7 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
             functional.cross_entropy,
             "must not draw random numbers",
         ),
+        (nn.LazyLinear(2), functional.cross_entropy, "found .weight. without a shape"),
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
         (nn.BatchNorm1d(3), functional.cross_entropy, "batch normalisation, found it in 'model'"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),

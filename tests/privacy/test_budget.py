@@ -196,6 +196,11 @@ def test_describe_names_unit_clipping_adjacency_and_accounting(
         ({**EVERY_STEP, "batch_size": None}, "batch_size must be given for .* found None"),
         ({**EVERY_STEP, "batch_size": 10**15}, "batch_size must be at most 1,000,000,000,000"),
         ({**EVERY_STEP, "batch_size": 0}, "batch_size must be an integer of at least 1, found 0"),
+        (
+            {**EVERY_STEP, "batch_size": 0, "sampling": "passes", "samples_per_agent": 100},
+            "batch_size must be an integer of at least 1, found 0",
+        ),
+        ({"epsilon": {"Oslo": 1.0}}, "epsilon must be a number or a tuple"),
         ({**EVERY_STEP, "sampling_rate": 0.1}, "sampling_rate must be None for .* found 0.1"),
         ({**SAMPLE, "sampling": "once"}, "sampling must be one of poisson, passes, every-step"),
         ({**SAMPLE, "sampling": "passes"}, "'passes' needs samples_per_agent, .* found neither"),

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -74,7 +74,7 @@ from corn.topology.graphs import add_names
 from corn.transport import StoreLostError
 from corn.version import __version__
 
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _SECONDS_TO_END = 3.0
 # Agents are forked from a server that has imported these, so that they start at once.
 _PRELOADED = [
@@ -168,6 +168,7 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     # Two processes with two BLAS threads each on two cores run far slower than with one: see
     # ``corn.threads``.
     limit_threads()
+    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
     interruption = Interruption()
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
@@ -217,11 +218,24 @@ def _report(connection: Connection, report: object) -> None:
         os._exit(1)
 
 
+def _end_with_parent() -> None:
+    """Let the kernel, where it can, end this process with its parent, even while suspended."""
+    # The parent is the fork server. It ends with the launcher, unless a child keeps a descriptor
+    # open that it inherits for children of its own, which agents do not have.
+    server: Any = getattr(forkserver, "_forkserver", None)
+    inherited = getattr(server, "_forkserver_alive_fd", None)
+    if inherited is not None:
+        os.close(inherited)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def listen_for_signals() -> Interruption:
     """Handle signals to an agent that runs by itself; call it once, from the main thread.
 
     The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
-    process at once. That loses nothing: an agent may be killed at any time.
+    process as soon as Python runs. That loses nothing: an agent may be killed at any time.
     """
     interruption = Interruption()
     began = 0.0

@@ -326,6 +326,13 @@ class FileWorkload:
         schema = self.schema or self._find_schema([*files, *tests])
         tables = [self._read(schema, own, checks_people=True) for own in files]
         public = [self._read(schema, own) for own in tests]
+        shape = tables[0].inputs.shape[1:]
+        for own in (*tables, *public):
+            if own.inputs.shape[1:] != shape:
+                raise FileFormatError(
+                    f"{own.path}: samples must have the shape {shape} of {tables[0].path}, found "
+                    f"{own.inputs.shape[1:]}"
+                )
         split = [self._split(schema, own) for own in tables]
         parts = [own for own, _ in split]
         if not self.has_file_per_agent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -280,6 +280,8 @@ def read_promises(
         promises = dict(zip(owners, ([*map(float, row[1:])] for row in table), strict=True))
         epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
     # Texts that are no numbers or not UTF-8, and what the checks refuse, are ValueErrors.
+    except OSError as error:
+        raise FileFormatError(f"{path}: {error.strerror or error}") from error
     except (ValueError, csv.Error) as error:
         raise FileFormatError(f"{path}: not a table of promises: {error}") from error
     return epsilons, deltas[0] if deltas else None
@@ -358,6 +360,8 @@ class PrivacyBudget:
             value = getattr(self, name)
             if isinstance(value, list | np.ndarray):
                 value = tuple(np.asarray(value).tolist())
+            rule = "a number or a tuple with one for each agent, in their order"
+            require(not isinstance(value, Mapping), name, rule, repr(value))
             # 5 and 5.0 are one promise, whose plans must have one fingerprint.
             if name != "samples_per_agent":
                 is_one = not isinstance(value, tuple)
@@ -365,6 +369,8 @@ class PrivacyBudget:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_count("num_steps", self.num_steps, most=_MOST_STEPS)
+        if self.batch_size is not None:
+            require_count("batch_size", self.batch_size)
         find_accountant(self.accounting)
         self._check_fields()
         largest = f"positive, at most {LARGEST_EPSILON:g}"

@@ -133,6 +133,12 @@ class ModuleTask:
         reset: bool = False,
     ) -> None:
         require_no_batch_statistics(model)
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise InvalidArgumentError(
+                    f"model must have all its parameters, found {name!r} without a shape yet: call "
+                    "it once on a sample, or give the layer its sizes"
+                )
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
         self._loss = loss
