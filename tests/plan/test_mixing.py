@@ -100,10 +100,11 @@ def test_seeds_that_sums_do_not_allow_are_found() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_agents_are_planned_and_verified(tmp_path: Path) -> None:
-    network = load_network("er:n=100000,p=0.00016,seed=1", mixing="sum")
+def test_twenty_thousand_agents_are_planned_and_verified(tmp_path: Path) -> None:
+    """Of 100,000 agents, which ``benchmarks/scaling.py`` plans, it would take a minute."""
+    network = load_network("er:n=20000,p=0.0008,seed=1", mixing="sum")
     plan = make_plan(network, BUDGET, threat=ThreatModel(3))
     save_plan(plan, tmp_path / "plan.corn")
     assert verify_plan(load_plan(tmp_path / "plan.corn")).passed
     assert plan.decomposition.most_masks == 16
-    assert plan.central_ratio == pytest.approx(1e5 / (1e5 - 3), rel=1e-6)
+    assert plan.central_ratio == pytest.approx(2e4 / (2e4 - 3), rel=1e-6)
