@@ -22,13 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
 
-from corn.checks import (
-    require,
-    require_count,
-    require_in_range,
-    require_length,
-    require_positive,
-)
+from corn.checks import require_count, require_in_range, require_length, require_positive
 from corn.errors import (
     CornWarning,
     InfeasibleError,
@@ -168,8 +162,10 @@ def list_by_agent(
     owners = look_up_agents(names, given, argument=f"a key of {argument}")
     items = dict(zip(owners, given.values(), strict=True))
     missing = [label_agent(names, agent) for agent in range(len(names)) if agent not in items]
-    rule = f"such that every agent has one, found none of agent {list_some(missing)}"
-    require(not missing, argument, rule, f"{len(items)} of {len(names)}")
+    if missing:
+        raise InvalidArgumentError(
+            f"{argument} must have a key for every agent, found none for agent {list_some(missing)}"
+        )
     return [items[agent] for agent in range(len(names))]
 
 
