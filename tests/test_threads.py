@@ -21,6 +21,7 @@ sys.exit(0 if pools and set(pools) == {{1}} and torch.get_num_threads() == 1 els
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["", "import numpy, torch"], ids=["loads later", "loaded before"]
 )

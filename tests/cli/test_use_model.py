@@ -52,6 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_launched_model_predicts_as_it_was_measured(corn: Runner, site: Path) -> None:
     run = json.loads((site / "run" / "shared" / "run.json").read_text())
     outcome = corn("predict", site / "run", site / "public.csv", "--json")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Runner
+
 ROOT = Path(__file__).parent.parent.parent
 CORN = [sys.executable, "-m", "corn"]
 SITES = ("north", "south", "east", "west", "lake", "hill")
@@ -62,8 +64,18 @@ def hosts() -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_five_sites_that_only_connect_outward_train_with_one_open_port(
-    hosts: list[str], tmp_path: Path
+    hosts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def corn(*arguments: str, cwd: Path = tmp_path) -> str:
+        """Run a command that needs no host in this process, which has imported everything."""
+        monkeypatch.chdir(cwd)
+        outcome = Runner(monkeypatch, capsys)(*arguments)
+        assert outcome.exit_code == 0, (arguments, outcome)
+        return outcome.stdout + outcome.stderr
+
     run(sys.executable, str(ROOT / "examples" / "six_hospitals.py"), str(tmp_path / "made"))
     text = (tmp_path / "made" / "consortium.toml").read_text(encoding="utf-8")
     # The first site accepts connections, and the others only connect outward.
@@ -78,7 +90,7 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
     public.mkdir()
     (public / "consortium.toml").write_text(text, encoding="utf-8")
     shutil.copy(tmp_path / "made" / "public.csv", public)
-    run(*CORN, "plan", "consortium.toml", cwd=public)
+    corn("plan", "consortium.toml", cwd=public)
     folders = [tmp_path / site for site in SITES]
     for host, folder in enumerate(folders):
         shutil.copytree(public, folder)
@@ -88,18 +100,10 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
     collected = tmp_path / "collected"
     collected.mkdir()
     for host, folder in enumerate(folders):
-        run(*CORN, "keys", "make", "keys", "--agent", str(host), cwd=folder)
+        corn("keys", "make", "keys", "--agent", str(host), cwd=folder)
         shutil.copy(folder / "keys" / f"agent-{host}.pub", collected)
     roster = collected / "roster.json"
-    run(
-        *CORN,
-        "keys",
-        "roster",
-        str(collected),
-        str(public / "consortium.toml"),
-        "--out",
-        str(roster),
-    )
+    corn("keys", "roster", str(collected), str(public / "consortium.toml"), "--out", str(roster))
     for folder in folders:
         shutil.copy(roster, folder / "keys")
 
@@ -119,7 +123,7 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
         results = [
             str(folder / f"{site}.json") for site, folder in zip(SITES, folders, strict=True)
         ]
-        page = run(*CORN, "check", str(public / "consortium.toml"), *results)
+        page = corn("check", str(public / "consortium.toml"), *results)
         assert "problem" not in page
         assert "warning" not in page
         list(pool.map(train, range(len(SITES))))
@@ -128,7 +132,7 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
         for host, folder in enumerate(folders)
     }
     assert len(models) == 1
-    predicted = run(*CORN, "predict", "run", "public.csv", "--json", cwd=folders[4])
+    predicted = corn("predict", "run", "public.csv", "--json", cwd=folders[4])
     result, _ = json.JSONDecoder().raw_decode(predicted)
     assert result["promise"]["epsilon"] == 1
     assert result["promise"]["simulation"] == ""

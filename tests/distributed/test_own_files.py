@@ -120,6 +120,7 @@ def test_all_agents_read_which_columns_differ(
         assert "\n" not in str(result)
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_return_does_not_stop_others_at_their_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_first_step_ends_an_agent_that_waits(
     number: signal.Signals, tmp_path: Path
@@ -342,6 +343,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     assert max(counts[-1] for counts in spent.values()) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -53,6 +53,7 @@ def read_models(folder: Path, agents: Iterable[int], step: int, plan: Plan = PLA
     return {read_model(folders.of_agent(a).shared, step, plan).numpy().tobytes() for a in agents}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost",
     [(LEAVES[0],), (INNER,), (ROOT,), (LEAVES[0], LEAVES[-1]), (INNER, ROOT)],

@@ -93,6 +93,7 @@ def test_one_agent_holds_a_few_connections_to_the_store_and_keeps_the_newest() -
     host.close()
 
 
+@pytest.mark.slow
 def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> None:
     """The program accepts connections and never answers."""
     own = make_credentials(1, 2)

@@ -90,6 +90,7 @@ def test_per_sample_clipping_matches(tmp_path: Path) -> None:
     compare(plan, tmp_path, settings=settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])
 def test_agents_of_different_sizes_match_under_every_sampling(
     sampling: Sampling, tmp_path: Path

@@ -291,6 +291,7 @@ def test_more_samples_than_the_rounding_bound_covers_are_refused() -> None:
         train("ring:4", budget, model=LinearClassifier(3, 2), datasets=make_datasets(), secure=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])
 def test_batches_are_new_in_every_release_and_repeat_in_simulations(
     sampling: Sampling, monkeypatch: pytest.MonkeyPatch
