@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_digits
 from torch import nn
 
 import corn
@@ -17,31 +17,31 @@ NAMES = ["Oslo", "Rome", "Kyiv", "Bern", "Riga", "Graz"]
 def two_hops(problem: corn.DesignProblem) -> np.ndarray:
     """Cancel noise between agents up to two links apart; it is scaled to the budget."""
     L = nx.laplacian_matrix(problem.graph).toarray()
-    return np.eye(problem.num_agents) + 30.0 * (L + L @ L)
+    return np.eye(problem.num_agents) + L + L @ L
 
 
 def late_noise(W: np.ndarray) -> np.ndarray:
     """Weigh the noise that is left after ten rounds of mixing: an own objective."""
     late = np.linalg.matrix_power(W, 10)
-    return late.T @ late + 1e-3 * np.eye(len(W))
+    return late.T @ late + 0.02 * np.eye(len(W))
 
 
-features, labels = load_breast_cancer(return_X_y=True)
-inputs = torch.tensor(np.log1p(features), dtype=torch.float32)  # no statistics of the data
+features, labels = load_digits(return_X_y=True)
+inputs = torch.tensor(features / 16, dtype=torch.float32)  # grey values, from 0 to 16
 parts = [(inputs[rows], torch.tensor(labels[rows])) for rows in partition_iid(labels, 7, seed=0)]
 network = corn.load_network(nx.cycle_graph(NAMES), mixing="gossip")
 torch.manual_seed(0)
-model = nn.Linear(30, 2)
+model = nn.Linear(64, 10)
 trace: list[dict[str, object]] = []
 found = corn.compare(
     network,
-    corn.PrivacyBudget(epsilon=10, delta=1e-5, num_steps=60, clip=1.0),
+    corn.PrivacyBudget(2, 1e-5, 200, 1.0, unit="sample", batch_size=64, sampling_rate=0.25),
     model=model,
     loss=nn.functional.cross_entropy,
     datasets=dict(zip(NAMES, parts[:6], strict=True)),
     test=parts[6],
     mechanisms=["corn", two_hops, "ldp", "central", "none"],
-    step_sizes=[0.02],
+    step_sizes=[0.5],
     threat=corn.ThreatModel(0),
     objective=late_noise,
     mixing=pair_at_random(network),
@@ -54,5 +54,6 @@ for name, (mean, width) in found.differences("test_loss", to="two_hops").items()
     print(f"test loss of {name} minus that of two_hops: {mean:+.3f} ± {width:.3f}")
 print(pd.DataFrame(trace).groupby("mechanism")[["noise_norm", "average_noise_norm"]].mean())
 with figure_style(width=3.3, font_size=7):
-    rows, steps = found.measured_rows, found.best_step_sizes
-    save_figure(plot_training(rows, steps, measures=["test_loss"]), "researcher.pdf")
+    rows, steps, cooldown = found.measured_rows, found.best_step_sizes, found.result.cooldown_steps
+    figure = plot_training(rows, steps, measures=["test_loss"], cooldown_steps=cooldown)
+    save_figure(figure, "researcher.pdf")
