@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import norm
 
 import corn
-from corn.covariance import ThreatModel, design
+from corn.covariance import EAVESDROPPER, ThreatModel, default_objective, design
 from corn.privacy import PrivacyBudget, gaussian
 from corn.report.explorer import CORE, read_scripts, write_page
 from corn.topology import Network, load_network
@@ -103,6 +103,18 @@ def test_independent_noise_costs_as_many_times_as_there_are_agents() -> None:
     budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=10, clip=1)
     network = load_network("ring:9", mixing="sum")
     assert design(network, budget, mechanism="ldp").central_ratio == pytest.approx(9)
+
+
+@pytest.mark.parametrize("graph", ["ring:3", "ring:8", "ring:21", "complete:6"])
+@pytest.mark.parametrize("steps", [1, 12, 1000])
+def test_gossip_is_that_of_the_package(engine: Engine, graph: str, steps: int) -> None:
+    kind, size = graph.split(":")
+    budget = PrivacyBudget(epsilon=1, delta=1e-5, num_steps=steps, clip=0.1)
+    network = load_network(graph, mixing="gossip")
+    noise = design(network, budget, threat=EAVESDROPPER, objective=default_objective(steps))
+    found = engine(f"return corn.gossip.centralRatio('{kind}', {size}, {steps})")
+    # The solver keeps noise finite that mixes away at once, as on complete graphs.
+    assert found == pytest.approx(noise.central_ratio, rel=1e-3)
 
 
 VERDICT = "document.getElementById('verdict').textContent"

@@ -1,4 +1,4 @@
-"""The explorer: one page that shows in a browser how much noise exact sums need, and at what cost.
+"""The explorer: one page that shows in a browser how much noise agents need, and at what cost.
 
 The scripts beside this module are the page's sources. Those of ``CORE`` compute, without a browser;
 a test compares their numbers with those of this package. Those of ``VIEW`` draw.
@@ -16,7 +16,7 @@ from corn.errors import InvalidArgumentError
 from corn.topology import Network
 from corn.version import __version__
 
-CORE = ("gaussian", "sums")
+CORE = ("gaussian", "sums", "gossip")
 VIEW = ("drawing", "page")
 MOST_AGENTS = 1000
 """The most agents that the page draws."""

@@ -1,7 +1,7 @@
 // The page: settings in, pictures out.
 corn.page = (() => {
   "use strict";
-  const { drawing, sums } = corn;
+  const { drawing, gossip, sums } = corn;
   const { formatEpsilon } = drawing;
   const byId = (id) => document.getElementById(id);
   const given = JSON.parse(byId("given").textContent);
@@ -13,6 +13,7 @@ corn.page = (() => {
     const kind = byId("graph").value;
     const agents = kind === "given" ? given.agents : number("agents");
     return {
+      kind: kind === "given" ? given.source.split(":n=")[0] : kind,
       graph: kind === "given" ? given.source : `${kind}:${agents}`,
       agents,
       colluders: number("colluders"),
@@ -100,12 +101,17 @@ corn.page = (() => {
     drawing.drawCases(byId("cases"), power);
   }
 
-  function renderCosts({ agents, colluders }) {
+  function renderCosts({ kind, agents, colluders, promise }) {
     const rows = [{ label: "trusted server", remark: "sees all gradients", kind: "server", value: 1 }];
     for (const size of new Set([0, 1, colluders])) {
       const insiders = size ? ` and ${size === 1 ? "1 insider" : `${size} insiders`}` : "";
       const remark = `against an eavesdropper${insiders}`;
       rows.push({ label: "CorN", remark, kind: "corn", value: sums.centralRatio(agents, size) });
+    }
+    const byGossip = gossip.centralRatio(kind, agents, promise.steps);
+    if (byGossip !== null) {
+      const remark = "against an eavesdropper";
+      rows.push({ label: "CorN by gossip", remark, kind: "gossip", value: byGossip });
     }
     rows.push({ label: "LDP", remark: "against any insiders", kind: "ldp", value: agents });
     drawing.drawCosts(byId("costs"), rows, agents);
@@ -117,9 +123,9 @@ corn.page = (() => {
   function commandLine({ graph, promise: { epsilon, delta, steps, clip }, colluders }) {
     const spec = /^[\w.:=,/-]+$/.test(graph) ? graph : `'${graph.replaceAll("'", `'"'"'`)}'`;
     return [
-      `corn plan --graph ${spec} --mixing sum --out plan.corn`,
+      `corn plan --graph ${spec} --mixing sum`,
       `--epsilon ${epsilon} --delta ${delta.toExponential()} --steps ${steps}`,
-      `--clip ${clip} --colluders ${colluders}`,
+      `--clip ${clip} --colluders ${colluders} --out plan.corn`,
     ].join(" \\\n  ");
   }
 
