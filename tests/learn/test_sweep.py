@@ -234,6 +234,18 @@ def test_a_result_without_noise_states_that_it_protects_nobody() -> None:
     assert sweep("none", evaluate_at=[0]).privacy == "no noise: the models protect nobody"
 
 
+def test_a_result_states_a_promise_once_and_each_of_its_adversaries() -> None:
+    mechanisms = [make_mechanism(name) for name in ("decor", "ldp", "central", "none")]
+    text = sweep("decor", "ldp", "central", "none").privacy
+    budget = mechanisms[0].budget
+    assert budget is not None
+    assert text.count(budget.describe()) == 1
+    for mechanism in mechanisms[:3]:
+        assert text.count(f"against {mechanism.against}") == 1
+        assert text.count(f"({mechanism.name})") == 1
+    assert "(none)" not in text
+
+
 def test_secret_keys_are_for_one_trial() -> None:
     """Two trials of a method would release different gradients with the same noise."""
     plan = make_plan(NETWORK, BUDGET, mechanism="ldp")

@@ -383,10 +383,20 @@ class Result:
     def privacy(self) -> str:
         """A sentence on the models' privacy: the promise and its adversary, or its absence."""
         # Mechanisms, not trials: a promise does not depend on the step size.
+        against: dict[str, dict[str, list[str]]] = {}
+        for own in dict.fromkeys(trial.mechanism for trial in self.trials):
+            if own.budget is not None:
+                adversaries = against.setdefault(own.budget.describe(), {})
+                adversaries.setdefault(own.against, []).append(own.name)
+        # Each promise once, with its adversaries, and names where there are several.
+        is_one = sum(map(len, against.values())) == 1
         promises = [
-            f"{own.budget.describe()}, against {own.against}"
-            for own in dict.fromkeys(trial.mechanism for trial in self.trials)
-            if own.budget is not None
+            f"{promise}, "
+            + "; ".join(
+                f"against {adversary}" + ("" if is_one else f" ({', '.join(names)})")
+                for adversary, names in adversaries.items()
+            )
+            for promise, adversaries in against.items()
         ]
         if not promises:
             return "no noise: the models protect nobody"
