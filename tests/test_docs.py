@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import typer
 from corn.cli import COMMANDS, app
 
 DOCS = Path(__file__).parent.parent / "docs"
+MORE_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,28 @@ def test_tutorials_run_commands_that_can_fail() -> None:
     """A command after ``!`` may fail unnoticed, while a failing ``%%bash`` cell fails the build."""
     for page in DOCS.rglob("*.md"):
         assert not re.search(r"^!\w", page.read_text(encoding="utf-8"), flags=re.MULTILINE), page
+
+
+def list_commands() -> list[tuple[str, list[str]]]:
+    """Return the ``corn`` commands in the code of all pages, each with its page."""
+    found = []
+    for page in [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in MORE_PAGES)]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        blocks = re.findall(r"```.*?\n(.*?)```", text, flags=re.DOTALL)
+        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+        lines += re.findall(r"`(corn [^`\n]+)`", text)
+        commands = [line for line in lines if re.match(r"corn [a-z]", line)]
+        found += [(page.name, shlex.split(line, comments=True)) for line in commands]
+    return found
+
+
+def test_commands_on_pages_have_the_options_that_they_use() -> None:
+    group: Any = typer.main.get_command(app)
+    commands = list_commands()
+    assert len(commands) > 100
+    for page, (_, name, *arguments) in commands:
+        assert name in group.commands, (page, name)
+        options = {text for each in group.commands[name].params for text in each.opts}
+        options |= {text for each in group.commands[name].params for text in each.secondary_opts}
+        used = {text.split("=")[0] for text in arguments if re.match(r"--\w", text)}
+        assert used <= options, (page, name, used - options)
