@@ -5,33 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from corn.cli.options import (
-    BatchSizeOption,
+    BATCH_SIZE,
+    GRAPH,
+    JSON,
+    PLOT,
+    PLOT_STYLE,
+    SEVERAL_MECHANISMS,
     BudgetOptions,
-    GraphOption,
-    JsonOption,
-    MechanismsOption,
     NoiseOptions,
-    PlotOption,
-    PlotStyleOption,
+    option,
     read_numbers,
 )
 from corn.cli.output import (
     KAPPA,
-    Column,
-    Fact,
-    collect_rows,
-    describe_reference,
     format_count,
     format_kappa,
-    is_open_to_insiders,
+    name_server,
     print_note,
     print_result,
-    print_rows,
+    print_table,
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
@@ -42,7 +37,6 @@ from corn.privacy import PrivacyBudget
 from corn.topology import Network, spectrum
 from corn.topology.mixing import UNMIXED
 
-EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
 _COMPARED = "corn,ldp,decor,zero-sum,central,none"
 _REFERENCES = ("central", "none", "unclipped")
 
@@ -72,31 +66,31 @@ class ComparedDesign:
         colluders = self.result.threat.max_colluders
         return self.result.threat.describe_colluders() if colluders else "eavesdropper"
 
+    @property
+    def group(self) -> int:
+        """The number of insiders that the row holds against; −1 for references."""
+        return -1 if self.mechanism in _REFERENCES else self.result.threat.max_colluders
+
 
 def compare(
     *,
-    graph: GraphOption,
+    graph: str = GRAPH,
     budget: BudgetOptions,
-    batch_size: BatchSizeOption = None,
+    batch_size: int | None = BATCH_SIZE,
     mixing: NoiseOptions,
-    mechanism: MechanismsOption = None,
-    colluders: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of curious insiders that corn is designed against, separated by commas; "
-            "0 is an eavesdropper alone. (Default: 1,0.)"
-        ),
-    ] = None,
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help="Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, "
-            "sparse:K, partners:K or groups:M."
-        ),
-    ] = "auto",
-    plot: PlotOption = None,
-    plot_style: PlotStyleOption = None,
-    json: JsonOption = False,
+    mechanism: str | None = SEVERAL_MECHANISMS,
+    colluders: str | None = option(
+        "Numbers of curious insiders that corn is designed against, separated by commas; 0 is an "
+        "eavesdropper alone. (Default: 1,0.)"
+    ),
+    seeds: str = option(
+        "Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, sparse:K, "
+        "partners:K or groups:M.",
+        default="auto",
+    ),
+    plot: Path | None = PLOT,
+    plot_style: Path | None = PLOT_STYLE,
+    json: bool = JSON,
 ) -> None:
     """Compare mechanisms, numbers of insiders and ways to share seeds at the same privacy.
 
@@ -116,14 +110,13 @@ def compare(
     chosen = read_mechanisms(mechanism or _COMPARED)
     with working("designing the noise"):
         rows = _design_all(network, promise, objective, chosen, threats)
-    ldp = design(network, promise, mechanism="ldp", objective=objective)
     best = rows[0].result
-    if best.precision is not None and is_open_to_insiders(best.decomposition, best.threat):
-        warn_of_insiders([rows[0].mechanism])
+    if best.status != "reference":
+        warn_of_insiders([(rows[0].mechanism, best.decomposition, best.threat)])
     warn_of_large_disagreement(best.disagreement_ratio)
     if plot:
-        _draw(network, promise, rows, plot, plot_style)
-    _print(network, promise, objective, rows, ldp, as_json=json)
+        _draw(f"{network.source}: {promise.describe()}", rows, plot, plot_style)
+    _print(network, promise, objective, rows, as_json=json)
     if plot:
         print_note(f"wrote {plot}")
 
@@ -153,14 +146,9 @@ def _design_all(
             rows.append(ComparedDesign(name, result))
     if not rows:
         raise InfeasibleError("no mechanism holds against these insiders with these seeds")
-    # Sorting is stable, so that the order within a group stays, and the first row is the first.
-    groups = list(dict.fromkeys(_group_of(row) for row in rows))
-    return sorted(rows, key=lambda row: (_group_of(row) == -1, groups.index(_group_of(row))))
-
-
-def _group_of(row: ComparedDesign) -> int:
-    """Return the number of insiders that a row holds against; −1 for references."""
-    return -1 if row.mechanism in _REFERENCES else row.result.threat.max_colluders
+    # Groups are in the order of their first rows, references last.
+    groups = list(dict.fromkeys(row.group for row in rows))
+    return sorted(rows, key=lambda row: (row.group == -1, groups.index(row.group)))
 
 
 def _print(
@@ -168,114 +156,100 @@ def _print(
     budget: PrivacyBudget,
     objective: Objective,
     rows: Sequence[ComparedDesign],
-    ldp: Design,
     *,
     as_json: bool,
 ) -> None:
     is_gossip = network.mixing == "gossip"
-    columns = _list_columns(rows, ldp, is_gossip=is_gossip)
-    measure = "energy" if is_gossip else ""
-    whom = "an eavesdropper who sees every message, and insiders as listed"
-    print_result(
-        f"{network.source}, {network.num_agents} agents",
-        [
-            Fact("graph", network.source),
-            Fact("num_agents", network.num_agents),
-            *_network_facts(network),
-            Fact("weights", network.weights),
-            Fact("gossip", str(network.gossip)),
-            Fact("promise", budget.describe(), "promise"),
-            Fact("", None, "against", whom),
-            Fact("", None, "average × server", describe_reference(budget)),
-            Fact("", None, "κ" if is_gossip else "", KAPPA),
-            Fact("objective", objective.describe(), measure, f"Tr(A R), {objective.describe()}"),
-            Fact("mixing", network.mixing, "mixing", network.describe_mixing(budget.num_steps)),
-            Fact("precision_caps", budget.precision_caps(network.num_agents)),
-            Fact("rows", collect_rows(columns, rows)),
-        ],
-        as_json=as_json,
-    )
-    if not as_json:
-        groups = [_group_of(row) for row in rows]
-        print_rows(
-            "Noise of each mechanism at the same privacy",
-            columns,
-            rows,
-            section_ends=[k for k in range(len(rows) - 1) if groups[k] != groups[k + 1]],
-        )
-
-
-def _network_facts(network: Network) -> list[Fact]:
-    """Return the size of the graph and, for gossip, how fast its weights mix."""
     degrees = [degree for _, degree in network.graph.degree]
     links = network.graph.number_of_edges()
-    text = f"{format_count(links, 'link')}, {min(degrees)} to {max(degrees)} per agent"
-    facts = [Fact("num_links", links, "network", text)]
-    if network.mixing == "gossip":
-        measured = spectrum(network.step_matrix)
-        facts += [
-            Fact("second_eigenvalue", measured.second_eigenvalue),
-            Fact("spectral_gap", measured.spectral_gap),
-            Fact(
-                "mixing_time",
-                measured.mixing_time,
-                "mixing time",
-                f"{measured.mixing_time} steps to {1 - UNMIXED:.0%} agreement",
-            ),
+    lines = [
+        ("network", f"{format_count(links, 'link')}, {min(degrees)} to {max(degrees)} per agent"),
+        ("promise", budget.describe()),
+        ("against", "an eavesdropper who sees every message, and insiders as listed"),
+        ("average × server", f"noise variance of the average over that of {name_server(budget)}"),
+        ("mixing", network.describe_mixing(budget.num_steps)),
+    ]
+    facts = {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "num_links": links,
+        "weights": network.weights,
+        "gossip": str(network.gossip),
+        "promise": budget.describe(),
+        "objective": objective.describe(),
+        "mixing": network.mixing,
+        "precision_caps": budget.precision_caps(network.num_agents),
+    }
+    if is_gossip:
+        mixed = spectrum(network.step_matrix).mixing_time
+        facts["mixing_time"] = mixed
+        lines += [
+            ("mixing time", f"{mixed} steps to {1 - UNMIXED:.0%} agreement"),
+            ("κ", KAPPA),
+            ("energy", f"Tr(A R), {objective.describe()}"),
         ]
-    return facts
-
-
-def _list_columns(
-    rows: Sequence[ComparedDesign], ldp: Design, *, is_gossip: bool
-) -> list[Column[ComparedDesign]]:
+    ldp = design(network, budget, mechanism="ldp", objective=objective)
+    # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds for
+    # LDP too: noise without seeds is a split over any seeds.
+    bounds = [row.result.lower_bound for row in rows if row.mechanism in ("corn", "ldp")]
+    listed = [_describe_row(row, ldp, max(bounds, default=0.0)) for row in rows]
+    facts["rows"] = listed
+    title = f"{network.source}, {network.num_agents} agents"
+    print_result(title, lines, facts, as_json=as_json)
+    if as_json:
+        return
     from corn.report.figures import SHORT_NAMES
 
-    bounds = [row.result.lower_bound for row in rows if row.mechanism == "corn"]
+    def gossip_cells(own: dict[str, Any]) -> list[str]:
+        cells = [f"{own['ratio_to_ldp']:.4f}", format_kappa(own["disagreement_ratio"])]
+        return cells if is_gossip else []
 
-    def gap(row: ComparedDesign) -> float | None:
-        if row.mechanism in _REFERENCES:
-            return None
-        if row.mechanism != "ldp":
-            return row.result.gap
-        # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds
-        # for LDP too: noise without seeds is a split over any seeds.
-        return max(row.result.value / max([row.result.lower_bound, *bounds]) - 1, 0.0)
+    columns = ["mechanism", "seeds", "average × server"]
+    columns += ["energy × LDP", "κ"] if is_gossip else []
+    print_table(
+        "Noise of each mechanism at the same privacy",
+        [*columns, "above the best", "per agent", "holds against"],
+        [
+            [
+                SHORT_NAMES.get(row.mechanism, row.mechanism),
+                row.seeds,
+                f"{own['central_ratio']:.3f}",
+                *gossip_cells(own),
+                _format_gap(own["gap"]),
+                _format_streams(row.result),
+                row.adversary,
+            ]
+            for row, own in zip(rows, listed, strict=True)
+        ],
+    )
 
-    return [
-        Column("mechanism", lambda r: r.mechanism),
-        Column("", lambda r: SHORT_NAMES.get(r.mechanism, r.mechanism), "mechanism"),
-        Column("seeds", lambda r: r.result.threat.seeds),
-        Column("", lambda r: r.seeds, "seeds"),
-        Column("max_colluders", lambda r: r.result.threat.max_colluders),
-        Column(
-            "central_ratio", lambda r: r.result.central_ratio, "average × server", "{:.3f}".format
-        ),
-        Column("weighted_central_ratio", lambda r: r.result.weighted_central_ratio),
-        Column("value", lambda r: r.result.value),
-        Column("normalized_value", lambda r: r.result.normalized_value),
-        Column("normalized_lower_bound", lambda r: r.result.normalized_lower_bound),
-        Column(
-            "ratio_to_ldp",
-            lambda r: r.result.value / ldp.value,
-            "energy × LDP" if is_gossip else "",
-            "{:.4f}".format,
-        ),
-        Column(
-            "disagreement_ratio",
-            lambda r: r.result.disagreement_ratio,
-            "κ" if is_gossip else "",
-            format_kappa,
-        ),
-        Column("gap", gap, "above the best", _format_gap),
-        Column("status", lambda r: r.result.status),
-        Column("max_noise_std", lambda r: float(r.result.noise_std.max())),
-        Column("max_streams", lambda r: max(r.result.decomposition.count_streams())),
-        Column("max_masks", lambda r: r.result.decomposition.most_masks),
-        Column("", lambda r: _format_streams(r.result), "per agent"),
-        Column("adversary", lambda r: r.result.adversary),
-        Column("", lambda r: r.adversary, "holds against"),
-    ]
+
+def _describe_row(row: ComparedDesign, ldp: Design, bound: float) -> dict[str, Any]:
+    """Return the facts of a row; ``bound`` is the largest lower bound on LDP's noise."""
+    result = row.result
+    gap: float | None = result.gap
+    if row.mechanism in _REFERENCES:
+        gap = None
+    elif row.mechanism == "ldp":
+        gap = max(result.value / bound - 1, 0.0)
+    return {
+        "mechanism": row.mechanism,
+        "seeds": result.threat.seeds,
+        "max_colluders": result.threat.max_colluders,
+        "central_ratio": result.central_ratio,
+        "weighted_central_ratio": result.weighted_central_ratio,
+        "value": result.value,
+        "normalized_value": result.normalized_value,
+        "normalized_lower_bound": result.normalized_lower_bound,
+        "ratio_to_ldp": result.value / ldp.value,
+        "disagreement_ratio": result.disagreement_ratio,
+        "gap": gap,
+        "status": result.status,
+        "max_noise_std": float(result.noise_std.max()),
+        "max_streams": max(result.decomposition.count_streams()),
+        "max_masks": result.decomposition.most_masks,
+        "adversary": result.adversary,
+    }
 
 
 def _format_gap(gap: float | None) -> str:
@@ -294,13 +268,7 @@ def _format_streams(result: Design) -> str:
     return format_count(max(result.decomposition.count_streams()), "stream")
 
 
-def _draw(
-    network: Network,
-    budget: PrivacyBudget,
-    rows: Sequence[ComparedDesign],
-    path: Path,
-    style: Path | None,
-) -> None:
+def _draw(title: str, rows: Sequence[ComparedDesign], path: Path, style: Path | None) -> None:
     from corn.report import figure_style, plot_comparison, save_figure
 
     drawn = [
@@ -309,5 +277,4 @@ def _draw(
         if row.mechanism not in ("none", "unclipped")
     ]
     with figure_style(style):
-        figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
-        save_figure(figure, path)
+        save_figure(plot_comparison(drawn, title=title), path)
