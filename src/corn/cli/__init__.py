@@ -40,35 +40,26 @@ from corn.errors import CornError, StoppedByUserError
 
 PANELS: dict[str, dict[Callable[..., None], str]] = {
     "Choose a network, a mechanism and a budget": {
-        compare.compare: (
-            "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
-        ),
+        compare.compare: "corn compare --graph ring:20 --colluders 0,1,2 --plot noise.png",
         advise.advise: "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850",
         account.account: "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1",
         explore.explore: "corn explore --graph ring:12 --out explorer.html --no-open",
     },
     "Simulate": {
-        train.train: (
-            "corn train --task breast-cancer --graph er:n=20,p=0.2,seed=1 "
-            "--mechanism corn,decor,ldp,none --epsilon 10 --steps 500"
-        ),
+        train.train: "corn train --task digits --graph ring:20 --mechanism corn,ldp,none",
         data.data: "corn data list",
     },
     "Run, and use the model": {
         plan.plan: "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn",
         keys.keys: "corn keys make keys --agent 3",
         launch.launch: "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run",
-        agent.agent: (
-            "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
-        ),
+        agent.agent: "corn agent plan.corn --keys keys --task digits --agent 2 --store 10.0.0.1",
         status.status: "corn status out/run",
         model.export: "corn export out/run --to onnx --out model.onnx",
         model.predict: "corn predict out/run patients.csv --out predicted.csv",
     },
     "Check": {
-        check.check: (
-            "corn check consortium.toml --agent lake --data lake.csv --keys keys --out lake.json"
-        ),
+        check.check: "corn check sites.toml --agent lake --data a.csv --keys keys --out lake.json",
         verify.verify: "corn verify plan.corn --agent 3",
         audit.audit: "corn audit plan.corn --view worst --trials 10000",
         model.report: "corn report out/run --keys plan.keys --out report.html",

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from corn.cli.options import BATCH_SIZE, JSON, BudgetOptions, is_given, option
-from corn.cli.output import describe_samplings, print_result, print_table
+from corn.cli.output import print_result, print_rows
 from corn.covariance import EAVESDROPPER
 from corn.errors import CornWarning, InvalidArgumentError
 from corn.privacy import (
@@ -25,7 +25,7 @@ from corn.privacy import (
 )
 from corn.privacy import account as measure
 from corn.privacy.floats import RESERVE
-from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_exactly
+from corn.privacy.rounding import write_exactly
 from corn.topology.files import read_matrix
 
 
@@ -55,45 +55,25 @@ def _report_budget(budget: PrivacyBudget, *, as_json: bool) -> None:
     is_plain = budget.is_uniform and not budget.query.is_subsampled
     rows = [_calibrate(budget, name) for name in ACCOUNTANTS] if is_plain else []
     caps = budget.precision_caps(len(budget.promises))
-    stds = caps**-0.5
-    samplings = compare_samplings(budget)
-    lines, facts = _describe_query(budget.queries[0])
-    lines += [("μ of the whole run", round_up(budget.mu, 8))] if is_plain else []
-    # Several values have the range over agents.
-    least, most = round_bound_down(float(caps.min()), 8), round_bound_down(float(caps.max()), 8)
-    lines += [
-        ("precision cap b", f"{least if least == most else f'{least} to {most}'}   (of [R⁻¹]_ii)"),
-        ("noise std of an LDP agent", round_up_range(stds)),
-        *describe_samplings(samplings),
-        ("floating point", f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it"),
-    ]
-    facts |= {
+    facts = {
         "promise": budget.describe(),
+        **_describe_query(budget.queries[0]),
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "num_steps": budget.num_steps,
         "mu": budget.mu if is_plain else None,
+        # Of [R⁻¹]_ii; several values are those of the agents.
         "precision_cap": caps[0] if budget.is_uniform else caps,
-        "independent_noise_std": stds[0] if budget.is_uniform else stds,
-        "samplings": samplings,
-        "calibrations": {row["calibration"]: row for row in rows},
+        "independent_noise_std": caps[0] ** -0.5 if budget.is_uniform else caps**-0.5,
+        "samplings": compare_samplings(budget),
+        "floating_point": f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it",
     }
-    print_result("", [("promise", budget.describe()), *lines], facts, as_json=as_json)
+    if as_json:
+        facts["calibrations"] = {row["calibration"]: row for row in rows}
+    print_result("", facts, as_json=as_json)
     if rows and not as_json:
-        print_table(
-            "Noise of each calibration",
-            ["calibration", "LDP noise std", "variance", "exact ε", "verdict"],
-            [
-                [
-                    f"{row['calibration']} ({ACCOUNTANTS[row['calibration']].description})",
-                    round_up(row["independent_noise_std"]),
-                    f"{row['variance_ratio']:.3f} ×",
-                    round_up(row["exact_epsilon"]),
-                    row["verdict"],
-                ]
-                for row in rows
-            ],
-        )
+        columns = ("calibration", "independent_noise_std", "variance_ratio", "exact_epsilon")
+        print_rows("Noise of each calibration", rows, (*columns, "verdict"))
 
 
 def _calibrate(budget: PrivacyBudget, name: Accounting) -> dict[str, Any]:
@@ -132,50 +112,29 @@ def _report_loss(budget: PrivacyBudget, path: Path, *, with_delta: bool, as_json
         # Where an accountant is not proved shows beside the exact values.
         warnings.simplefilter("ignore", CornWarning)
         worst = {name: loss.worst_epsilon(delta, accounting=name) for name in names}
-    epsilons = loss.epsilon(delta)
-    deltas = loss.delta(epsilon) if with_delta else None
-    at = f"ε at δ = {write_exactly(delta)}"
-    lines, facts = _describe_query(query)
-    no_noise = ": no guarantee, because some sum of messages has no noise"
-    lines = [
-        ("noise", f"{path}, {len(loss.precision)} agents, {loss.num_steps} steps"),
-        ("protects", f"{query.protects} ({query.recipe})"),
-        *lines,
-        *(
-            (
-                f"{at}, {name}",
-                f"∞ (agent {loss.worst_agent}){no_noise}"
-                if math.isinf(found)
-                else f"{round_up(found)} (worst: agent {loss.worst_agent})",
-            )
-            for name, found in worst.items()
-        ),
-        ("ε of all agents, exact", round_up_range(epsilons)),
-    ]
-    if deltas is not None:
-        lines.append((f"δ at ε = {write_exactly(epsilon)}", round_up_range(deltas)))
-    facts |= {
-        "covariance": path,
+    facts = {
+        "covariance": str(path),
+        "num_agents": len(loss.precision),
+        **_describe_query(query),
         "num_steps": loss.num_steps,
         "delta": delta,
         "worst_agent": loss.worst_agent,
         "worst_epsilon": worst["gdp"],
         "worst_epsilon_by": worst,
-        "epsilon_per_agent": epsilons,
+        "epsilon_per_agent": loss.epsilon(delta),
         "at_epsilon": epsilon if with_delta else None,
-        "delta_per_agent": deltas,
+        "delta_per_agent": loss.delta(epsilon) if with_delta else None,
         "precision_diagonal": loss.precision,
     }
-    print_result("", lines, facts, as_json=as_json)
+    if math.isinf(worst["gdp"]):
+        facts["guarantee"] = "none, because some sum of messages has no noise"
+    print_result("", facts, as_json=as_json)
 
 
-def _describe_query(query: ClippedQuery) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Return what is clipped, and against whom, as lines and as facts."""
-    # A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
-    adversary = EAVESDROPPER.describe()
-    lines = [("against", adversary), ("sensitivity Δ", f"{query.sensitivity:.6g}")]
-    return lines, {
-        "adversary": adversary,
+def _describe_query(query: ClippedQuery) -> dict[str, Any]:
+    return {
+        # A covariance says nothing about seeds, so its ε holds against an eavesdropper only.
+        "adversary": EAVESDROPPER.describe(),
         "sensitivity": query.sensitivity,
         "protects": query.protects,
         "clipping": query.recipe,

@@ -11,7 +11,7 @@ import typer
 from corn import learn
 from corn.checks import require
 from corn.cli.options import COLLUDERS, JSON, REQUIRED, option, read_numbers
-from corn.cli.output import describe_samplings, format_count, print_note, print_result, working
+from corn.cli.output import print_json, print_note, print_result, working
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.learn.datasets import WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Proposal, TrainingScale, propose
@@ -117,7 +117,7 @@ def _write_commands(proposal: Proposal, graph: str, task: str | None, *, largest
         samples = ["--batch-size", size, "--samples-per-agent", largest]
         batches = []
     plan = ["corn", "plan", *promise, *samples, "--out", _PLAN]
-    commands = [plan, ["corn", "verify", _PLAN]]
+    commands: list[list[object]] = [[*plan], ["corn", "verify", _PLAN]]
     if task is not None:
         commands.insert(0, ["corn", "train", "--task", task, *promise, *samples, *batches])
         launch = ["corn", "launch", _PLAN, "--task", task, *batches, "--step-size"]
@@ -141,55 +141,31 @@ def _print(
     scale = proposal.scale
     prospect = proposal.prospect
     budget = proposal.budget
-    samplings = compare_samplings(budget)
-    rate = budget.query.sampling_rate
-    batches = f"B = {prospect.batch_size}, rate {rate:.4g} (Poisson sampling)" if rate else ""
-    start = _round(prospect.step_size)
-    noise = (scale.num_parameters * prospect.noise_variance) ** 0.5
-    print_result(
-        f"advice for {scale.num_agents} agents on {network.source}, with "
-        f"{format_count(scale.samples, 'sample')} each on average, and "
-        f"{scale.num_parameters:,} parameters",
-        [
-            ("promise", budget.describe()),
-            ("against", proposal.threat.describe()),
-            ("clip", f"{scale.clip:g}"),
-            ("batches", batches or "any size, which does not affect privacy"),
-            ("steps", f"{prospect.num_steps}"),
-            *describe_samplings(samplings),
-            ("step sizes", f"about {start:g}; corn train searches for it on public data"),
-            ("noise", f"of norm {noise:.3g} in the agents' average gradient at each step"),
-            ("mixing", network.describe_mixing(prospect.num_steps)),
-            (
-                "of a trusted server",
-                f"{proposal.central_ratio:.3g} × its noise variance in the average model",
-            ),
-        ],
-        {
-            "graph": network.source,
-            "num_agents": scale.num_agents,
-            "samples": scale.samples,
-            "expected_batches": [prospect.batch_size * size / scale.samples for size in sizes],
-            "num_parameters": scale.num_parameters,
-            "promise": budget.describe(),
-            "adversary": proposal.threat.describe(),
-            "clip": scale.clip,
-            "batch_size": prospect.batch_size,
-            "sampling": budget.sampling,
-            "sampling_rate": rate,
-            "num_steps": prospect.num_steps,
-            "samplings": samplings,
-            "step_size": prospect.step_size,
-            "precision_cap": budget.precision_cap,
-            "noise_variance_of_average": prospect.noise_variance,
-            "excess": prospect.excess,
-            "mixing": network.mixing,
-            "central_ratio": proposal.central_ratio,
-            "prospects": [vars(own) for own in proposal.prospects],
-            "commands": list(commands),
-        },
-        as_json=as_json,
-    )
-    if not as_json:
-        # Not in a table, which would break the lines.
-        typer.echo("\n".join(["Commands:", *commands]))
+    facts = {
+        "graph": network.source,
+        "num_agents": scale.num_agents,
+        "samples": scale.samples,
+        "expected_batches": [prospect.batch_size * size / scale.samples for size in sizes],
+        "num_parameters": scale.num_parameters,
+        "promise": budget.describe(),
+        "adversary": proposal.threat.describe(),
+        "clip": scale.clip,
+        "batch_size": prospect.batch_size,
+        "sampling": budget.sampling,
+        "sampling_rate": budget.query.sampling_rate,
+        "num_steps": prospect.num_steps,
+        "samplings": compare_samplings(budget),
+        "step_size": prospect.step_size,
+        "precision_cap": budget.precision_cap,
+        "noise_variance_of_average": prospect.noise_variance,
+        "excess": prospect.excess,
+        "mixing": network.mixing,
+        "central_ratio": proposal.central_ratio,
+        "prospects": [vars(own) for own in proposal.prospects],
+    }
+    if as_json:
+        print_json({**facts, "commands": commands})
+        return
+    print_result(f"advice for {scale.num_agents} agents", facts, as_json=False)
+    # Not in a table, which would break the lines.
+    typer.echo("\n".join(["Commands:", *commands]))

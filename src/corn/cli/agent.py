@@ -33,8 +33,7 @@ class RunOptions:
 
     step_size: float = in_learning("First step size.", default=0.1)
     on_dropout: DropoutPolicy | None = in_agents(
-        "When an agent is lost, the rest replan their noise for the surviving graph, or stop. "
-        "(Default: replan where the seeds allow it, else stop.)"
+        "After a lost agent, replan for the others or stop. (Default: replan where seeds allow it.)"
     )
     timeout: float = in_agents(
         "Seconds without a message after which a neighbour is considered lost.",
@@ -51,20 +50,18 @@ class RunOptions:
         panel="Monitoring",
     )
     device: str = in_learning(
-        "Device of torch for gradients, such as cuda:0. Noise and messages stay on the CPU. Agents "
-        "may have different ones.",
+        "Device of torch for gradients, such as cuda:0. Noise and messages stay on the CPU.",
         default="cpu",
     )
     require: list[str] | None = in_agents(
-        "Refuse to start unless the plan meets this: unit, adjacency, insiders (at least), steps "
-        "(at most), epsilon (at most), and total-epsilon (at most, of all releases of an agent's "
-        "data under this and other plans), both at delta (1e-5 unless given). Can be given several "
-        "times.",
+        "Refuse to start unless the plan meets this: unit, adjacency, insiders (at least), steps, "
+        "epsilon, and total-epsilon of all plans (at most), both at delta (1e-5 unless given). Can "
+        "be given several times.",
         metavar="NAME=VALUE",
     )
     other_keys: list[Path] | None = in_agents(
-        "Another folder of keys whose agents of the same numbers have the same data; its ledgers "
-        "count towards the total. Can be given several times.",
+        "Another folder of keys for the same data, whose ledgers count towards the total. Can be "
+        "given several times.",
         envvar="CORN_OTHER_KEYS",
     )
 
@@ -160,8 +157,7 @@ def agent(
     ),
     listen: str | None = in_place(
         "ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's address, or "
-        f"{DEFAULT_PORT}, at the address that leads to the store; on the loopback address any free "
-        "port.)"
+        f"{DEFAULT_PORT}, at the address that leads to the store.)"
     ),
     advertise: str | None = in_place(
         "HOST:PORT under which neighbours reach --listen, behind NAT or in a container."

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from corn.cli.options import JSON, argument, option, refuse_given
-from corn.cli.output import print_error, print_note, print_result, print_table, progress
+from corn.cli.output import print_error, print_json, print_note, print_result, print_rows, progress
 from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_bound_down, round_up, write_exactly
+from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology.graphs import label_agent
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
@@ -23,10 +23,6 @@ if TYPE_CHECKING:  # needs torch, whose import takes a second
 in_one_run = partial(option, panel="One run")
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
-_TARGETS = {
-    "shares": "keys, noise and messages of all agents; a few releases stand for the whole run",
-    "step": "sampling, clipping, noise, rounding and messages, over the releases of a trial",
-}
 
 
 def audit(
@@ -122,38 +118,20 @@ def _audit_one_run(
         **settings,
     )
     attacker = (settings["view"] or View()).describe(plan.network.agent_names)
-    certified = round_bound_down(report.epsilon, 3)
-    print_result(
-        f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
-        [
-            ("promise", plan.budget.describe()),
-            ("task", task),
-            ("attacker", attacker),
-            (
-                "canaries",
-                f"{report.num_canaries}, of which {report.num_guesses} were guessed: "
-                f"{report.num_right} right",
-            ),
-            ("AUC", f"{report.auc:.3f}"),
-            (
-                "certified ε",
-                f"≥ {certified} at δ = {write_exactly(report.delta)}, with confidence "
-                f"{report.confidence:g}; promised {round_up(report.promised_epsilon)}",
-            ),
-        ],
-        {
-            "promise": plan.budget.describe(),
-            "task": task,
-            "view": attacker,
-            "violated": report.violated,
-            **asdict(report),
-        },
-        as_json=as_json,
-    )
+    facts = {
+        "promise": plan.budget.describe(),
+        "task": task,
+        "view": attacker,
+        "violated": report.violated,
+        **asdict(report),
+        "certified_epsilon": report.epsilon,
+    }
+    del facts["epsilon"]
+    print_result("audit of one run", facts, as_json=as_json)
     if report.violated:
         print_error(
-            f"{path}: one run shows ε ≥ {certified} for one sample, against {attacker}: more than "
-            "was promised"
+            f"{path}: one run shows ε ≥ {round_bound_down(report.epsilon, 3)} for one sample, "
+            f"against {attacker}: more than was promised"
         )
         raise typer.Exit(1)
 
@@ -162,44 +140,13 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
     settings = report.settings
     names = plan.network.agent_names
     found = report.messages
-    weakness = "none: no coalition exceeds the promise"
-    if beyond is not None:
-        weakness = (
-            f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}: "
-            f"measured μ {beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
-        )
-    lines = [
-        ("promise", plan.budget.describe()),
-        ("against", plan.threat.describe()),
-        ("attacked", _TARGETS[settings.through]),
+    findings = [
+        _describe_finding(one, names) for one in sorted(report.findings, key=lambda one: one.victim)
     ]
-    if found is not None:
-        told = "faults were found, see below" if found.problems else "no deviation was found"
-        lines.append(
-            (
-                "messages",
-                f"integers of {found.bits} bits under masks, of which attackers read complete "
-                "sums. Single messages, incomplete sums and differences between steps must be "
-                f"uniform: {told}, in {found.num_tests:,} tests of {found.num_words:,} words each",
-            )
-        )
-    lines += [
-        (
-            "trials",
-            f"{settings.num_trials:,} with the canary and {settings.num_trials:,} without it, "
-            f"{report.num_releases} releases each, seed {settings.seed}",
-        ),
-        (
-            "confidence",
-            f"{settings.confidence:g} for all bounds on ε together, at the promised δ; 0.95 for "
-            "the interval of each μ",
-        ),
-        ("smallest break", weakness),
-    ]
-    findings = sorted(report.findings, key=lambda one: one.victim)
     facts = {
         "promise": plan.budget.describe(),
         "adversary": plan.threat.describe(),
+        "protects": plan.budget.promises[0].query.protects,
         "mixing": plan.network.mixing,
         "unit": plan.budget.unit,
         "through": settings.through,
@@ -211,39 +158,33 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
         "confidence": settings.confidence,
         "violated": report.violated,
         "problems": report.problems,
-        "findings": [_describe_finding(one, names) for one in findings],
+        "findings": findings,
         "smallest_break": None if beyond is None else _describe_finding(beyond, names),
     }
     verdict = "VIOLATED" if report.violated else "no violation found"
     title = f"audit of {plan.network.source}, {plan.num_agents} agents: {verdict}"
-    print_result(title, lines, facts, as_json=as_json)
     if as_json:
+        print_json(facts)
         return
-
-    def bound(epsilon: float | None) -> str:
-        return "" if epsilon is None else f"≥ {round_bound_down(epsilon, 3)}"
-
-    columns = ["victim", "attacker", "promised ε", "certified ε", "Gaussian ε", "promised μ"]
-    print_table(
-        f"What attackers learn about {plan.budget.promises[0].query.protects}",
-        [*columns, "measured μ", "AUC", "TPR 1 %", "verdict"],
-        [
-            [
-                label_agent(names, one.victim),
-                one.view.describe(names),
-                round_up(one.promise.epsilon),
-                bound(one.certified_epsilon),
-                bound(one.gaussian_epsilon),
-                round_up(one.promise.mu, 4),
-                f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}",
-                f"{one.auc:.3f}",
-                f"{one.power:.3f}",
-                one.verdict,
-            ]
-            for one in findings
-        ],
-    )
-    if any(not one.is_promised for one in findings):
+    facts["smallest_break"] = "none: no coalition exceeds the promise"
+    if beyond is not None:
+        facts["smallest_break"] = (
+            f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}: "
+            f"measured μ {beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
+        )
+    print_result(title, facts, as_json=False)
+    rows = [
+        {
+            **one,
+            "victim": label_agent(names, one["victim"]),
+            "measured_mu": f"{one['mu']:.4g} ± {(one['mu_high'] - one['mu_low']) / 2:.2g}",
+        }
+        for one in findings
+    ]
+    columns = ["victim", "view", "promised_epsilon", "certified_epsilon", "gaussian_epsilon"]
+    columns += ["promised_mu", "measured_mu", "auc", "true_positives_at_1_percent"]
+    print_rows("What attackers learn", rows, [*columns, "verdict"])
+    if any(not one.is_promised for one in report.findings):
         print_note("the plan promises nothing against so many insiders")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import typer
 
 from corn.cli.options import JSON, argument, option, refuse_given
-from corn.cli.output import print_error, print_facts, print_json, print_note, print_table, progress
+from corn.cli.output import print_error, print_facts, print_json, print_note, print_rows, progress
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.files import require_private
 from corn.learn.consortium import load_consortium
@@ -29,7 +29,7 @@ from corn.noise.ledger import ReleaseHistory, find_agents
 from corn.plan import load_plan
 from corn.privacy.budget import describe_adversary
 from corn.privacy.composition import compose_expenses
-from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.privacy.rounding import round_up, write_exactly
 from corn.topology.graphs import look_up_agents
 
 # The options of each action; any other would be ignored, and is refused.
@@ -47,16 +47,13 @@ _NAMING = (".corn", ".toml")
 def keys(
     context: typer.Context,
     action: Literal["make", "rotate", "roster", "show", "ledger"] = argument(
-        "make: an agent's private key (mode 0600, never printed) and its public key. rotate: "
-        "replace an agent's key by a new one that the old one signs, in roster.json of the folder. "
-        "roster: collect all public keys in one file, with the addresses of a consortium file. "
-        "show: print the fingerprint of roster.json, which all sites compare. ledger: add up the "
-        "releases of each agent under all plans."
+        "make: a private and a public key. rotate: replace a key by a new one that the old one "
+        "signs, in roster.json. roster: collect all public keys in one file. show: print the "
+        "fingerprint of roster.json, which all sites compare. ledger: add up all releases."
     ),
     folders: list[Path] = argument(
-        "Folder of keys, and perhaps a plan (.corn) or a consortium file (.toml): it has the names "
-        "by which --agent calls agents, for the roster too, and addresses. ledger takes several "
-        "folders: agents of the same number in them count as one, and must have the same data.",
+        "Folder of keys, and perhaps a plan (.corn) or a consortium file (.toml), which has names "
+        "and addresses. ledger takes several folders for the same data.",
         metavar="FOLDER...",
     ),
     agent: str | None = option(
@@ -258,55 +255,37 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
 
 def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str]) -> None:
     """Print what is known of all agents, from the facts of each."""
-
-    def name(agent: int) -> str:
+    plans, totals = [], []
+    for own in agents:
         # A folder may have the ledger of an agent that its roster does not have.
-        return names[agent] if agent < len(names) else str(agent)
-
-    print_table(
-        f"releases under each plan, and their ε by themselves at δ = {delta}",
-        ["agent", "plan", "unit", "insiders", "releases", "ε alone", "promised", "state"],
-        [
-            [
-                name(own["agent"]),
-                plan["plan"][:16],
-                plan["unit"],
-                str(plan["max_colluders"]),
-                f"{plan['releases']} of {plan['planned_steps']}",
-                round_up(plan["epsilon"]),
-                round_up_range(plan["promised_epsilon"]),
-                ("running" if plan["is_running"] else "")
-                if plan["is_count_known"]
-                else "damaged, counted in full",
-            ]
-            for own in agents
-            for plan in own["plans"]
-        ],
-    )
-    meanings = {
-        plan["plan"][:16]: f"{plan['protects']}, against {plan['adversary']}"
-        for own in agents
-        for plan in own["plans"]
-    }
-    print_facts("what each plan protects", meanings.items())
-    print_table(
-        f"total ε of all plans at δ = {delta}",
-        ["agent", "total ε", "unit", "insiders", "ε of whole data"],
-        [
-            [
-                name(own["agent"]),
+        agent = names[own["agent"]] if own["agent"] < len(names) else str(own["agent"])
+        for plan in own["plans"]:
+            state = "running" if plan["is_running"] else ""
+            state = state if plan["is_count_known"] else "damaged, counted in full"
+            releases = f"{plan['releases']} of {plan['planned_steps']}"
+            changed = {"plan": plan["plan"][:16], "releases": releases, "state": state}
+            plans.append({**plan, "agent": agent, **changed})
+        totals.append(
+            {
+                "agent": agent,
+                **own["total"],
                 # A lost ledger hides releases, so the sum of the others is no upper bound.
-                "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
-                own["total"]["unit"],
-                str(own["total"]["max_colluders"] or 0),
-                round_up(own["agent_total"]["epsilon"]),
-            ]
-            for own in agents
-        ],
+                "epsilon": "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
+                "epsilon_of_whole_data": own["agent_total"]["epsilon"],
+            }
+        )
+    columns = ["agent", "plan", "unit", "max_colluders", "releases", "epsilon"]
+    columns += ["promised_epsilon", "state"]
+    print_rows(
+        f"releases under each plan, and their ε by themselves at δ = {delta}", plans, columns
     )
+    meanings = {plan["plan"]: f"{plan['protects']}, against {plan['adversary']}" for plan in plans}
+    print_facts("what each plan protects", meanings.items())
+    columns = ["agent", "epsilon", "unit", "max_colluders", "epsilon_of_whole_data"]
+    print_rows(f"total ε of all plans at δ = {delta}", totals, columns)
     worst = max((own["total"] for own in agents), key=lambda total: total["epsilon"])
     print_note(f"the largest total is {worst['statement']}")
-    if any(math.isinf(own["agent_total"]["epsilon"]) for own in agents):
+    if any(math.isinf(own["epsilon_of_whole_data"]) for own in totals):
         print_note(
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )

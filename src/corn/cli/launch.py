@@ -22,13 +22,10 @@ from corn.cli.output import (
     print_result,
 )
 from corn.plan import Plan, fingerprint
-from corn.privacy.rounding import round_up_range
 from corn.topology import load_network
 
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
 _OWNERS_OPTIONS = ("require", "other_keys", "status")
-# Under exact sums all agents have one model, which is the average.
-_SAME_UNDER_SUMS = ("test_loss_of_average", "test_accuracy_of_average", "consensus_distance")
 
 
 def launch(
@@ -86,7 +83,7 @@ def launch(
         model.save(folders.shared / MODEL_FILE)
         print_note(f"wrote the model to {folders.shared / MODEL_FILE}: corn export {out}")
     title = f"{facts['task']}, {launched.plan.num_agents} agents on {facts['graph']}"
-    print_result(title, _describe(launched, facts), facts, as_json=json)
+    print_result(title, facts, as_json=json)
     notes = dict.fromkeys(facts["notes"])
     if facts["simulation"] not in ("", *notes):
         notes[f"simulated ε: {facts['simulation']}"] = None
@@ -96,7 +93,18 @@ def launch(
         print_note(note)
     print_note(f"publish {folders.shared}, but never {folders.private} or {launched.keys}")
     if not json:
-        print_line(_describe_end(launched, facts))
+        last = rows[-1]
+        # The last line: what was reached, and at which privacy.
+        print_line(
+            describe_outcome(
+                facts["measured"],
+                [last["epsilon_least"], last["epsilon"]],
+                launched.plan.budget,
+                launched.plan.threat,
+                (launched.plan.central_ratio, launched.plan.weighted_central_ratio),
+                is_simulated=bool(facts["simulation"]),
+            )
+        )
     distributed.require_done(
         launched.finished.values(),
         launched.measured.num_steps,
@@ -145,9 +153,11 @@ def _collect_facts(
         "simulation": problem.simulation,
         **collect_sampling(plan.budget),
         "adversary": plan.threat.describe(),
+        "noise_in_the_average": describe_average(plan),
         "central_ratio": plan.central_ratio,
         "weighted_central_ratio": plan.weighted_central_ratio,
         "mixing": plan.network.mixing,
+        "messages": plan.network.describe_mixing(plan.budget.num_steps, plan.cooldown_steps),
         "gossip": str(plan.network.gossip),
         "cooldown_steps": plan.cooldown_steps,
         "status": launched.status.value,
@@ -159,43 +169,3 @@ def _collect_facts(
         "notes": list(launched.measured.notes),
         "agents": {str(agent): own.to_json() for agent, own in launched.finished.items()},
     }
-
-
-def _describe(launched: distributed.LaunchResult, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    plan = launched.plan
-    last = launched.measured.rows[-1]
-    hidden = _SAME_UNDER_SUMS if plan.network.mixing == "sum" else ()
-    scores = {
-        name.replace("_", " "): f"{value:.4g}"
-        for name, value in facts["measured"].items()
-        if name.startswith(("test_", "consensus")) and name not in hidden
-    }
-    spent = round_up_range([last["epsilon_least"], last["epsilon"]])
-    lost = [plan.network.agent_names[agent] for agent in launched.lost]
-    return [
-        ("promise", facts["promise"]),
-        ("against", facts["adversary"]),
-        ("noise in the average", describe_average(plan)),
-        ("steps", f"{facts['num_steps']} ({launched.status})"),
-        *scores.items(),
-        ("mixing", plan.network.describe_mixing(plan.budget.num_steps, plan.cooldown_steps)),
-        (
-            f"{'simulated ' if facts['simulation'] else ''}ε spent",
-            f"{spent} ({last['unit']}), the range over agents",
-        ),
-        ("agents lost", ", ".join(lost) or "none"),
-    ]
-
-
-def _describe_end(launched: distributed.LaunchResult, facts: dict[str, Any]) -> str | None:
-    """Return the last line: what was reached, and at which privacy."""
-    plan = launched.plan
-    last = launched.measured.rows[-1]
-    return describe_outcome(
-        facts["measured"],
-        last["epsilon"] if plan.budget.is_uniform else [last["epsilon_least"], last["epsilon"]],
-        plan.budget,
-        plan.threat,
-        (plan.central_ratio, plan.weighted_central_ratio),
-        is_simulated=bool(facts["simulation"]),
-    )

@@ -28,38 +28,30 @@ class LearningOptions:
     task: WorkloadName | None = in_learning("Task to learn; a9a and mnist need corn data get.")
     data: Path | None = in_own_data(
         "Instead of a task: a .csv or .parquet file or a folder of images with a sub-folder per "
-        "class, distributed over the agents; with {agent} (its number) or {site} (its name) in its "
-        "name, one for each agent: data/agent-{agent}.csv."
+        "class, distributed over the agents; with {agent} (number) or {site} (name), one for each."
     )
     target: str | None = in_own_data("Column of the targets.")
     features: str | None = in_own_data(
-        "Columns of the inputs, separated by commas. (Default: all but the target, in order of "
-        "their names.)"
+        "Columns of the inputs, separated by commas. (Default: all but the target.)"
     )
     classes: str | None = in_own_data(
-        "Public list of all classes, such as benign,malignant; a number K is 0 … K−1. (Default for "
-        "train: those in the data.)"
+        "Public list of all classes, such as no,yes; K is 0 … K−1. (Default for train: the data's.)"
     )
     regression: bool = in_own_data("Predict numbers instead of classes.", default=False)
     bounds: str | None = in_own_data(
         "Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, or age=0:120,bmi=10:60. "
-        "Values outside count as the nearest bound. Never statistics of private data: no ε covers "
-        "those. (Default: values as they are; pixels of images in [0, 1].)"
+        "Never statistics of private data: no ε covers those. (Default: values as they are.)"
     )
     test_data: Path | None = in_own_data(
-        "Public file with the same columns, on which no agent trains; scores on it may be "
-        "published. (Default: a fifth of the data, scores on which are private.)"
+        "Public file with the same columns. (Default: a fifth of the data, with private scores.)"
     )
     model: str | None = in_learning(
-        "linear, network (32 hidden units), cnn, or FILE.py:FUNCTION, a function of input_shape "
-        "and num_outputs that returns a torch.nn.Module, or a module and its loss. (Default: "
-        "linear; mnist: network.)"
+        "linear, network, cnn, or FILE.py:FUNCTION, a function of input_shape and num_outputs that "
+        "returns a torch.nn.Module, or it and its loss. (Default: linear; mnist: network.)"
     )
     partition: str | None = in_learning(
-        "Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; only iid moves no "
-        "sample when another changes, so that ε is simulated with the others. (Default: "
-        "dirichlet:10; with --data: iid, which agents on several hosts must state if all have the "
-        "same file.)"
+        "Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; ε is simulated "
+        "with all but iid. (Default: dirichlet:10; with --data: iid, which corn agent must state.)"
     )
     data_seed: int = in_learning("Seed of split and partition.", default=0, min=0)
     batch_size: int = in_learning(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from corn import learn
 from corn.cli.options import JSON, argument, option
-from corn.cli.output import print_json, print_line, print_note, progress
+from corn.cli.output import print_json, print_line, print_note, progress, write_fact
 from corn.errors import FileFormatError
 from corn.files import write_file
 from corn.noise.ledger import find_agents, read_history
@@ -110,9 +110,8 @@ def predict(
         sys.stdout.write(table.getvalue())
     if found.ignored:
         print_note(f"columns that the model does not use: {', '.join(found.ignored[:20])}")
-    scores = [f"{n} {v:.4g}" for n, v in found.scores.items() if isinstance(v, float)]
-    if scores:
-        print_note(f"private scores: {', '.join(scores)}")
+    if found.scores:
+        print_note(f"private scores: {write_fact('scores', found.scores)}")
     print_note(f"promise of the model: {model.promise.describe()}")
 
 

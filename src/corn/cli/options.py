@@ -27,7 +27,6 @@ from corn.covariance import (
     default_objective,
 )
 from corn.covariance.design import read_objective
-from corn.covariance.threat import MOST_FOR_PAIRS, PARTNERS_BESIDE_HUBS, SPARSE_PARTNERS
 from corn.errors import InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
@@ -150,21 +149,19 @@ MECHANISM = option(
     default="corn",
 )
 SEVERAL_MECHANISMS = option(
-    f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas. central trusts a server; none "
-    f"clips but adds no noise; unclipped does neither. {_OWN_MECHANISM} (Default: corn, decor, "
-    "ldp, none; for compare zero-sum and central too; with a plan, the plan alone.)"
+    f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas; none clips, unclipped does not. "
+    f"{_OWN_MECHANISM} (Default: several; with a plan, the plan alone.)"
 )
 COLLUDERS = in_threat(
-    "Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. "
-    f"(Default: {DEFAULT_THREAT.max_colluders}.)",
+    "Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. (Default: "
+    f"{DEFAULT_THREAT.max_colluders}.)",
     min=0,
 )
 BATCH_SIZE = in_budget("Samples per mini-batch (with --unit sample only).")
 PLOT = option("Figure file to write: .png, .svg or .pdf.", callback=check_figure_name)
 PLOT_STYLE = option(
     "Style file of Matplotlib for --plot, with lines such as figure.figsize: 3.3, 2.6 (inches of a "
-    "panel, a column of a paper) and font.size: 8. (Default: the file corn.mplstyle of the "
-    "package.)"
+    "panel) and font.size: 8. (Default: the file corn.mplstyle of the package.)"
 )
 JSON = option("Print the result as JSON.", default=False)
 
@@ -174,34 +171,29 @@ class NoiseOptions:
     """Mixing weights and rounds, and the objective of the noise."""
 
     horizon: float | None = option(
-        "Number of steps over which the design lets noise accumulate; 1 is the paper's objective. "
-        "(Default: a fifth of the steps.)",
+        "Steps over which noise accumulates; 1 is the paper's. (Default: a fifth of the steps.)",
         min=1,
     )
     objective: str | None = in_network(
-        "Instead of --horizon, your own objective Tr(A R): A as .npy or .csv, or FILE.py:FUNCTION, "
-        "a function of the mixing matrix of a step that returns A."
+        "Instead of --horizon, the matrix A of your own objective Tr(A R): .npy, .csv, or "
+        "FILE.py:FUNCTION, a function of the mixing matrix."
     )
     mixing: Mixing | None = in_network(
-        "Combination of a step's releases: sum adds all of them up over a tree of links, so that "
-        "all agents hold one model; gossip, the paper's, mixes models with neighbours. (Default: "
-        "sum; gossip for a mixing matrix, and with --weights, --gossip, --cooldown, --horizon or "
-        "--objective.)"
+        "sum adds all releases of a step over a tree of links; gossip, the paper's, mixes models "
+        "with neighbours. (Default: sum; gossip for a mixing matrix, and with other options of it.)"
     )
     weights: str | None = in_network(
         f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
         "(Default: metropolis; a given mixing matrix as it is.)"
     )
     gossip: str = in_network(
-        "Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS (accelerated). Each "
-        "costs one message over every link, in each direction, and no privacy.",
+        "Mixing rounds per step, which cost messages and no privacy: a number, plain:ROUNDS or "
+        "chebyshev:ROUNDS (accelerated).",
         default=str(ONE_ROUND),
     )
     momentum: float | None = option(
-        "Momentum β in [0, 1): agents step along a moving average of about their last 1/(1 − β) "
-        "releases, and the noise is designed for it. It costs no privacy and no messages. "
-        "(Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with --mixing sum and with "
-        "--horizon 1.)"
+        "Momentum β in [0, 1), for which the noise is designed. (Default: 1 − 6/STEPS, at most "
+        "0.97; 0 with --mixing sum and with --horizon 1.)"
     )
 
     @property
@@ -250,8 +242,7 @@ class MixingOptions(NoiseOptions):
     """The same, and the cool-down of a run."""
 
     cooldown: int | None = in_network(
-        "Number of steps after training that only mix, so that agents agree on one model. Each "
-        "costs the messages of a step, and no privacy. (Default: one mixing time.)",
+        "Steps after training that only mix, and cost no privacy. (Default: one mixing time.)",
         min=0,
     )
 
@@ -263,10 +254,8 @@ class ThreatOptions:
     colluders: int | None = COLLUDERS
     seeds: str = in_threat(
         "Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
-        "partners of each agent), partners:K or groups:M; auto is global without insiders, pairs "
-        f"up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} above "
-        f"(sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as many "
-        "partners as insiders and four more.",
+        "partners of each agent), partners:K or groups:M; auto depends on insiders, agents and "
+        "mixing.",
         default="auto",
     )
 
@@ -317,25 +306,24 @@ class BudgetOptions:
     steps: int = in_budget("Number of training steps T.", default=5000, min=1)
     clip: float = in_budget("Largest norm C of a clipped gradient.", default=0.1)
     unit: Unit = in_budget(
-        "Protected unit: an agent's whole data set (its mini-batch gradient is clipped once), or "
-        "one sample (each sample's gradient is clipped).",
+        "Protected unit: an agent's whole data set (its mini-batch gradient is clipped), or one "
+        "sample (each sample's gradient is clipped).",
         default="agent",
     )
     adjacency: Adjacency = in_budget(
-        "Relation of neighbouring data sets: the unit's data is replaced by any other, or its "
-        "gradient by zero (with Poisson sampling: a sample is added or removed).",
+        "Neighbouring data sets: the unit's data is replaced by any other, or its gradient by zero "
+        "(with Poisson sampling: a sample is added or removed).",
         default="replace",
     )
     sampling: Sampling | None = in_budget(
-        "Rule by which samples enter mini-batches (with --unit sample only): poisson, each by its "
-        "own secret coin; passes, in batches of fixed size and a new secret order for each pass; "
-        "every-step, any sample in any batch, which needs the most noise. (Default: poisson.)"
+        "Rule by which samples enter batches (with --unit sample only): poisson, each by a secret "
+        "coin; passes, in a new secret order for each pass; every-step, any sample in any batch, "
+        "which needs the most noise. (Default: poisson.)"
     )
     samples_per_agent: str | None = in_budget(
-        "Declared number of samples of an agent, or one number for each agent, from which the "
-        "sampling rate or the passes follow (with --unit sample only); with more samples or fewer, "
-        "batches are larger or smaller. It is public, and ε does not cover it: declare a number "
-        "that does not depend on the data. (Default for train: those of the data.)",
+        "Declared number of samples of an agent, or of each, which sets the sampling (with --unit "
+        "sample only). It is public, and ε does not cover it: declare a number that does not "
+        "depend on the data. (Default for train: those of the data.)",
         metavar="COUNT[,COUNT…]",
     )
 
@@ -345,18 +333,15 @@ class BudgetOptions:
         network: Network | None = None,
         sizes: Sequence[int] | None = None,
     ) -> PrivacyBudget:
-        """Return the budget.
+        """Return the budget of agents in this network, if it is known.
 
-        ``network`` has the names by which a file of promises calls the agents; without it they are
-        numbered. ``sizes`` are those of the data sets to train on, if there are any: the sampling
-        follows from them where no option states it, and for the agent unit the batch size, which
-        then is the training's alone, is left out.
+        Where no option states the sampling, it follows from the ``sizes`` of the data sets.
         """
         samples, rate = None, None
         if self.samples_per_agent is not None:
             samples = _read_per_agent("--samples-per-agent", self.samples_per_agent, int)
         if sizes is not None and self.unit == "agent":
-            batch_size = None
+            batch_size = None  # it is the training's alone
         elif sizes is not None and samples is None and self.sampling != "every-step":
             rate, samples = fit_sampling(sizes, batch_size or 1, self.sampling)
         delta = None

@@ -31,7 +31,7 @@ from corn.errors import CornWarning, list_some, make_printable
 from corn.files import write_file
 from corn.plan import Plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.rounding import round_up_range
+from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_range
 
 Item = TypeVar("Item")
 
@@ -58,14 +58,72 @@ def save_json(values: Mapping[str, Any], path: Path, *, is_private: bool = False
     write_file(path, to_json(values) + "\n", is_private=is_private)
 
 
-def print_result(
-    title: str, lines: Iterable[tuple[str, str]], facts: Mapping[str, Any], *, as_json: bool
-) -> None:
-    """Print a result: its facts for programs, or lines of name and value for people."""
+# Names of facts in tables, where they are not their words.
+_NAMES = {
+    "adversary": "against",
+    "disagreement_ratio": "κ",
+    "samplings": "noise variance by sampling",
+    "gaussian_epsilon": "Gaussian ε",
+    "num_agents": "agents",
+    "true_positives_at_1_percent": "TPR 1 %",
+    "view": "attacker",
+}
+_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
+# Facts that the promise and other texts of a result say as well, or that only programs need.
+_FOR_PROGRAMS = {
+    *("epsilon", "delta", "unit", "adjacency", "clip", "participations", "max_colluders"),
+    *("weighted_central_ratio", "messages_per_link", "dtype", "configuration", "agents"),
+}
+_ROUNDED_UP = {"epsilon", "delta", "mu", "std"}
+_ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
+
+
+def name_fact(key: str) -> str:
+    """Return the name of a fact for people.
+
+    >>> name_fact("promised_epsilon"), name_fact("mixing_time")
+    ('promised ε', 'mixing time')
+    """
+    return _NAMES.get(key, " ".join(_SYMBOLS.get(word, word) for word in key.split("_")))
+
+
+def write_fact(key: str, value: Any) -> str:
+    """Return a fact for people: numbers of a promise on the private side, others with 4 digits.
+
+    >>> write_fact("epsilon", 0.99999999), write_fact("precision_cap", [0.19999999, 2.5])
+    ('1', '0.199999 to 2.5')
+    """
+    if value is None or value is False or (key == "disagreement_ratio" and not value):
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return ", ".join(f"{name} {write_fact(f'{key}_{name}', own)}" for name, own in pairs)
+    if isinstance(value, np.ndarray | list | tuple):
+        if all(isinstance(own, int | float | np.number) for own in value) and len(value):
+            return write_range(value, lambda own: write_fact(key, own))
+        return list_some(value)
+    if isinstance(value, float):
+        words = set(key.split("_"))
+        if words & _ROUNDED_DOWN:
+            return round_bound_down(value)
+        return round_up(value) if words & _ROUNDED_UP else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def print_result(title: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print facts as JSON, or those that fit a line for people."""
     if as_json:
         print_json(facts)
-    else:
-        print_facts(title, lines)
+        return
+    lines = [
+        (name_fact(key), write_fact(key, value))
+        for key, value in facts.items()
+        if key not in _FOR_PROGRAMS
+        and not (isinstance(value, list) and value and isinstance(value[0], Mapping))
+    ]
+    print_facts(title, [(name, text) for name, text in lines if text])
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -97,13 +155,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     console.print(table)
 
 
-def format_count(count: int, thing: str) -> str:
-    """Return a number of things.
-
-    >>> format_count(1, "step"), format_count(5000, "step")
-    ('1 step', '5,000 steps')
-    """
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print some facts of several things as a table."""
+    cells = [[write_fact(column, row[column]) for column in columns] for row in rows]
+    print_table(title, [name_fact(column) for column in columns], cells)
 
 
 def print_line(text: str | None) -> None:
@@ -132,13 +187,6 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
         "samples_per_agent": budget.samples_per_agent,
         **{k: own[0] if len(set(own)) == 1 else own for k, own in columns.items()},
     }
-
-
-def describe_samplings(ratios: Mapping[Any, float]) -> list[tuple[str, str]]:
-    """Return a line on what other samplings need for the same promise; none for unit agent."""
-    others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
-    text = f"{', '.join(others)} the noise variance of {next(iter(ratios), None)}"
-    return [("other samplings", text)] if others else []
 
 
 def warn_of_insiders(designs: Iterable[tuple[str, Decomposition, ThreatModel]]) -> None:
@@ -246,16 +294,14 @@ def name_server(budget: PrivacyBudget) -> str:
     strictest = np.flatnonzero(caps == caps.min()).tolist()
     if len(strictest) == n:
         return "a trusted server"
-    return f"a trusted server that keeps the promise of {list_agents(strictest)} for all"
+    agents = f"agent{'s' if len(strictest) > 1 else ''} {list_some(strictest)}"
+    return f"a trusted server that keeps the promise of {agents} for all"
 
 
 def describe_server(ratios: tuple[float, float], budget: PrivacyBudget, what: str) -> str:
     """Return ``what`` of the average model over a trusted server's.
 
     Where promises differ, a second server weights agents by them: ``ratios`` has both numbers.
-
-    >>> describe_server((1.2, 1.2), PrivacyBudget(1, 1e-5, num_steps=10, clip=1), "variance")
-    "1.2 × a trusted server's variance"
     """
     central, weighted = ratios
     server = name_server(budget)
@@ -275,15 +321,6 @@ def describe_average(plan: Plan) -> str:
     sampling = " and sampling" if plan.budget.unit == "sample" else ""
     server = describe_server(ratios, plan.budget, "variance")
     return f"{server}, for the same promise{sampling}"
-
-
-def list_agents(agents: Sequence[object]) -> str:
-    """Return the numbers or labels of a few agents, and how many there are beyond these.
-
-    >>> list_agents([3]), list_agents(range(8))
-    ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
-    """
-    return f"agent{'s' if len(agents) > 1 else ''} {list_some(agents)}"
 
 
 # The score that says most, of those that a task has.
@@ -306,14 +343,7 @@ def describe_outcome(
     *,
     is_simulated: bool,
 ) -> str | None:
-    """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score.
-
-    >>> budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
-    >>> settings = (budget, ThreatModel(1), (1.2, 1.2))
-    >>> describe_outcome({"test_accuracy": 0.9312}, 1.0, *settings, is_simulated=False)
-    "93.1 % test accuracy at ε = 1 for one agent's whole data set, against an eavesdropper and one
-    insider, with 1.2 × a trusted server's noise variance in the average model"
-    """
+    """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score."""
     found = [(scores.get(name), words) for name, words in _OUTCOME_SCORES.items()]
     said = [
         words.format(100 * value if "%" in words else value)

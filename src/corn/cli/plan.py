@@ -25,9 +25,9 @@ from corn.cli.output import (
     KAPPA,
     collect_sampling,
     describe_average,
-    format_count,
     print_note,
     print_result,
+    print_rows,
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
@@ -36,7 +36,6 @@ from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
 from corn.privacy import PrivacyBudget
-from corn.privacy.rounding import round_bound_down, write_range
 from corn.topology import Gossip
 
 
@@ -100,24 +99,22 @@ def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: 
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
     found = made.certificate
-    lines, facts = describe_plan(made, found.value, found.lower_bound, found.status)
-    facts["status"] = found.status
+    facts = {"status": found.status, **describe_plan(made, found.value, found.lower_bound)}
     if consortium is not None and made.budget.batch_size is not None:
         # The sizes that sites declare, and what the one sampling rate makes of them.
         rate = made.budget.query.sampling_rate or 1.0
         sizes = consortium.training_samples
-        pairs = list(zip(consortium.sites, sizes, strict=True))
         facts["mean_training_samples"] = sum(sizes) / len(sizes)
         facts["sites"] = [
             {"site": site.name, "samples": site.samples, "training": own, "batch": rate * own}
-            for site, own in pairs
+            for site, own in zip(consortium.sites, sizes, strict=True)
         ]
-        batches = ", ".join(f"{site.name} {rate * own:.3g} of {own:.0f}" for site, own in pairs)
-        lines.append(("expected batches", f"{batches} training rows, all at rate {rate:.4g}"))
     title = (
         f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on {made.network.source}"
     )
-    print_result(title, lines, facts, as_json=json)
+    print_result(title, facts, as_json=json)
+    if "sites" in facts and not json:
+        print_rows("rows of each site", facts["sites"], ("site", "samples", "training", "batch"))
     warn_of_insiders([(made.mechanism, made.decomposition, made.threat)])
     warn_of_large_disagreement(made.disagreement_ratio)
     if consortium is None:
@@ -160,82 +157,48 @@ def _write_request(
         "mixing": request.mixing,
         "mechanism": request.mechanism,
     }
-    title = "request for a plan that agents make together"
-    print_result(title, facts.items(), facts, as_json=json)
+    print_result("request for a plan that agents make together", facts, as_json=json)
     print_note(
         f"wrote {out}; run it with: corn launch {out} --graph GRAPH, or corn agent {out} "
         "--neighbours AGENT,AGENT"
     )
 
 
-def describe_plan(
-    made: Plan, value: float, lower_bound: float, remark: str
-) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Return a plan as lines and as facts, with the value and the bound of its noise."""
+def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any]:
+    """Return the facts of a plan, with the value and the bound of its noise."""
     budget = made.budget
     shares = made.decomposition
-    streams = shares.count_streams()
-    kappa = made.disagreement_ratio
-    if made.network.mixing == "sum":
-        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
-        least = round_bound_down(made.central_ratio * lower_bound / value)
-        noise = [("least possible", f"{least} × with any noise and any seeds")]
-    else:
-        noise = [
-            ("minimises", f"Tr(A R), {made.objective.describe()}"),
-            ("noise energy", f"{value:.6g} ({remark})"),
-            ("lower bound", f"{round_bound_down(lower_bound)}, for the seeds allowed"),
-            ("κ", f"{kappa:.2f} ({KAPPA})"),
-        ]
-    releases = (
-        f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
-        f"{made.max_parameters:.3g} parameters"
-    )
-    if budget.unit == "sample":
-        # An agent's gradient is clipped as a whole, so this concerns samples only.
-        releases += " that compute each sample's gradient without regard to others in its batch"
-    samples = []
-    if budget.samples_per_agent is not None:
-        counts = write_range(budget.samples_per_agent, "{:.12g}".format)
-        samples = [("declared samples", f"{counts} per agent; public, and not covered by ε")]
-    shared = len(shares.seed_groups)
-    most = shares.most_masks or max(streams)
-    kind = "mask" if shares.is_masked else "stream"
-    lines = [
-        ("promise", budget.describe()),
-        *samples,
-        ("against", made.threat.describe()),
-        ("noise in the average", describe_average(made)),
-        *noise,
-        ("mixing", made.network.describe_mixing(budget.num_steps, made.cooldown_steps)),
-        ("seeds", f"{shared:,} shared, at most {format_count(most, kind)} per agent"),
-        ("releases", releases),
-        ("fingerprint", fingerprint(made).hex()),
-    ]
-    return lines, {
+    # An agent's gradient is clipped as a whole, so this concerns samples only.
+    alone = " that compute each sample's gradient without regard to others in its batch"
+    facts = {
+        "promise": budget.describe(),
+        "adversary": made.threat.describe(),
+        "noise_in_the_average": describe_average(made),
         "graph": made.network.source,
         "num_agents": made.num_agents,
-        "promise": budget.describe(),
         **collect_sampling(budget),
-        "adversary": made.threat.describe(),
         "central_ratio": made.central_ratio,
+        "weighted_central_ratio": made.weighted_central_ratio,
+        "disagreement_ratio": made.disagreement_ratio,
         "objective": made.objective.describe(),
+        "value": value,
+        "lower_bound": lower_bound,
         "mixing": made.network.mixing,
+        "messages": made.network.describe_mixing(budget.num_steps, made.cooldown_steps),
+        "messages_per_link": made.num_messages,
         "gossip": str(made.network.gossip),
         "cooldown_steps": made.cooldown_steps,
-        "messages_per_link": made.num_messages,
         "mechanism": made.mechanism,
         "seeds": made.threat.seeds,
         "max_colluders": made.threat.max_colluders,
-        "value": value,
-        "lower_bound": lower_bound,
-        "weighted_central_ratio": made.weighted_central_ratio,
-        "disagreement_ratio": kappa,
-        "num_seed_groups": shared,
-        "max_streams": max(streams),
+        "num_seed_groups": len(shares.seed_groups),
+        "max_streams": max(shares.count_streams()),
         "max_masks": shares.most_masks,
         "grid": made.grid,
         "max_parameters": made.max_parameters,
+        "proved": "in floating point, for models of up to so many parameters"
+        + (alone if budget.unit == "sample" else ""),
         "dtype": made.dtype,
         "fingerprint": fingerprint(made).hex(),
     }
+    return facts if made.network.mixing == "sum" else {**facts, "κ": KAPPA}

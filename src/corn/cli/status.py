@@ -8,9 +8,8 @@ from pathlib import Path
 import typer
 
 from corn.cli.options import JSON, argument
-from corn.cli.output import print_facts, print_json, print_table
+from corn.cli.output import print_facts, print_json, print_rows
 from corn.errors import FileFormatError
-from corn.privacy.rounding import round_up, write_exactly
 
 
 def status(
@@ -30,40 +29,26 @@ def status(
         )
     states = [(state, judge_condition(state)) for state in found.values()]
     first = states[0][0]
+    rows = [{**asdict(own), "condition": now.text} for own, now in states]
     if json:
-        print_json({"agents": [{**asdict(own), "condition": now.text} for own, now in states]})
+        print_json({"agents": rows})
     else:
         lines = [("ε is for", first.protects), ("against", first.adversary)]
         lines += [("simulated", first.simulation)] if first.simulation else []
         print_facts(f"plan {first.plan[:16]}, {first.num_agents} agents", lines)
-        columns = ["agent", "step", "steps/min", "ε at most", "promised", "at δ", "releases left"]
-        print_table(
-            "agents here",
-            [*columns, "neighbours", "lost", "MB sent", "state"],
-            [
-                [
-                    own.name(own.agent),
-                    f"{own.step}/{own.num_steps}",
-                    f"{own.steps_per_minute:.0f}",
-                    round_up(own.epsilon),
-                    write_exactly(own.promised_epsilon),
-                    write_exactly(own.delta),
-                    str(own.releases_left),
-                    ", ".join(map(own.name, own.neighbours)) or "none",
-                    ", ".join(map(own.name, own.lost)) or "none",
-                    f"{own.bytes_sent / 1e6:.1f}",
-                    now.text,
-                ]
-                for own, now in states
-            ],
-        )
+        for (own, _), row in zip(states, rows, strict=True):
+            row["agent"] = own.name(own.agent)
+            row["step"] = f"{own.step}/{own.num_steps}"
+            row |= {key: list(map(own.name, row[key])) or "none" for key in ("neighbours", "lost")}
+        columns = ["agent", "step", "steps_per_minute", "epsilon", "promised_epsilon", "delta"]
+        columns += ["releases_left", "neighbours", "lost", "bytes_sent", "condition"]
+        print_rows("agents here", rows, columns)
         newest = max((own for own, _ in states), key=lambda own: own.updated)
         others = {a: text for a, text in newest.describe_agents().items() if a not in found}
         if others:
-            print_table(
+            print_facts(
                 f"agents elsewhere, as agent {newest.name(newest.agent)} knows them",
-                ("agent", "state"),
-                [[newest.name(agent), text] for agent, text in others.items()],
+                [(newest.name(agent), text) for agent, text in others.items()],
             )
     if any(now.needs_action for _, now in states):
         raise typer.Exit(1)

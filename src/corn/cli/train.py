@@ -89,21 +89,17 @@ def train(
     *,
     learning: LearningOptions,
     step_size: str | None = in_learning(
-        "First step size, or several separated by commas: each mechanism gets the one with the "
-        "least validation loss. (Default: a search that starts at an estimate from clip and noise, "
-        "and continues while the best is the smallest or largest tried; quadratic: 0.01.)"
+        "First step size, or several separated by commas, of which the least validation loss "
+        "decides. (Default: a search; quadratic: 0.01.)"
     ),
     mechanism: str | None = SEVERAL_MECHANISMS,
     optimizer: OptimizerName = in_learning(
-        "Optimizer of the averaged releases, whose learning rate is the step size; adam and adamw "
-        "need --mixing sum. (Default: sgd, with --momentum.)",
+        "Optimizer of the averaged releases; adam and adamw need --mixing sum. (Default: sgd.)",
         default="sgd",
         show_default=False,
     ),
     runs: int = in_learning(
-        "Number of runs, with seeds 0, 1, …; the table shows their mean and its 95 % interval.",
-        default=1,
-        min=1,
+        "Number of runs, with seeds 0, 1, …, and 95 % intervals.", default=1, min=1
     ),
     graph: str | None = OPTIONAL_GRAPH,
     plan: Path | None = in_network(
@@ -125,8 +121,11 @@ def train(
     if out is not None and out.exists() and not out.is_dir():
         raise typer.BadParameter(f"must be a directory, found a file {out}", param_hint="--out")
     is_private = learning.data is not None
-    if is_private and plan is None:
-        budget = _protect_rows(context, budget)
+    # Rows of users' own files are protected, unless they choose otherwise.
+    if is_private and plan is None and not is_given(context, "unit"):
+        budget = replace(budget, unit="sample")
+    if is_private and plan is None and budget.unit == "sample" and not is_given(context, "clip"):
+        budget = replace(budget, clip=1.0)
     configuration = {**read_configuration(context), "unit": budget.unit, "clip": budget.clip}
     consortium = read_consortium(context, plan, learning.data)
     planned = None
@@ -224,8 +223,7 @@ def train(
     if is_private and result.status == "complete":
         with working("adding up the runs"):
             price = learn.price_tuning(result)
-    models = _collect_models(comparison, planned)
-    qualities = _measure_models(models, problem)
+    models, qualities = _collect_models(comparison, planned)
     facts = {
         "configuration": configuration,
         "task": problem.task.describe(),
@@ -246,7 +244,7 @@ def train(
         "seeds": result.seeds,
         "stopped": [f"{', '.join(map(str, run))}: {why}" for run, why in result.stopped.items()],
         "mechanisms": {
-            name: own | {"test_quality": qualities.get(name) and asdict(qualities[name])}
+            name: own | {"test_quality": asdict(qualities[name]) if name in qualities else None}
             for name, own in comparison.summary.items()
         },
         "grid_ends": comparison.ends,
@@ -287,15 +285,6 @@ def train(
         raise StoppedByUserError(f"interrupted after step {result.num_steps}{kept}")
 
 
-def _protect_rows(context: typer.Context, budget: BudgetOptions) -> BudgetOptions:
-    """Return the options for users' own files: unit sample and clip 1, unless they are given."""
-    if not is_given(context, "unit"):
-        budget = replace(budget, unit="sample")
-    if not is_given(context, "clip") and budget.unit == "sample":
-        budget = replace(budget, clip=1.0)
-    return budget
-
-
 def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[float, ...]:
     """Return the step sizes to try; none if they are to be searched for."""
     if text is None:
@@ -310,10 +299,14 @@ def _parse_step_sizes(text: str | None, learning: LearningOptions) -> tuple[floa
 
 def _collect_models(
     comparison: learn.Comparison, plan: Plan | None
-) -> dict[str, learn.TrainedModel]:
-    """Return each mechanism's model: the average of its agents in the first run, if it predicts."""
+) -> tuple[dict[str, learn.TrainedModel], dict[str, Quality]]:
+    """Return each mechanism's model, the average of its agents in the first run, and its scores.
+
+    A mechanism is left out if its runs broke down, or its model does not predict.
+    """
     result = comparison.result
-    found = {}
+    problem = comparison.problem
+    models, qualities = {}, {}
     for place, trial in enumerate(result.trials):
         name = trial.mechanism.name
         average = result.average_parameters[place]
@@ -321,20 +314,13 @@ def _collect_models(
             continue
         planned = plan if name == "plan" else None
         promise = learn.ModelPromise.of_result(result, trial.mechanism, plan=planned)
-        model = learn.TrainedModel.from_problem(comparison.problem, average, promise)
+        model = learn.TrainedModel.from_problem(problem, average, promise)
         if model is not None:
-            found[name] = model
-    return found
-
-
-def _measure_models(
-    models: dict[str, learn.TrainedModel], problem: learn.TrainingProblem
-) -> dict[str, Quality]:
-    """Return AUC, recall and calibration of each mechanism's model on the test samples."""
-    if "test" not in problem.parts:
-        return {}
-    measured = {name: model.measure(*problem.parts["test"]) for name, model in models.items()}
-    return {name: quality for name, quality in measured.items() if quality is not None}
+            models[name] = model
+            quality = model.measure(*problem.parts["test"]) if "test" in problem.parts else None
+            if quality is not None:
+                qualities[name] = quality
+    return models, qualities
 
 
 def _rank(mechanism: learn.Mechanism) -> tuple[bool, bool, bool]:
@@ -467,21 +453,18 @@ def _choose_scores(
     facts: dict[str, dict[str, object]], judged: str, *, is_gossip: bool
 ) -> list[str]:
     """Return the scores that the table has columns for; it must stay narrow enough to read."""
-    # Columns that no mechanism has a value for are left out: the quadratic has no test set.
-    shown = [name for name in _COLUMNS if any(own.get(name) is not None for own in facts.values())]
-    hidden = set()
-    # The loss on held-out samples says more.
-    if "test_loss" in shown or "optimality_gap" in shown:
-        hidden.add("train_loss")
+    # The quadratic has no test set.
+    measured = {name for own in facts.values() for name in own if own[name] is not None}
+    kinds = [["optimality_gap"], ["test_loss", "test_accuracy"], ["train_loss"]]
+    shown = next(names for names in kinds if names[0] in measured or names == kinds[-1])
     if not is_gossip:
         # All agents have one model, which is the average.
-        hidden |= {"test_loss_of_average", "test_accuracy_of_average", "consensus_distance"}
+        return [name for name in shown if name in measured]
     # The two models' scores side by side show how far agents disagree.
-    if "test_loss_of_average" in shown:
-        hidden.add("consensus_distance")
-    if judged and "test_accuracy" in shown:
-        hidden.add("test_loss_of_average")
-    return [name for name in shown if name not in hidden]
+    both = [name + of for name in shown for of in ("", "_of_average")]
+    hidden = "test_loss_of_average" if judged else ""
+    found = [name for name in both if name in measured and name in _COLUMNS and name != hidden]
+    return found if len(found) > 1 else [*found, "consensus_distance"]
 
 
 def _print_verdicts(comparison: learn.Comparison, column: str) -> None:

@@ -13,7 +13,7 @@ from corn.cli.output import (
     print_json,
     print_note,
     print_result,
-    print_table,
+    print_rows,
     warn_of_insiders,
     working,
 )
@@ -22,7 +22,6 @@ from corn.errors import InvalidArgumentError, list_some
 from corn.noise import Roster, load_roster
 from corn.plan import AgentGuarantee, Plan, Verification, fingerprint, load_plan, verify_plan
 from corn.plan.verify import describe_coalition, guarantees_against
-from corn.privacy.rounding import round_up, round_up_range, write_exactly
 from corn.topology import list_connections
 from corn.topology.graphs import label_agent, look_up_agents
 
@@ -34,8 +33,7 @@ def verify(
     path: Path = argument("Plan file.", metavar="PLAN"),
     agent: str | None = option("Name or number of the only agent to show."),
     coalition: str | None = option(
-        "Insiders against whom ε is computed, such as 3,7 or Lake,Hill. An agent that dropped out "
-        "and whose keys leaked counts as one. (Default: the worst coalition of the plan's threat.)"
+        "Insiders against whom ε is computed, such as 3,7. (Default: the worst within the threat.)"
     ),
     connections: Path | None = option(
         "Instead of checking the plan, print who must reach whom, and where, by this roster.",
@@ -73,8 +71,7 @@ def verify(
 def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_json: bool) -> None:
     epsilons, deltas = plan.budget.epsilons(plan.num_agents), plan.budget.deltas(plan.num_agents)
     names = plan.network.agent_names
-    lines, facts = describe_plan(plan, found.value, found.lower_bound, f"gap {found.gap:.2g}")
-    facts |= {
+    facts = describe_plan(plan, found.value, found.lower_bound) | {
         "passed": found.passed,
         "problems": found.problems,
         "gap": found.gap,
@@ -95,28 +92,22 @@ def _print(plan: Plan, found: Verification, shown: list[AgentGuarantee], *, as_j
         ],
     }
     title = f"plan {fingerprint(plan).hex()[:16]}: {'verified' if found.passed else 'BROKEN'}"
-    print_result(title, lines, facts, as_json=as_json)
+    print_result(title, facts, as_json=as_json)
     if as_json:
         return
-    is_alone = len(shown) <= _MOST_ROWS
-    groups: dict[object, list[AgentGuarantee]] = {}
-    for g in shown:
-        groups.setdefault(g.agent if is_alone else plan.budget.of_agent(g.agent), []).append(g)
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for own in facts["agents"]:
+        is_alone = len(shown) <= _MOST_ROWS
+        key = own["agent"] if is_alone else plan.budget.of_agent(own["agent"])
+        groups.setdefault(key, []).append(own)
     rows = []
-    for own in groups.values():
-        worst = max(own, key=lambda g: g.epsilon)
-        rows.append(
-            [
-                list_some(label_agent(names, g.agent) for g in own),
-                round_up(worst.epsilon),
-                write_exactly(epsilons[worst.agent]),
-                write_exactly(deltas[worst.agent]),
-                round_up_range([g.precision for g in own]),
-                describe_coalition(worst.worst_coalition, names),
-            ]
-        )
-    columns = ["agent", "largest ε", "promised", "at δ", "[R⁻¹]_ii", "against"]
-    print_table(f"ε for {plan.budget.queries[0].protects}, recomputed", columns, rows)
+    for group in groups.values():
+        worst = max(group, key=lambda own: float(own["epsilon"]))
+        agents = list_some(label_agent(names, own["agent"]) for own in group)
+        coalition = describe_coalition(worst["worst_coalition"], names)
+        rows.append({**worst, "agent": agents, "against": coalition})
+    columns = ("agent", "epsilon", "promised_epsilon", "delta", "precision", "against")
+    print_rows(f"ε for {plan.budget.queries[0].protects}, recomputed", rows, columns)
 
 
 def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json: bool) -> None:
@@ -139,14 +130,10 @@ def _show_connections(plan: Plan, roster: Roster, agent: int | None, *, as_json:
     if as_json:
         print_json({"store_host": host, "connections": rows})
         return
-    print_table(
-        "connections that firewalls must allow",
-        ["agent", "must reach", "at", "for"],
-        [
-            [names[own["agent"]], names[own["reaches"]], own["address"] or "unknown", own["for"]]
-            for own in rows
-        ],
-    )
+    shown = [
+        {**own, "agent": names[own["agent"]], "reaches": names[own["reaches"]]} for own in rows
+    ]
+    print_rows("connections that firewalls must allow", shown, list(rows[0]) if rows else [])
     print_note(
         f"agent {label_agent(names, host)} opens the store (--store): the first agent that accepts "
         "connections"
