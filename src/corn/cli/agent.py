@@ -43,7 +43,6 @@ class RunOptions:
     resume: bool = in_agents(
         "Continue from the newest step of which every agent has a checkpoint.", default=False
     )
-
     status: str | None = option(
         "HOST:PORT to serve /healthz and /metrics (Prometheus) at. With corn launch, agent I uses "
         "PORT + I.",
@@ -97,11 +96,11 @@ class RunOptions:
 
 
 def read_source(
-    context: typer.Context, path: Path, learning: LearningOptions, option: str, given: object
+    context: typer.Context, path: Path, learning: LearningOptions, needed: str, given: object
 ) -> tuple[Plan | distributed.PlanningRequest, Path, Consortium | None]:
     """Return what a file describes, the plan's file, and the consortium if the file is one.
 
-    ``option`` is what a request for a plan needs, and ``given`` its value.
+    ``needed`` is the option that a request for a plan needs, and ``given`` its value.
     """
     # Before anything is read: the list of classes of private data must not become the model's
     # shape.
@@ -123,7 +122,7 @@ def read_source(
         kind = "a plan, which decides this: omit the option"
         if given is None:
             kind = "a request for a plan, which needs this option"
-        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{option}")
+        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{needed}")
     refuse_options_of_plan(context, source.budget)
     return source, path, consortium
 

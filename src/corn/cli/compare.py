@@ -87,7 +87,14 @@ def compare(
     rows = [_describe_row(name, own, ldp.value, bound) for name, own in designs]
     if plot:
         _draw(f"{network.source}: {promise.describe()}", rows, plot, plot_style)
-    _print(network, promise, objective, rows, as_json=json)
+    facts = {**_describe_network(network, promise), "objective": objective.describe()}
+    print_result("", {**facts, "rows": rows}, as_json=json)
+    if not json:
+        own = ["gap", "max_masks"]
+        if network.mixing == "gossip":
+            own = ["ratio_to_ldp", "disagreement_ratio", "gap", "max_streams"]
+        columns = ["mechanism", "seeds", "central_ratio", *own, "holds_against"]
+        print_rows("Noise of each mechanism at the same privacy", rows, columns)
     if plot:
         print_note(f"wrote {plot}")
 
@@ -127,38 +134,25 @@ def _design_all(
     return sorted(designs, key=find_group)
 
 
-def _print(
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Objective,
-    rows: Sequence[dict[str, Any]],
-    *,
-    as_json: bool,
-) -> None:
-    degrees = [degree for _, degree in network.graph.degree]
+def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]:
+    """Return what the network, its mixing and the promise are."""
     facts = {
         "graph": network.source,
         "num_agents": network.num_agents,
         "num_links": network.graph.number_of_edges(),
-        "links_per_agent": degrees,
+        "links_per_agent": [degree for _, degree in network.graph.degree],
         "weights": network.weights,
         "gossip": str(network.gossip),
         "promise": budget.describe(),
         "adversary": "an eavesdropper who sees every message, and whom a row holds against",
         "reference": f"central ratio compares noise in the average with {name_server(budget)}",
-        "objective": objective.describe(),
         "mixing": network.mixing,
         "messages": network.describe_mixing(budget.num_steps),
         "precision_caps": budget.precision_caps(network.num_agents),
-        "rows": rows,
     }
-    columns = ["mechanism", "seeds", "central_ratio", "gap", "max_masks", "holds_against"]
     if network.mixing == "gossip":
         facts |= {"mixing_time": spectrum(network.step_matrix).mixing_time, "κ": KAPPA}
-        columns[3:5] = ["ratio_to_ldp", "disagreement_ratio", "gap", "max_streams"]
-    print_result("", facts, as_json=as_json)
-    if not as_json:
-        print_rows("Noise of each mechanism at the same privacy", rows, columns)
+    return facts
 
 
 def _describe_row(name: str, result: Design, ldp: float, bound: float) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from corn.cli.output import (
     collect_sampling,
     describe_average,
     describe_outcome,
+    print_json,
     print_line,
     print_note,
     print_result,
 )
 from corn.plan import Plan, fingerprint
+from corn.privacy.rounding import round_up_range
 from corn.topology import load_network
 
 # Left out of run.json, which is shared: they reveal other runs, folders and hosts of the owner.
@@ -83,7 +85,14 @@ def launch(
         model.save(folders.shared / MODEL_FILE)
         print_note(f"wrote the model to {folders.shared / MODEL_FILE}: corn export {out}")
     title = f"{facts['task']}, {launched.plan.num_agents} agents on {facts['graph']}"
-    print_result(title, facts, as_json=json)
+    least, most = rows[-1]["epsilon_least"], rows[-1]["epsilon"]
+    if json:
+        print_json(facts)
+    else:
+        scores = {k: own for k, own in facts["measured"].items() if k.startswith(("test", "cons"))}
+        spent = f"{'simulated ' if facts['simulation'] else ''}ε spent"
+        shown = {**facts, "measured": scores, spent: round_up_range([least, most])}
+        print_result(title, shown, as_json=False)
     notes = dict.fromkeys(facts["notes"])
     if facts["simulation"] not in ("", *notes):
         notes[f"simulated ε: {facts['simulation']}"] = None
@@ -93,12 +102,11 @@ def launch(
         print_note(note)
     print_note(f"publish {folders.shared}, but never {folders.private} or {launched.keys}")
     if not json:
-        last = rows[-1]
         # The last line: what was reached, and at which privacy.
         print_line(
             describe_outcome(
                 facts["measured"],
-                [last["epsilon_least"], last["epsilon"]],
+                most if launched.plan.budget.is_uniform else [least, most],
                 launched.plan.budget,
                 launched.plan.threat,
                 (launched.plan.central_ratio, launched.plan.weighted_central_ratio),

@@ -64,15 +64,14 @@ _NAMES = {
     "disagreement_ratio": "κ",
     "samplings": "noise variance by sampling",
     "gaussian_epsilon": "Gaussian ε",
-    "num_agents": "agents",
     "true_positives_at_1_percent": "TPR 1 %",
     "view": "attacker",
 }
 _SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
 # Facts that the promise and other texts of a result say as well, or that only programs need.
 _FOR_PROGRAMS = {
-    *("epsilon", "delta", "unit", "adjacency", "clip", "participations", "max_colluders"),
-    *("weighted_central_ratio", "messages_per_link", "dtype", "configuration", "agents"),
+    *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),
+    *("messages_per_link", "dtype", "configuration", "agents"),
 }
 _ROUNDED_UP = {"epsilon", "delta", "mu", "std"}
 _ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
@@ -81,10 +80,11 @@ _ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
 def name_fact(key: str) -> str:
     """Return the name of a fact for people.
 
-    >>> name_fact("promised_epsilon"), name_fact("mixing_time")
-    ('promised ε', 'mixing time')
+    >>> name_fact("promised_epsilon"), name_fact("num_steps")
+    ('promised ε', 'steps')
     """
-    return _NAMES.get(key, " ".join(_SYMBOLS.get(word, word) for word in key.split("_")))
+    words = [_SYMBOLS.get(word, word) for word in key.split("_") if word != "num"]
+    return _NAMES.get(key, " ".join(words))
 
 
 def write_fact(key: str, value: Any) -> str:
@@ -214,11 +214,6 @@ def warn_of_large_disagreement(ratio: float | None) -> None:
         "accuracy to disagreement between agents; more rounds (--gossip chebyshev:3) and "
         "--momentum lower it, and --mixing sum makes it 0"
     )
-
-
-def format_kappa(ratio: float | None) -> str:
-    """Return κ for a table; nothing where agents have one model, or it was not computed."""
-    return f"{ratio:.2f}" if ratio else ""
 
 
 def print_error(text: str) -> None:

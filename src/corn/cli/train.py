@@ -38,7 +38,6 @@ from corn.cli.output import (
     KAPPA,
     collect_sampling,
     describe_outcome,
-    format_kappa,
     name_server,
     print_facts,
     print_json,
@@ -48,6 +47,7 @@ from corn.cli.output import (
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
+    write_fact,
 )
 from corn.covariance import Objective, ThreatModel
 from corn.errors import StoppedByUserError
@@ -431,7 +431,7 @@ def _print_comparison(
             row.append(f"{qualities[own.name].auc:.4g}" if own.name in qualities else "")
         row.append("none" if own.budget is None else round_up_range(_spent(comparison, own)))
         row.append("" if own.central_ratio is None else f"{own.central_ratio:.3g}")
-        row += [format_kappa(own.disagreement_ratio)] if is_gossip else []
+        row += [write_fact("disagreement_ratio", own.disagreement_ratio)] if is_gossip else []
         rows.append([*row, _name_adversary(own)])
     print_table("Scores of each mechanism at its best step size", columns, rows)
     _print_verdicts(comparison, judged)
