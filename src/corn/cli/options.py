@@ -150,7 +150,7 @@ MECHANISM = option(
 )
 SEVERAL_MECHANISMS = option(
     f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas; none clips, unclipped does not. "
-    f"{_OWN_MECHANISM} (Default: several; with a plan, the plan alone.)"
+    f"{_OWN_MECHANISM} (Default: corn, decor, ldp, none, or the plan.)"
 )
 COLLUDERS = in_threat(
     "Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. (Default: "

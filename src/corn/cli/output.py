@@ -93,8 +93,10 @@ def write_fact(key: str, value: Any) -> str:
     >>> write_fact("epsilon", 0.99999999), write_fact("precision_cap", [0.19999999, 2.5])
     ('1', '0.199999 to 2.5')
     """
-    if value is None or value is False or (key == "disagreement_ratio" and not value):
+    if value is None or value is False:
         return ""
+    if key == "disagreement_ratio":
+        return f"{value:.2f}" if value else ""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
