@@ -32,7 +32,7 @@ def test_a_proposal_from_numbers_alone(corn: Runner) -> None:
 def test_a_number_of_parameters_is_assumed_and_stated(corn: Runner) -> None:
     outcome = corn(*SMALL, "--samples", 500)
     assert outcome.exit_code == 0, outcome.stderr
-    assert "and 10,000 parameters" in " ".join(outcome.stdout.split())
+    assert "parameters 10,000" in " ".join(outcome.stdout.split())
     assert "assumes a model of 10,000 parameters" in outcome.stderr
     # With a number given, nothing is assumed.
     assert "assumes" not in corn(*SMALL, "--samples", 500, "--parameters", 40).stderr

@@ -163,10 +163,7 @@ def test_the_network_is_measured_where_gossip_mixes(corn: Runner) -> None:
 
     three = measure("--gossip", "3")
     assert three["num_links"] == 4
-    W = load_network("path:5", mixing="gossip").mixing_matrix
-    expected = np.linalg.norm(np.linalg.matrix_power(W, 3) - 1 / 5, 2)
-    assert three["second_eigenvalue"] == pytest.approx(expected)
-    assert measure("--gossip", "chebyshev:3")["second_eigenvalue"] < expected
+    assert measure("--gossip", "chebyshev:3")["mixing_time"] < three["mixing_time"]
     assert three["mixing_time"] < measure()["mixing_time"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.learn import COLUMNS, PRIVATE_COLUMNS, SHARED_COLUMNS
+from corn.learn import PRIVATE_COLUMNS, SHARED_COLUMNS
 from corn.plan import save_plan
 from tests.distributed.harness import WORKLOAD, require_private, small_plan
 
@@ -84,35 +84,6 @@ def test_nothing_private_is_shared_or_printed(corn: Runner, tmp_path: Path, is_j
     assert f"publish {out / 'shared'}, but never" in outcome.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_json", [False, True], ids=["table", "json"])
-def test_the_owner_of_all_data_may_see_private_numbers(
-    corn: Runner, tmp_path: Path, is_json: bool
-) -> None:
-    save_plan(small_plan("path:2", 6), tmp_path / "plan.corn")
-    out = tmp_path / "run"
-    arguments = ["launch", tmp_path / "plan.corn", "--out", out, *TASK, "--show-private"]
-    outcome = corn(*arguments, *(["--json"] if is_json else []))
-    assert outcome.exit_code == 0, outcome.stderr
-    secrets = read_private_values(out)
-    assert_not_shared(out, secrets)
-    require_private(out / "private")
-    with (out / "private/metrics.csv").open(encoding="utf-8") as stream:
-        assert tuple(csv.DictReader(stream).fieldnames or ()) == COLUMNS
-    saved = json.loads((out / "private/run.json").read_text(encoding="utf-8"))
-    assert len(saved["agent_samples"]) == 2
-    assert set(saved["measured"]) == set(PRIVATE_COLUMNS)
-    assert "without noise" in saved["warning"]
-    assert "computed from private data without noise" in outcome.stderr
-    if is_json:
-        facts = json.loads(outcome.stdout)
-        assert facts.pop("private") == {k: v for k, v in saved.items() if k != "corn_version"}
-        assert facts == json.loads((out / "shared/run.json").read_text(encoding="utf-8"))
-    else:
-        assert f"{saved['measured']['train_loss']:.4g}" in outcome.stdout
-        assert "private: do not publish" in outcome.stdout
-
-
 def read_private_values(out: Path) -> set[str]:
     """Return nine digits of each private number as text, without those that public data gives too.
 
@@ -167,7 +138,7 @@ def test_agents_make_their_plan_together(corn: Runner, tmp_path: Path) -> None:
     arguments = ["launch", request, "--graph", "ring:3", *TASK, "--out", tmp_path]
     outcome = corn(*arguments)
     assert outcome.exit_code == 0, outcome.stderr
-    assert "10 (complete)" in outcome.stdout
+    assert "status complete" in " ".join(outcome.stdout.split())
     assert (tmp_path / "shared/request.json").exists()
     assert (tmp_path / "request.keys" / "roster.json").exists()
     plans = {(tmp_path / f"shared/agent-{agent}/plan.corn").read_bytes() for agent in range(3)}

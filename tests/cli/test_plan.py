@@ -45,10 +45,9 @@ def test_the_table_names_unit_and_adversary(corn: Runner, plan: Path) -> None:
         assert words in text
 
 
-def test_a_coalition_larger_than_the_threat_is_noted(corn: Runner, plan: Path) -> None:
+def test_a_coalition_may_be_larger_than_the_threat(corn: Runner, plan: Path) -> None:
     outcome = corn("verify", plan, "--coalition", "1,4", "--json")
     assert outcome.exit_code == 0
-    assert "2 insiders are more than in the plan's threat" in outcome.stderr
     agents = json.loads(outcome.stdout)["agents"]
     assert {agent["agent"] for agent in agents} == {0, 2, 3, 5}
     assert max(agent["epsilon"] for agent in agents) > 10
@@ -127,7 +126,7 @@ def test_a_roster_needs_the_keys_of_all_agents(corn: Runner, tmp_path: Path) -> 
     corn("keys", "make", tmp_path, "--agent", 1)
     outcome = corn("keys", "roster", tmp_path, "--out", tmp_path / "r.json")
     assert outcome.exit_code == 1
-    assert "found agent-1.pub" in outcome.stderr
+    assert "agent-0.pub is missing" in outcome.stderr
     (tmp_path / "agent-0.pub").write_text("zz")
     assert (
         "not a public key" in corn("keys", "roster", tmp_path, "--out", tmp_path / "r.json").stderr

@@ -1,26 +1,27 @@
 """A record that a command takes becomes one option per field."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import typer
 from typer.testing import CliRunner
 
-from corn.cli.options import read_configuration, spread_records
+from corn.cli.options import REQUIRED, option, read_configuration, spread_records
 
 
 @dataclass(frozen=True)
 class Meal:
-    dish: Annotated[str, typer.Option(help="What to eat.")]
-    portions: Annotated[int, typer.Option(min=1, help="How much.")] = 2
+    dish: str = option("What to eat.", default=REQUIRED)
+    portions: int = option("How much.", default=2, min=1)
 
 
 @dataclass(frozen=True)
 class LargeMeal(Meal):
-    portions: Annotated[int, typer.Option(min=1, help="How much.")] = 5
+    portions: int = option("How much.", default=5, min=1)
 
 
-def serve(context: typer.Context, *, loud: bool = False, meal: LargeMeal) -> None:
+def serve(
+    context: typer.Context, *, loud: bool = option("Loud.", default=False), meal: LargeMeal
+) -> None:
     """Serve a meal."""
     typer.echo(f"{loud} {meal} {read_configuration(context)}")
 

@@ -69,9 +69,8 @@ def test_a_hundred_agents_fit_a_table(corn: Runner, tmp_path: Path) -> None:
     corn("plan", "--graph", "ring:100", *options, "--out", plan)
     shown = corn("verify", plan)
     assert shown.exit_code == 0
-    assert "agents 1, 2, 3, 4, 5 and 93 more" in " ".join(shown.stdout.split())
+    assert "1, 2, 3, 4, 5 and 93 more" in " ".join(shown.stdout.split())
     assert len(shown.stdout.splitlines()) < 40
-    assert "--agent N" in shown.stderr
     assert len(read(corn("verify", plan, "--json").stdout)["agents"]) == 100
     one = corn("verify", plan, "--agent", 99).stdout
     assert "promised" in one

@@ -336,7 +336,6 @@ def test_the_cost_of_tuning_on_private_data_is_stated(corn: Runner, tmp_path: Pa
     assert "3 runs with noise on the agents' data together spend ε = " in outcome.stderr
     # Rows are protected by default: they may be people.
     assert "one sample of one agent" in outcome.stderr
-    assert "if a person has several rows" in outcome.stderr
     assert "one agent's whole data set" in corn(*arguments, "--unit", "agent").stderr
     assert "if each run has secret noise and secret batches of its own" in outcome.stderr
     assert "no ε of the agents covers" not in outcome.stderr

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -26,12 +26,10 @@ from corn.cli import (
     compare,
     data,
     explore,
-    export,
     keys,
     launch,
+    model,
     plan,
-    predict,
-    report,
     status,
     train,
     verify,
@@ -40,21 +38,41 @@ from corn.cli.options import spread_records
 from corn.cli.output import print_error, show_warnings_as_notes
 from corn.errors import CornError, StoppedByUserError
 
-PANELS: dict[str, tuple[ModuleType, ...]] = {
-    "Choose a network, a mechanism and a budget": (compare, advise, account, explore),
-    "Simulate": (train, data),
-    "Run, and use the model": (plan, keys, launch, agent, status, export, predict),
-    "Check": (check, verify, audit, report),
+PANELS: dict[str, dict[Callable[..., None], str]] = {
+    "Choose a network, a mechanism and a budget": {
+        compare.compare: "corn compare --graph ring:20 --colluders 0,1,2 --plot noise.png",
+        advise.advise: "corn advise --samples 2800 --agents 20 --epsilon 1 --parameters 7850",
+        account.account: "corn account --epsilon 10 --delta 1e-5 --steps 5000 --clip 0.1",
+        explore.explore: "corn explore --graph ring:12 --out explorer.html --no-open",
+    },
+    "Simulate": {
+        train.train: "corn train --task digits --graph ring:20 --mechanism corn,ldp,none",
+        data.data: "corn data list",
+    },
+    "Run, and use the model": {
+        plan.plan: "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn",
+        keys.keys: "corn keys make keys --agent 3",
+        launch.launch: "corn launch plan.corn --task breast-cancer --step-size 0.5 --out out/run",
+        agent.agent: "corn agent plan.corn --keys keys --task digits --agent 2 --store 10.0.0.1",
+        status.status: "corn status out/run",
+        model.export: "corn export out/run --to onnx --out model.onnx",
+        model.predict: "corn predict out/run patients.csv --out predicted.csv",
+    },
+    "Check": {
+        check.check: "corn check sites.toml --agent lake --data a.csv --keys keys --out lake.json",
+        verify.verify: "corn verify plan.corn --agent 3",
+        audit.audit: "corn audit plan.corn --view worst --trials 10000",
+        model.report: "corn report out/run --keys plan.keys --out report.html",
+    },
 }
-"""The module of each command, by task in the order of the help."""
+"""Each command with an example, by task in the order of the help."""
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    name: (getattr(module, name), module.EXAMPLE)
-    for modules in PANELS.values()
-    for module in modules
-    for name in [module.__name__.rpartition(".")[2]]
+    function.__name__: (function, example)
+    for commands in PANELS.values()
+    for function, example in commands.items()
 }
-"""Each command, and an example of its use."""
+"""The same by name."""
 
 # 128 + SIGINT, as shells report it.
 INTERRUPTED = 130
@@ -88,12 +106,10 @@ def describe(
     """CorN: private decentralised learning with correlated noise that cancels."""
 
 
-for panel, modules in PANELS.items():
-    for module in modules:
-        function, example = COMMANDS[module.__name__.rpartition(".")[2]]
-        app.command(function.__name__, epilog=f"Example: {example}", rich_help_panel=panel)(
-            spread_records(function)
-        )
+for panel, commands in PANELS.items():
+    for function, example in commands.items():
+        add = app.command(function.__name__, epilog=f"Example: {example}", rich_help_panel=panel)
+        add(spread_records(function))
 
 
 @contextmanager

@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from corn import distributed, learn
-from corn.cli.learning import (
-    LearningOptions,
-    read_consortium,
-    refuse_options_of_plan,
-)
-from corn.cli.options import JsonOption, in_agents, in_learning
+from corn.cli.learning import LearningOptions, read_consortium, refuse_options_of_plan
+from corn.cli.options import JSON, REQUIRED, argument, in_agents, in_learning, option
 from corn.cli.output import print_json
 from corn.distributed.settings import DropoutPolicy
 from corn.errors import FileFormatError
@@ -29,81 +24,45 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology.graphs import look_up_agents
 
-in_place = partial(typer.Option, rich_help_panel="Rendezvous")
-in_monitoring = partial(typer.Option, rich_help_panel="Monitoring")
-
-
-@dataclass(frozen=True)
-class MonitoringOptions:
-    """The status server of an agent."""
-
-    status: Annotated[
-        str | None,
-        in_monitoring(
-            help="HOST:PORT to serve /healthz and /metrics (Prometheus) at. With corn launch, "
-            "agent I uses PORT + I."
-        ),
-    ] = None
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """The address at which the status is served; None for none."""
-        return None if self.status is None else parse_address(self.status)
-
-
-EXAMPLE = "corn agent plan.corn --keys keys --task breast-cancer --agent 2 --store 10.0.0.1:29500"
+in_place = partial(option, panel="Rendezvous")
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """Options of a run, the same for ``corn agent`` and ``corn launch``."""
 
-    step_size: Annotated[float, in_learning(help="First step size.")] = 0.1
-    on_dropout: Annotated[
-        DropoutPolicy | None,
-        in_agents(
-            help="When an agent is lost, the rest replan their noise for the surviving graph, or "
-            "stop. (Default: replan where the seeds allow it, else stop.)"
-        ),
-    ] = None
-    timeout: Annotated[
-        float,
-        in_agents(
-            min=0.1, help="Seconds without a message after which a neighbour is considered lost."
-        ),
-    ] = 60.0
-    resume: Annotated[
-        bool,
-        in_agents(
-            "--resume", help="Continue from the newest step of which every agent has a checkpoint."
-        ),
-    ] = False
-
-    device: Annotated[
-        str,
-        in_learning(
-            help="Device of torch for gradients, such as cuda:0. Noise and messages stay on the "
-            "CPU. Agents may have different ones."
-        ),
-    ] = "cpu"
-    require: Annotated[
-        list[str] | None,
-        in_agents(
-            metavar="NAME=VALUE",
-            help="Refuse to start unless the plan meets this: unit, adjacency, insiders (at "
-            "least), steps (at most), epsilon (at most), and total-epsilon (at most, of all "
-            "releases of an agent's data under this and other plans), both at delta (1e-5 unless "
-            "given). Can be given several times.",
-        ),
-    ] = None
-    other_keys: Annotated[
-        list[Path] | None,
-        in_agents(
-            envvar="CORN_OTHER_KEYS",
-            help="Another folder of keys whose agents of the same numbers have the same data; its "
-            "ledgers count towards the total. Can be given several times.",
-        ),
-    ] = None
+    step_size: float = in_learning("First step size.", default=0.1)
+    on_dropout: DropoutPolicy | None = in_agents(
+        "After a lost agent, replan for the others or stop. (Default: replan where seeds allow it.)"
+    )
+    timeout: float = in_agents(
+        "Seconds without a message after which a neighbour is considered lost.",
+        default=60.0,
+        min=0.1,
+    )
+    resume: bool = in_agents(
+        "Continue from the newest step of which every agent has a checkpoint.", default=False
+    )
+    status: str | None = option(
+        "HOST:PORT to serve /healthz and /metrics (Prometheus) at. With corn launch, agent I uses "
+        "PORT + I.",
+        panel="Monitoring",
+    )
+    device: str = in_learning(
+        "Device of torch for gradients, such as cuda:0. Noise and messages stay on the CPU.",
+        default="cpu",
+    )
+    require: list[str] | None = in_agents(
+        "Refuse to start unless the plan meets this: unit, adjacency, insiders (at least), steps, "
+        "epsilon, and total-epsilon of all plans (at most), both at delta (1e-5 unless given). Can "
+        "be given several times.",
+        metavar="NAME=VALUE",
+    )
+    other_keys: list[Path] | None = in_agents(
+        "Another folder of keys for the same data, whose ledgers count towards the total. Can be "
+        "given several times.",
+        envvar="CORN_OTHER_KEYS",
+    )
 
     def make_workload(
         self, learning: LearningOptions, consortium: Consortium | None, names: Sequence[str]
@@ -117,11 +76,13 @@ class RunOptions:
         """Return the owner's requirements."""
         return distributed.Requirements.parse(self.require or (), other_keys=self.other_keys or ())
 
+    @property
+    def status_address(self) -> tuple[str, int] | None:
+        """The address at which the status is served; None for none."""
+        return None if self.status is None else parse_address(self.status)
+
     def make_settings(
-        self,
-        learning: LearningOptions,
-        budget: PrivacyBudget,
-        consortium: Consortium | None = None,
+        self, learning: LearningOptions, budget: PrivacyBudget, consortium: Consortium | None = None
     ) -> distributed.RunSettings:
         """Return the settings of a run."""
         agreed = None if consortium is None else consortium.training
@@ -134,13 +95,21 @@ class RunOptions:
         )
 
 
-def read_source(path: Path, option: str, given: object) -> Plan | distributed.PlanningRequest:
-    """Return the plan of a file, or the request for one, which needs ``option``.
+def read_source(
+    context: typer.Context, path: Path, learning: LearningOptions, needed: str, given: object
+) -> tuple[Plan | distributed.PlanningRequest, Path, Consortium | None]:
+    """Return what a file describes, the plan's file, and the consortium if the file is one.
 
-    Raises:
-        BadParameter: the option is missing for a request, or given with a plan.
-        FileFormatError: the file is neither.
+    ``needed`` is the option that a request for a plan needs, and ``given`` its value.
     """
+    # Before anything is read: the list of classes of private data must not become the model's
+    # shape.
+    consortium = read_consortium(context, path, learning.data)
+    if consortium is None:
+        learning.require_public_classes()
+    else:
+        consortium.load_plan()
+        path = consortium.plan_path
     source: Plan | distributed.PlanningRequest
     try:
         source = load_plan(path)
@@ -153,86 +122,56 @@ def read_source(path: Path, option: str, given: object) -> Plan | distributed.Pl
         kind = "a plan, which decides this: omit the option"
         if given is None:
             kind = "a request for a plan, which needs this option"
-        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{option}")
-    return source
+        raise typer.BadParameter(f"{path} is {kind}", param_hint=f"--{needed}")
+    refuse_options_of_plan(context, source.budget)
+    return source, path, consortium
 
 
 def agent(
     context: typer.Context,
-    plan: Annotated[
-        Path,
-        typer.Argument(
-            help="The plan, or the request for one (with --neighbours), that all agents hold.",
-        ),
-    ],
+    plan: Path = argument(
+        "The plan, or the request for one (with --neighbours), that all agents hold."
+    ),
     *,
     learning: LearningOptions,
     run: RunOptions,
-    keys: Annotated[
-        Path,
-        in_agents(envvar="CORN_KEYS", help="Folder of agent-I.key, roster.json and the ledger."),
-    ],
-    neighbours: Annotated[
-        str | None,
-        in_agents(
-            help="This agent's neighbours, such as 1,4,7, by name or number as in roster.json "
-            "(for a request only)."
-        ),
-    ] = None,
-    name: Annotated[
-        str,
-        in_place(
-            "--agent", help="This agent's name in the plan or the consortium file, or its number."
-        ),
-    ],
-    store: Annotated[
-        str | None,
-        in_place(
-            help="HOST:PORT of the rendezvous; the first agent that accepts connections opens it. "
-            "(Default: that of the consortium file.)"
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        in_place(min=0.1, help="Seconds within which all agents must have started."),
-    ] = 600.0,
-    listen: Annotated[
-        str | None,
-        in_place(
-            help=f"ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's "
-            f"address, or {DEFAULT_PORT}, at the address that leads to the store; on the loopback "
-            "address any free port.)"
-        ),
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        in_place(
-            help="HOST:PORT under which neighbours reach --listen, behind NAT or in a container."
-        ),
-    ] = None,
-    rejoin: Annotated[
-        bool,
-        in_place("--rejoin", help="Join a run under way that lost this agent."),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder of the run. Publish its folder shared, never private."),
-    ] = Path("out"),
-    monitoring: MonitoringOptions,
-    json: JsonOption = False,
+    keys: Path = in_agents(
+        "Folder of agent-I.key, roster.json and the ledger.", default=REQUIRED, envvar="CORN_KEYS"
+    ),
+    neighbours: str | None = in_agents(
+        "This agent's neighbours, such as 1,4,7, by name or number as in roster.json (for a "
+        "request only)."
+    ),
+    name: str = in_place(
+        "This agent's name in the plan or the consortium file, or its number.",
+        default=REQUIRED,
+        flag="--agent",
+    ),
+    store: str | None = in_place(
+        "HOST:PORT of the rendezvous; the first agent that accepts connections opens it. (Default: "
+        "that of the consortium file.)"
+    ),
+    wait: float = in_place(
+        "Seconds within which all agents must have started.", default=600.0, min=0.1
+    ),
+    listen: str | None = in_place(
+        "ADDRESS:PORT at which neighbours connect. (Default: the port of the roster's address, or "
+        f"{DEFAULT_PORT}, at the address that leads to the store.)"
+    ),
+    advertise: str | None = in_place(
+        "HOST:PORT under which neighbours reach --listen, behind NAT or in a container."
+    ),
+    rejoin: bool = in_place("Join a run under way that lost this agent.", default=False),
+    out: Path = option(
+        "Folder of the run. Publish its folder shared, never private.", default=Path("out")
+    ),
+    json: bool = JSON,
 ) -> None:
     """Run one agent of a plan in this process."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # failures are reported in one line
-    # Before anything is read: the list of classes of private data must not become the model's
-    # shape.
-    consortium = read_consortium(context, plan, learning.data)
-    if consortium is None:
-        learning.require_public_classes()
+    if plan.suffix != ".toml":
         learning.require_stated_partition()
-    else:
-        consortium.load_plan()
-        plan = consortium.plan_path
-    source = read_source(plan, "neighbours", neighbours)
+    source, plan, consortium = read_source(context, plan, learning, "neighbours", neighbours)
     # A request does not say how many agents there are, but all of them have a public key.
     names = (
         source.network.agent_names
@@ -248,7 +187,6 @@ def agent(
         listen = listen or consortium.sites[number].address
     if store is None:
         raise typer.BadParameter("give HOST:PORT of the rendezvous", param_hint="--store")
-    refuse_options_of_plan(context, source.budget)
     config = distributed.AgentConfig(
         workload=run.make_workload(learning, consortium, names),
         settings=run.make_settings(learning, source.budget, consortium),
@@ -266,7 +204,7 @@ def agent(
         listen=_read_address(listen),
         advertise=_read_address(advertise),
         rejoins=rejoin,
-        status=monitoring.address,
+        status=run.status_address,
     )
     # Several agents often share a machine, and their threads would slow each other down.
     limit_threads()

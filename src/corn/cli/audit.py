@@ -6,76 +6,49 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption, refuse_given
-from corn.cli.output import (
-    Column,
-    Fact,
-    collect_rows,
-    print_error,
-    print_note,
-    print_result,
-    print_rows,
-    progress,
-)
+from corn.cli.options import JSON, argument, option, refuse_given
+from corn.cli.output import print_error, print_json, print_note, print_result, print_rows, progress
 from corn.learn.datasets import WorkloadName
 from corn.plan import Plan, load_plan
-from corn.privacy.rounding import round_bound_down, round_up, write_exactly
+from corn.privacy.rounding import round_bound_down, round_up
 from corn.topology.graphs import label_agent
 
 if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, Finding
-    from corn.audit.checks import MessageCheck
 
-in_one_run = partial(typer.Option, rich_help_panel="One run")
+in_one_run = partial(option, panel="One run")
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
-_TARGETS = {
-    "shares": "keys, noise and messages of all agents; a few releases stand for the whole run",
-    "step": "sampling, clipping, noise, rounding and messages, over the releases of a trial",
-}
-EXAMPLE = "corn audit plan.corn --view worst --trials 10000"
 
 
 def audit(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")],
+    path: Path = argument("Plan file.", metavar="PLAN"),
     *,
-    view: Annotated[
-        str,
-        typer.Option(
-            help="Attacker: eavesdropper, coalition:AGENT,AGENT,… or worst, the coalition within "
-            "the plan's threat model that learns most about a victim."
-        ),
-    ] = "worst",
-    victim: Annotated[
-        str | None,
-        typer.Option(help="Name or number of the agent with the canary. (Default: each in turn.)"),
-    ] = None,
-    trials: Annotated[
-        int, typer.Option(min=100, help="Trials of each of the two data sets.")
-    ] = 10_000,
-    through: Annotated[
-        Literal["shares", "step"] | None,
-        typer.Option(
-            help="Part of the program that is attacked: shares (keys, noise and messages) or step "
-            "(also sampling and clipping). (Default: shares; step for plans with the sample unit.)"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of keys, coins and canaries.")] = 0,
-    one_run: Annotated[
-        bool,
-        in_one_run(
-            "--one-run",
-            help="Audit one training run with many canaries in the data (plans for samples).",
-        ),
-    ] = False,
-    task: Annotated[WorkloadName, in_one_run(help="Task to learn.")] = "digits",
-    canaries: Annotated[int, in_one_run(min=10, help="Samples to insert or not.")] = 500,
-    json: JsonOption = False,
+    view: str = option(
+        "Attacker: eavesdropper, coalition:AGENT,AGENT,… or worst, the coalition within the plan's "
+        "threat model that learns most about a victim.",
+        default="worst",
+    ),
+    victim: str | None = option(
+        "Name or number of the agent with the canary. (Default: each in turn.)"
+    ),
+    trials: int = option("Trials of each of the two data sets.", default=10_000, min=100),
+    through: Literal["shares", "step"] | None = option(
+        "Part of the program that is attacked: shares (keys, noise and messages) or step (also "
+        "sampling and clipping). (Default: shares; step for plans with the sample unit.)"
+    ),
+    seed: int = option("Seed of keys, coins and canaries.", default=0, min=0),
+    one_run: bool = in_one_run(
+        "Audit one training run with many canaries in the data (plans for samples).", default=False
+    ),
+    task: WorkloadName = in_one_run("Task to learn.", default="digits"),
+    canaries: int = in_one_run("Samples to insert or not.", default=500, min=10),
+    json: bool = JSON,
 ) -> None:
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
     from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
@@ -145,140 +118,93 @@ def _audit_one_run(
         **settings,
     )
     attacker = (settings["view"] or View()).describe(plan.network.agent_names)
-    certified = round_bound_down(report.epsilon, 3)
-    print_result(
-        f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
-        [
-            Fact("promise", plan.budget.describe(), "promise"),
-            Fact("task", task),
-            Fact("view", attacker, "attacker"),
-            Fact("violated", report.violated),
-            Fact(
-                "num_canaries",
-                report.num_canaries,
-                "canaries",
-                f"{report.num_canaries}, of which {report.num_guesses} were guessed: "
-                f"{report.num_right} right",
-            ),
-            Fact("num_guesses", report.num_guesses),
-            Fact("num_right", report.num_right),
-            Fact("auc", report.auc, "AUC", f"{report.auc:.3f}"),
-            Fact(
-                "epsilon",
-                report.epsilon,
-                "certified ε",
-                f"≥ {certified} at δ = {write_exactly(report.delta)}, with confidence "
-                f"{report.confidence:g}; promised {round_up(report.promised_epsilon)}",
-            ),
-            Fact("promised_epsilon", report.promised_epsilon),
-            Fact("delta", report.delta),
-            Fact("confidence", report.confidence),
-        ],
-        as_json=as_json,
-    )
+    facts = {
+        "promise": plan.budget.describe(),
+        "task": task,
+        "view": attacker,
+        "violated": report.violated,
+        **asdict(report),
+        "certified_epsilon": report.epsilon,
+    }
+    del facts["epsilon"]
+    print_result("audit of one run", facts, as_json=as_json)
     if report.violated:
         print_error(
-            f"{path}: one run shows ε ≥ {certified} for one sample, against {attacker}: more than "
-            "was promised"
+            f"{path}: one run shows ε ≥ {round_bound_down(report.epsilon, 3)} for one sample, "
+            f"against {attacker}: more than was promised"
         )
         raise typer.Exit(1)
 
 
 def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
     settings = report.settings
-    columns = _list_columns(plan.network.agent_names)
-    findings = sorted(report.findings, key=lambda one: one.victim)
+    names = plan.network.agent_names
     found = report.messages
-    print_result(
-        f"audit of {plan.network.source}, {plan.num_agents} agents: "
-        f"{'VIOLATED' if report.violated else 'no violation found'}",
-        [
-            Fact("promise", plan.budget.describe(), "promise"),
-            Fact("adversary", plan.threat.describe(), "against"),
-            Fact("mixing", plan.network.mixing),
-            Fact("unit", plan.budget.unit),
-            Fact("through", settings.through, "attacked", _TARGETS[settings.through]),
-            # The tests of messages under masks; null without masks.
-            Fact("messages", found and asdict(found), "messages" if found else "", _tell(found)),
-            Fact(
-                "num_trials",
-                settings.num_trials,
-                "trials",
-                f"{settings.num_trials:,} with the canary and {settings.num_trials:,} without it, "
-                f"{report.num_releases} releases each, seed {settings.seed}",
-            ),
-            Fact("num_releases", report.num_releases),
-            Fact("seed", settings.seed),
-            Fact(
-                "confidence",
-                settings.confidence,
-                "confidence",
-                f"{settings.confidence:g} for all bounds on ε together, at the promised δ; 0.95 "
-                "for the interval of each μ",
-            ),
-            Fact("violated", report.violated),
-            Fact("problems", report.problems),
-            Fact("findings", collect_rows(columns, findings)),
-            Fact(
-                "smallest_break",
-                None if beyond is None else collect_rows(columns, [beyond])[0],
-                "smallest break",
-                _describe_break(beyond, plan.network.agent_names),
-            ),
-        ],
-        as_json=as_json,
-    )
-    if not as_json:
-        protected = plan.budget.promises[0].query.protects
-        print_rows(f"What attackers learn about {protected}", columns, findings)
-        if any(not one.is_promised for one in report.findings):
-            print_note("the plan promises nothing against so many insiders")
-
-
-def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
-    def interval(one: Finding) -> str:
-        return f"{one.mu.estimate:.4g} ± {(one.mu.high - one.mu.low) / 2:.2g}"
-
-    return [
-        Column("victim", lambda one: one.victim, "victim", lambda own: label_agent(names, own)),
-        Column("view", lambda one: one.view.describe(names), "attacker"),
-        Column("coalition", lambda one: one.view.coalition),
-        Column("is_promised", lambda one: one.is_promised),
-        Column("promised_epsilon", lambda one: one.promise.epsilon, "promised ε", round_up),
-        Column("delta", lambda one: one.promise.delta),
-        Column("certified_epsilon", lambda one: one.certified_epsilon, "certified ε", _bound),
-        Column("gaussian_epsilon", lambda one: one.gaussian_epsilon, "Gaussian ε", _bound),
-        Column("promised_mu", lambda one: one.promise.mu, "promised μ", lambda mu: round_up(mu, 4)),
-        Column("exact_mu", lambda one: one.exact_mu),
-        Column("mu", lambda one: one.mu.estimate),
-        Column("", interval, "measured μ"),
-        Column("mu_low", lambda one: one.mu.low),
-        Column("mu_high", lambda one: one.mu.high),
-        Column("auc", lambda one: one.auc, "AUC", "{:.3f}".format),
-        Column("true_positives_at_1_percent", lambda one: one.power, "TPR 1 %", "{:.3f}".format),
-        Column("verdict", lambda one: one.verdict, "verdict"),
-        Column("excess", lambda one: one.excess),
+    findings = [
+        _describe_finding(one, names) for one in sorted(report.findings, key=lambda one: one.victim)
     ]
+    facts = {
+        "promise": plan.budget.describe(),
+        "adversary": plan.threat.describe(),
+        "protects": plan.budget.promises[0].query.protects,
+        "mixing": plan.network.mixing,
+        "unit": plan.budget.unit,
+        "through": settings.through,
+        # The tests of messages under masks; null without masks.
+        "messages": found and asdict(found),
+        "num_trials": settings.num_trials,
+        "num_releases": report.num_releases,
+        "seed": settings.seed,
+        "confidence": settings.confidence,
+        "violated": report.violated,
+        "problems": report.problems,
+        "findings": findings,
+        "smallest_break": None if beyond is None else _describe_finding(beyond, names),
+    }
+    verdict = "VIOLATED" if report.violated else "no violation found"
+    title = f"audit of {plan.network.source}, {plan.num_agents} agents: {verdict}"
+    if as_json:
+        print_json(facts)
+        return
+    facts["smallest_break"] = "none: no coalition exceeds the promise"
+    if beyond is not None:
+        facts["smallest_break"] = (
+            f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}: "
+            f"measured μ {beyond.mu.estimate:.4g}, promised {round_up(beyond.promise.mu, 4)}"
+        )
+    print_result(title, facts, as_json=False)
+    rows = [
+        {
+            **one,
+            "victim": label_agent(names, one["victim"]),
+            "measured_mu": f"{one['mu']:.4g} ± {(one['mu_high'] - one['mu_low']) / 2:.2g}",
+        }
+        for one in findings
+    ]
+    columns = ["victim", "view", "promised_epsilon", "certified_epsilon", "gaussian_epsilon"]
+    columns += ["promised_mu", "measured_mu", "auc", "true_positives_at_1_percent"]
+    print_rows("What attackers learn", rows, [*columns, "verdict"])
+    if any(not one.is_promised for one in report.findings):
+        print_note("the plan promises nothing against so many insiders")
 
 
-def _bound(epsilon: float | None) -> str:
-    return "" if epsilon is None else f"≥ {round_bound_down(epsilon, 3)}"
-
-
-def _tell(found: MessageCheck | None) -> str:
-    if found is None:
-        return ""
-    told = "faults were found, see below" if found.problems else "no deviation from that was found"
-    return (
-        f"integers of {found.bits} bits under masks, of which attackers read complete sums. "
-        "Single messages, incomplete sums and differences between steps must be uniform: "
-        f"{told}, in {found.num_tests:,} tests of {found.num_words:,} words each"
-    )
-
-
-def _describe_break(beyond: Finding | None, names: Sequence[str]) -> str:
-    if beyond is None:
-        return "none: no coalition exceeds the promise"
-    who = f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}"
-    promised = round_up(beyond.promise.mu, 4)
-    return f"{who}: measured μ {beyond.mu.estimate:.4g}, promised {promised}"
+def _describe_finding(one: Finding, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "victim": one.victim,
+        "view": one.view.describe(names),
+        "coalition": one.view.coalition,
+        "is_promised": one.is_promised,
+        "promised_epsilon": one.promise.epsilon,
+        "delta": one.promise.delta,
+        "certified_epsilon": one.certified_epsilon,
+        "gaussian_epsilon": one.gaussian_epsilon,
+        "promised_mu": one.promise.mu,
+        "exact_mu": one.exact_mu,
+        "mu": one.mu.estimate,
+        "mu_low": one.mu.low,
+        "mu_high": one.mu.high,
+        "auc": one.auc,
+        "true_positives_at_1_percent": one.power,
+        "verdict": one.verdict,
+        "excess": one.excess,
+    }

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from corn.cli.options import (
-    BatchSizeOption,
+    BATCH_SIZE,
+    GRAPH,
+    JSON,
+    PLOT,
+    PLOT_STYLE,
+    SEVERAL_MECHANISMS,
     BudgetOptions,
-    GraphOption,
-    JsonOption,
-    MechanismsOption,
     NoiseOptions,
-    PlotOption,
-    PlotStyleOption,
+    option,
     read_numbers,
 )
 from corn.cli.output import (
     KAPPA,
-    Column,
-    Fact,
-    collect_rows,
-    describe_reference,
-    format_count,
-    format_kappa,
-    is_open_to_insiders,
+    name_server,
     print_note,
     print_result,
     print_rows,
@@ -40,63 +32,30 @@ from corn.covariance import Design, Mechanism, Objective, ThreatModel, design, r
 from corn.errors import InfeasibleError
 from corn.privacy import PrivacyBudget
 from corn.topology import Network, spectrum
-from corn.topology.mixing import UNMIXED
 
-EXAMPLE = "corn compare --graph er:n=20,p=0.2,seed=1 --colluders 0,1,2 --plot noise.png"
 _COMPARED = "corn,ldp,decor,zero-sum,central,none"
 _REFERENCES = ("central", "none", "unclipped")
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedDesign:
-    """One row: a mechanism with its seeds, and its noise."""
-
-    mechanism: str
-    result: Design
-
-    @property
-    def seeds(self) -> str:
-        """The arrangement of seeds; CorN is the only mechanism with a choice."""
-        threat = self.result.threat
-        if self.mechanism != "corn":
-            return ""
-        return threat.seeds if isinstance(threat.seeds, str) else f"{len(threat.seeds)} groups"
-
-    @property
-    def adversary(self) -> str:
-        """The adversary in two words; LDP shares no seed that insiders could know."""
-        if self.mechanism in _REFERENCES:
-            return "nobody"
-        if self.mechanism == "ldp":
-            return "any insiders"
-        colluders = self.result.threat.max_colluders
-        return self.result.threat.describe_colluders() if colluders else "eavesdropper"
-
-
 def compare(
     *,
-    graph: GraphOption,
+    graph: str = GRAPH,
     budget: BudgetOptions,
-    batch_size: BatchSizeOption = None,
+    batch_size: int | None = BATCH_SIZE,
     mixing: NoiseOptions,
-    mechanism: MechanismsOption = None,
-    colluders: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of curious insiders that corn is designed against, separated by commas; "
-            "0 is an eavesdropper alone. (Default: 1,0.)"
-        ),
-    ] = None,
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help="Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, "
-            "sparse:K, partners:K or groups:M."
-        ),
-    ] = "auto",
-    plot: PlotOption = None,
-    plot_style: PlotStyleOption = None,
-    json: JsonOption = False,
+    mechanism: str | None = SEVERAL_MECHANISMS,
+    colluders: str | None = option(
+        "Numbers of curious insiders that corn is designed against, separated by commas; 0 is an "
+        "eavesdropper alone. (Default: 1,0.)"
+    ),
+    seeds: str = option(
+        "Ways to share seeds for corn, separated by commas: auto, global, edges, pairs, sparse:K, "
+        "partners:K or groups:M.",
+        default="auto",
+    ),
+    plot: Path | None = PLOT,
+    plot_style: Path | None = PLOT_STYLE,
+    json: bool = JSON,
 ) -> None:
     """Compare mechanisms, numbers of insiders and ways to share seeds at the same privacy.
 
@@ -115,15 +74,27 @@ def compare(
     ]
     chosen = read_mechanisms(mechanism or _COMPARED)
     with working("designing the noise"):
-        rows = _design_all(network, promise, objective, chosen, threats)
-    ldp = design(network, promise, mechanism="ldp", objective=objective)
-    best = rows[0].result
-    if best.precision is not None and is_open_to_insiders(best.decomposition, best.threat):
-        warn_of_insiders([rows[0].mechanism])
+        designs = _design_all(network, promise, objective, chosen, threats)
+    name, best = designs[0]
+    if best.status != "reference":
+        warn_of_insiders([(name, best.decomposition, best.threat)])
     warn_of_large_disagreement(best.disagreement_ratio)
+    ldp = design(network, promise, mechanism="ldp", objective=objective)
+    # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds for
+    # LDP too: noise without seeds is a split over any seeds.
+    bounds = [own.lower_bound for name, own in designs if name in ("corn", "ldp")]
+    bound = max(bounds, default=0.0)
+    rows = [_describe_row(name, own, ldp.value, bound) for name, own in designs]
     if plot:
-        _draw(network, promise, rows, plot, plot_style)
-    _print(network, promise, objective, rows, ldp, as_json=json)
+        _draw(f"{network.source}: {promise.describe()}", rows, plot, plot_style)
+    facts = {**_describe_network(network, promise), "objective": objective.describe()}
+    print_result("", {**facts, "rows": rows}, as_json=json)
+    if not json:
+        own = ["gap", "max_masks"]
+        if network.mixing == "gossip":
+            own = ["ratio_to_ldp", "disagreement_ratio", "gap", "max_streams"]
+        columns = ["mechanism", "seeds", "central_ratio", *own, "holds_against"]
+        print_rows("Noise of each mechanism at the same privacy", rows, columns)
     if plot:
         print_note(f"wrote {plot}")
 
@@ -134,9 +105,9 @@ def _design_all(
     objective: Objective,
     mechanisms: Mapping[str, Mechanism],
     threats: Sequence[ThreatModel],
-) -> list[ComparedDesign]:
-    """Return one row per mechanism, and CorN's for each threat, in groups of one adversary."""
-    rows = []
+) -> list[tuple[str, Design]]:
+    """Return a design per mechanism, and CorN's for each threat, in groups of one adversary."""
+    designs = []
     for name, mechanism in mechanisms.items():
         # Other mechanisms have seeds of their own, and name the adversary that they hold against.
         for threat in threats if mechanism.name == "corn" else [None]:
@@ -150,164 +121,79 @@ def _design_all(
                     raise
                 print_note(f"{name}, seeds {threat.seeds}, {threat.describe_colluders()}: {error}")
                 continue
-            rows.append(ComparedDesign(name, result))
-    if not rows:
+            designs.append((name, result))
+    if not designs:
         raise InfeasibleError("no mechanism holds against these insiders with these seeds")
-    # Sorting is stable, so that the order within a group stays, and the first row is the first.
-    groups = list(dict.fromkeys(_group_of(row) for row in rows))
-    return sorted(rows, key=lambda row: (_group_of(row) == -1, groups.index(_group_of(row))))
+    # Groups are in the order of their first members, references last.
+    counts = [own.threat.max_colluders for name, own in designs if name not in _REFERENCES]
+
+    def find_group(named: tuple[str, Design]) -> int:
+        name, own = named
+        return len(counts) if name in _REFERENCES else counts.index(own.threat.max_colluders)
+
+    return sorted(designs, key=find_group)
 
 
-def _group_of(row: ComparedDesign) -> int:
-    """Return the number of insiders that a row holds against; −1 for references."""
-    return -1 if row.mechanism in _REFERENCES else row.result.threat.max_colluders
-
-
-def _print(
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Objective,
-    rows: Sequence[ComparedDesign],
-    ldp: Design,
-    *,
-    as_json: bool,
-) -> None:
-    is_gossip = network.mixing == "gossip"
-    columns = _list_columns(rows, ldp, is_gossip=is_gossip)
-    measure = "energy" if is_gossip else ""
-    whom = "an eavesdropper who sees every message, and insiders as listed"
-    print_result(
-        f"{network.source}, {network.num_agents} agents",
-        [
-            Fact("graph", network.source),
-            Fact("num_agents", network.num_agents),
-            *_network_facts(network),
-            Fact("weights", network.weights),
-            Fact("gossip", str(network.gossip)),
-            Fact("promise", budget.describe(), "promise"),
-            Fact("", None, "against", whom),
-            Fact("", None, "average × server", describe_reference(budget)),
-            Fact("", None, "κ" if is_gossip else "", KAPPA),
-            Fact("objective", objective.describe(), measure, f"Tr(A R), {objective.describe()}"),
-            Fact("mixing", network.mixing, "mixing", network.describe_mixing(budget.num_steps)),
-            Fact("precision_caps", budget.precision_caps(network.num_agents)),
-            Fact("rows", collect_rows(columns, rows)),
-        ],
-        as_json=as_json,
-    )
-    if not as_json:
-        groups = [_group_of(row) for row in rows]
-        print_rows(
-            "Noise of each mechanism at the same privacy",
-            columns,
-            rows,
-            section_ends=[k for k in range(len(rows) - 1) if groups[k] != groups[k + 1]],
-        )
-
-
-def _network_facts(network: Network) -> list[Fact]:
-    """Return the size of the graph and, for gossip, how fast its weights mix."""
-    degrees = [degree for _, degree in network.graph.degree]
-    links = network.graph.number_of_edges()
-    text = f"{format_count(links, 'link')}, {min(degrees)} to {max(degrees)} per agent"
-    facts = [Fact("num_links", links, "network", text)]
+def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]:
+    """Return what the network, its mixing and the promise are."""
+    facts = {
+        "graph": network.source,
+        "num_agents": network.num_agents,
+        "num_links": network.graph.number_of_edges(),
+        "links_per_agent": [degree for _, degree in network.graph.degree],
+        "weights": network.weights,
+        "gossip": str(network.gossip),
+        "promise": budget.describe(),
+        "adversary": "an eavesdropper who sees every message, and whom a row holds against",
+        "reference": f"central ratio compares noise in the average with {name_server(budget)}",
+        "mixing": network.mixing,
+        "messages": network.describe_mixing(budget.num_steps),
+        "precision_caps": budget.precision_caps(network.num_agents),
+    }
     if network.mixing == "gossip":
-        measured = spectrum(network.step_matrix)
-        facts += [
-            Fact("second_eigenvalue", measured.second_eigenvalue),
-            Fact("spectral_gap", measured.spectral_gap),
-            Fact(
-                "mixing_time",
-                measured.mixing_time,
-                "mixing time",
-                f"{measured.mixing_time} steps to {1 - UNMIXED:.0%} agreement",
-            ),
-        ]
+        facts |= {"mixing_time": spectrum(network.step_matrix).mixing_time, "κ": KAPPA}
     return facts
 
 
-def _list_columns(
-    rows: Sequence[ComparedDesign], ldp: Design, *, is_gossip: bool
-) -> list[Column[ComparedDesign]]:
-    from corn.report.figures import SHORT_NAMES
-
-    bounds = [row.result.lower_bound for row in rows if row.mechanism == "corn"]
-
-    def gap(row: ComparedDesign) -> float | None:
-        if row.mechanism in _REFERENCES:
-            return None
-        if row.mechanism != "ldp":
-            return row.result.gap
-        # LDP's own bound is that of an eavesdropper. CorN's, against insiders, is higher, and holds
-        # for LDP too: noise without seeds is a split over any seeds.
-        return max(row.result.value / max([row.result.lower_bound, *bounds]) - 1, 0.0)
-
-    return [
-        Column("mechanism", lambda r: r.mechanism),
-        Column("", lambda r: SHORT_NAMES.get(r.mechanism, r.mechanism), "mechanism"),
-        Column("seeds", lambda r: r.result.threat.seeds),
-        Column("", lambda r: r.seeds, "seeds"),
-        Column("max_colluders", lambda r: r.result.threat.max_colluders),
-        Column(
-            "central_ratio", lambda r: r.result.central_ratio, "average × server", "{:.3f}".format
-        ),
-        Column("weighted_central_ratio", lambda r: r.result.weighted_central_ratio),
-        Column("value", lambda r: r.result.value),
-        Column("normalized_value", lambda r: r.result.normalized_value),
-        Column("normalized_lower_bound", lambda r: r.result.normalized_lower_bound),
-        Column(
-            "ratio_to_ldp",
-            lambda r: r.result.value / ldp.value,
-            "energy × LDP" if is_gossip else "",
-            "{:.4f}".format,
-        ),
-        Column(
-            "disagreement_ratio",
-            lambda r: r.result.disagreement_ratio,
-            "κ" if is_gossip else "",
-            format_kappa,
-        ),
-        Column("gap", gap, "above the best", _format_gap),
-        Column("status", lambda r: r.result.status),
-        Column("max_noise_std", lambda r: float(r.result.noise_std.max())),
-        Column("max_streams", lambda r: max(r.result.decomposition.count_streams())),
-        Column("max_masks", lambda r: r.result.decomposition.most_masks),
-        Column("", lambda r: _format_streams(r.result), "per agent"),
-        Column("adversary", lambda r: r.result.adversary),
-        Column("", lambda r: r.adversary, "holds against"),
-    ]
+def _describe_row(name: str, result: Design, ldp: float, bound: float) -> dict[str, Any]:
+    """Return the facts of a row; ``ldp`` is LDP's value, and ``bound`` a lower bound on it."""
+    gap: float | None = result.gap
+    colluders = result.threat.max_colluders
+    # The adversary in two words.
+    against = result.threat.describe_colluders() if colluders else "eavesdropper"
+    if name in _REFERENCES:
+        gap, against = None, "nobody"
+    elif name == "ldp":
+        # LDP shares no seed that insiders could know.
+        gap, against = max(result.value / bound - 1, 0.0), "any insiders"
+    return {
+        "mechanism": name,
+        "seeds": result.threat.seeds if result.decomposition.seed_groups else "",
+        "max_colluders": colluders,
+        "central_ratio": result.central_ratio,
+        "weighted_central_ratio": result.weighted_central_ratio,
+        "value": result.value,
+        "normalized_value": result.normalized_value,
+        "normalized_lower_bound": result.normalized_lower_bound,
+        "ratio_to_ldp": result.value / ldp,
+        "disagreement_ratio": result.disagreement_ratio,
+        "gap": gap,
+        "status": result.status,
+        "max_noise_std": float(result.noise_std.max()),
+        "max_streams": max(result.decomposition.count_streams()),
+        "max_masks": result.decomposition.most_masks,
+        "adversary": result.adversary,
+        "holds_against": against,
+    }
 
 
-def _format_gap(gap: float | None) -> str:
-    if gap is None:
-        return ""
-    return f"{gap:.1e}" if gap < 1e-3 else f"{gap:.1%}"
-
-
-def _format_streams(result: Design) -> str:
-    """Return the most streams or masks that an agent draws at each step."""
-    if result.status == "reference":
-        return ""
-    masks = result.decomposition.most_masks
-    if masks:
-        return format_count(masks, "mask")
-    return format_count(max(result.decomposition.count_streams()), "stream")
-
-
-def _draw(
-    network: Network,
-    budget: PrivacyBudget,
-    rows: Sequence[ComparedDesign],
-    path: Path,
-    style: Path | None,
-) -> None:
+def _draw(title: str, rows: Sequence[dict[str, Any]], path: Path, style: Path | None) -> None:
     from corn.report import figure_style, plot_comparison, save_figure
 
-    drawn = [
-        (row.mechanism, f"{row.seeds} · {row.adversary}".strip(" ·"), row.result.central_ratio)
-        for row in rows
-        if row.mechanism not in ("none", "unclipped")
-    ]
+    drawn = []
+    for own in rows:
+        if own["mechanism"] not in ("none", "unclipped"):
+            remark = f"{own['seeds']} · {own['holds_against']}".strip(" ·")
+            drawn.append((own["mechanism"], remark, own["central_ratio"]))
     with figure_style(style):
-        figure = plot_comparison(drawn, title=f"{network.source}: {budget.describe()}")
-        save_figure(figure, path)
+        save_figure(plot_comparison(drawn, title=title), path)

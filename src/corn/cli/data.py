@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from corn.cli.options import JsonOption
+from corn.cli.options import JSON, argument
 from corn.cli.output import print_json, print_note, print_table
 from corn.learn.datasets import DOWNLOADABLE, EMBEDDED, cache_directory, fetch_dataset, is_cached
 
-EXAMPLE = "corn data list"
-
 
 def data(
-    action: Annotated[
-        Literal["get", "list"], typer.Argument(help="Get a data set into the cache, or list all.")
-    ],
-    name: Annotated[
-        str | None, typer.Argument(help=f"Data set to get, {' or '.join(DOWNLOADABLE)}.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder with its files, or the address of a server. (Default: its usual servers.)"
-        ),
-    ] = None,
-    json: JsonOption = False,
+    action: Literal["get", "list"] = argument("Get a data set into the cache, or list all."),
+    name: str | None = argument(f"Data set to get, {' or '.join(DOWNLOADABLE)}.", default=None),
+    source: str | None = argument(
+        "Folder with its files, or the address of a server. (Default: its usual servers.)",
+        default=None,
+    ),
+    json: bool = JSON,
 ) -> None:
     """Get and list data sets, in $CORN_DATA or the user's cache."""
     if action == "get":
@@ -41,6 +31,6 @@ def data(
     if json:
         listed = [{"name": n, "present": p, "description": d} for n, (p, d) in known.items()]
         print_json({"directory": cache_directory(), "datasets": listed})
-        return
-    rows = [[n, "yes" if p else f"no: corn data get {n}", d] for n, (p, d) in known.items()]
-    print_table(f"Data sets in {cache_directory()}", ["name", "present", "content"], rows)
+    else:
+        rows = [[n, "yes" if p else f"no: corn data get {n}", d] for n, (p, d) in known.items()]
+        print_table(f"Data sets in {cache_directory()}", ["name", "present", "content"], rows)

@@ -6,32 +6,24 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from corn.cli.options import JsonOption
+from corn.cli.options import JSON, option
 from corn.cli.output import print_json, print_note
 from corn.errors import FileFormatError
 from corn.files import write_file
 from corn.topology import load_network
 
-EXAMPLE = "corn explore --graph ring:12 --out explorer.html --no-open"
-
 
 def explore(
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            help="Graph to show first: a spec or a file, of 3 to 1000 agents. Others can be chosen "
-            "on the page."
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("corn-explorer.html"),
-    open_page: Annotated[
-        bool, typer.Option("--open/--no-open", help="Whether to open the page in a browser.")
-    ] = True,
-    json: JsonOption = False,
+    graph: str | None = option(
+        "Graph to show first: a spec or a file, of 3 to 1000 agents. Others can be chosen on the "
+        "page."
+    ),
+    out: Path = option("File for the page.", default=Path("corn-explorer.html")),
+    open_page: bool = option(
+        "Whether to open the page in a browser.", default=True, flag="--open/--no-open"
+    ),
+    json: bool = JSON,
 ) -> None:
     """Write an interactive page: choose agents, insiders and ε, and see what noise costs.
 

@@ -6,21 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from corn.cli.options import JsonOption, refuse_given
-from corn.cli.output import (
-    Column,
-    print_error,
-    print_facts,
-    print_json,
-    print_note,
-    print_rows,
-    progress,
-)
-from corn.errors import FileFormatError, InvalidArgumentError
+from corn.cli.options import JSON, argument, option, refuse_given
+from corn.cli.output import print_error, print_facts, print_json, print_note, print_rows, progress
+from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.files import require_private
 from corn.learn.consortium import load_consortium
 from corn.noise import (
@@ -37,10 +29,9 @@ from corn.noise.ledger import ReleaseHistory, find_agents
 from corn.plan import load_plan
 from corn.privacy.budget import describe_adversary
 from corn.privacy.composition import compose_expenses
-from corn.privacy.rounding import round_up, round_up_range, write_exactly
+from corn.privacy.rounding import round_up, write_exactly
 from corn.topology.graphs import look_up_agents
 
-EXAMPLE = "corn keys make keys --agent 3"
 # The options of each action; any other would be ignored, and is refused.
 _OPTIONS = {
     "make": ("agent", "agents"),
@@ -55,43 +46,25 @@ _NAMING = (".corn", ".toml")
 
 def keys(
     context: typer.Context,
-    action: Annotated[
-        Literal["make", "rotate", "roster", "show", "ledger"],
-        typer.Argument(
-            help="make: an agent's private key (mode 0600, never printed) and its public key. "
-            "rotate: replace an agent's key by a new one that the old one signs, in roster.json of "
-            "the folder. roster: collect all public keys in one file, with the addresses of a "
-            "consortium file. show: print the fingerprint of roster.json, which all sites compare. "
-            "ledger: add up the releases of each agent under all plans."
-        ),
-    ],
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER...",
-            help="Folder of keys, and perhaps a plan (.corn) or a consortium file (.toml): it has "
-            "the names by which --agent calls agents, for the roster too, and addresses. ledger "
-            "takes several folders: agents of the same number in them count as one, and must have "
-            "the same data.",
-        ),
-    ],
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of the agent, or its name in the roster or the file (not for roster)."
-        ),
-    ] = None,
-    agents: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of agents N, for keys 0 … N−1 on one machine (for make only)."
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the roster (for roster only).")] = None,
-    delta: Annotated[
-        float, typer.Option(help="δ at which every ε is computed (for ledger only).")
-    ] = 1e-5,
-    json: JsonOption = False,
+    action: Literal["make", "rotate", "roster", "show", "ledger"] = argument(
+        "make: a private and a public key. rotate: replace a key by a new one that the old one "
+        "signs, in roster.json. roster: collect all public keys in one file. show: print the "
+        "fingerprint of roster.json, which all sites compare. ledger: add up all releases."
+    ),
+    folders: list[Path] = argument(
+        "Folder of keys, and perhaps a plan (.corn) or a consortium file (.toml), which has names "
+        "and addresses. ledger takes several folders for the same data.",
+        metavar="FOLDER...",
+    ),
+    agent: str | None = option(
+        "Number of the agent, or its name in the roster or the file (not for roster)."
+    ),
+    agents: int | None = option(
+        "Number of agents N, for keys 0 … N−1 on one machine (for make only).", min=1
+    ),
+    out: Path | None = option("File for the roster (for roster only)."),
+    delta: float = option("δ at which every ε is computed (for ledger only).", default=1e-5),
+    json: bool = JSON,
 ) -> None:
     """Make keys and the roster, replace a key, or add up ledgers; exit 1 if a ledger is lost."""
     others = [name for name in _ALL_OPTIONS if name not in _OPTIONS[action]]
@@ -107,26 +80,45 @@ def keys(
     sites = _read_sites((*files, folder / "roster.json")[0])
     names = [site.name or str(number) for number, site in enumerate(sites)]
     number = None if agent is None else _read_agent(agent, names)
+    facts: dict[str, Any] = {"keys": str(folder)}
     if action == "ledger":
         _add_up(rest, number, delta, names, json=json)
-    elif action == "roster":
-        if out is None:
-            raise typer.BadParameter("give a file for the roster", param_hint="--out")
-        _collect_roster(folder, out, sites if files else (), json=json)
-    elif action == "show":
-        found = load_roster(folder / "roster.json")
-        _print_fingerprint(found, "compare it with the owners of all agents before the first run")
-        if json:
-            print_json({"agents": found.num_agents, "fingerprint": found.fingerprint.hex()})
-    elif action == "rotate":
-        # The old key signs the new one, and only its owner has it.
-        if number is None:
-            raise typer.BadParameter("each owner replaces its own key", param_hint="--agent")
-        _rotate(folder, number, json=json)
-    else:
+        return
+    if action == "make":
         if (number is None) == (agents is None):
             raise typer.BadParameter("give either --agent or --agents")
-        _make(folder, range(agents) if agents is not None else [number or 0], json=json)
+        facts["public_keys"] = _make(folder, range(agents) if agents else [number or 0])
+    else:
+        if action == "rotate":
+            # The old key signs the new one, and only its owner has it.
+            if number is None:
+                raise typer.BadParameter("each owner replaces its own key", param_hint="--agent")
+            made = rotate_key(folder, number)
+            print_note(
+                f"replaced {folder / f'agent-{number}.key'}; the old key is kept with the ending "
+                ".old, copy roster.json to all agents"
+            )
+        elif action == "roster":
+            if out is None:
+                raise typer.BadParameter("give a file for the roster", param_hint="--out")
+            made = Roster(_read_public_keys(folder), sites=sites if files else ())
+            save_roster(made, out)
+            facts["roster"] = str(out)
+            print_note(f"wrote {out} with {made.num_agents} public keys")
+        else:
+            made = load_roster(folder / "roster.json")
+        digits = made.fingerprint.hex()
+        # All 256 bits, as a shortened fingerprint could be matched by a search, in groups that
+        # people can read out to each other.
+        groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
+        print_note(f"fingerprint {groups}: compare it with the owners of all agents")
+        facts |= {
+            "agents": made.num_agents,
+            "fingerprint": digits,
+            "public_keys": [key.hex() for key in made.public_keys],
+        }
+    if json:
+        print_json(facts)
 
 
 def _read_sites(path: Path) -> tuple[Site, ...]:
@@ -156,7 +148,8 @@ def _read_agent(text: str, names: Sequence[str]) -> int:
     return int(text)
 
 
-def _make(keys: Path, numbers: Sequence[int], *, json: bool) -> None:
+def _make(keys: Path, numbers: Sequence[int]) -> dict[str, str]:
+    """Write new keys, and return the public ones by number."""
     # Private keys are in it, so others should not even see their names.
     keys.mkdir(parents=True, exist_ok=True, mode=0o700)
     # mkdir leaves the mode of a folder that exists: one that others can read is refused.
@@ -171,78 +164,33 @@ def _make(keys: Path, numbers: Sequence[int], *, json: bool) -> None:
     for number in numbers:
         identity = generate_identity()
         save_identity(identity, keys / f"agent-{number}.key")
-        public = keys / f"agent-{number}.pub"
+        public_keys[str(number)] = identity.public_key.hex()
         # After the private key: a public key without its private one would enter a roster for
         # nothing.
+        public = keys / f"agent-{number}.pub"
         public.write_text(identity.public_key.hex() + "\n", encoding="ascii")
-        public_keys[str(number)] = identity.public_key.hex()
-    # One line for any number of agents.
-    first, last = (keys / f"agent-{number}" for number in (numbers[0], numbers[-1]))
-    if first == last:
-        print_note(f"wrote {first}.key (keep it secret) and {first}.pub (share it)")
-    else:
-        print_note(
-            f"wrote {first}.key to {last}.key (keep them secret) and {first}.pub to {last}.pub "
-            "(share them)"
-        )
-    if json:
-        print_json({"keys": str(keys), "public_keys": public_keys})
+    written = f"agent-{list_some(numbers)}"
+    print_note(f"wrote {keys / written}: keep .key secret, and share .pub")
+    return public_keys
 
 
-def _rotate(keys: Path, agent: int, *, json: bool) -> None:
-    roster = rotate_key(keys, agent)
-    print_note(
-        f"replaced {keys / f'agent-{agent}.key'}; the old key is kept with the ending .old, "
-        "copy roster.json to all agents"
-    )
-    _print_fingerprint(roster, "agents that know the old roster accept it")
-    if json:
-        print_json({"keys": str(keys), "fingerprint": roster.fingerprint.hex()})
-
-
-def _collect_roster(keys: Path, out: Path, sites: tuple[Site, ...], *, json: bool) -> None:
-    # By number: by name, agent-10 would come before agent-2, and agents would get others' keys.
-    found = sorted(keys.glob("agent-*.pub"), key=lambda path: _number(path))
+def _read_public_keys(keys: Path) -> tuple[bytes, ...]:
+    """Return the public keys of a folder by number."""
+    count = len(list(keys.glob("agent-*.pub")))
     # All of them, without gaps: a missing key would shift the agents after it.
-    if [_number(path) for path in found] != list(range(len(found))) or not found:
-        names = ", ".join(path.name for path in found) or "none"
+    files = [keys / f"agent-{number}.pub" for number in range(count)]
+    missing = [path.name for path in files or [keys / "agent-0.pub"] if not path.exists()]
+    if missing:
         raise FileFormatError(
-            f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …, found {names}"
+            f"{keys}: must contain public keys agent-0.pub, agent-1.pub, …; {missing[0]} is missing"
         )
-    made = Roster(tuple(_read_public_key(path) for path in found), sites=sites)
-    save_roster(made, out)
-    print_note(f"wrote {out} with {len(found)} public keys")
-    _print_fingerprint(made, "compare it with the owners of all agents before the first run")
-    if json:
-        print_json(
-            {
-                "roster": str(out),
-                "fingerprint": made.fingerprint.hex(),
-                "public_keys": [key.hex() for key in made.public_keys],
-            }
-        )
-
-
-def _print_fingerprint(made: Roster, advice: str) -> None:
-    """Print the fingerprint of a roster in groups that people can read out to each other."""
-    digits = made.fingerprint.hex()
-    # All 256 bits, as a shortened fingerprint could be matched by a search.
-    groups = " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
-    print_note(f"fingerprint {groups}: {advice}")
-
-
-def _number(path: Path) -> int:
-    number = path.stem.removeprefix("agent-")
-    if not number.isdecimal():
-        raise FileFormatError(f"{path}: a public key's file must be named agent-NUMBER.pub")
-    return int(number)
-
-
-def _read_public_key(path: Path) -> bytes:
-    try:
-        return bytes.fromhex(path.read_text(encoding="ascii").strip())
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not a public key in hexadecimal") from error
+    found = []
+    for path in files:
+        try:
+            found.append(bytes.fromhex(path.read_text(encoding="ascii").strip()))
+        except ValueError as error:
+            raise FileFormatError(f"{path}: not a public key in hexadecimal") from error
+    return tuple(found)
 
 
 def _add_up(
@@ -307,53 +255,38 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
 
 def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str]) -> None:
     """Print what is known of all agents, from the facts of each."""
-
-    def name(agent: int) -> str:
+    plans, totals = [], []
+    for own in agents:
         # A folder may have the ledger of an agent that its roster does not have.
-        return names[agent] if agent < len(names) else str(agent)
-
-    plans = [(own["agent"], plan) for own in agents for plan in own["plans"]]
-    plan_columns: list[Column[tuple[int, dict[str, Any]]]] = [
-        Column("", lambda row: name(row[0]), "agent"),
-        Column("", lambda row: row[1]["plan"][:16], "plan"),
-        Column("", lambda row: row[1]["unit"], "unit"),
-        Column("", lambda row: row[1]["max_colluders"], "insiders"),
-        Column("", lambda row: f"{row[1]['releases']} of {row[1]['planned_steps']}", "releases"),
-        Column("", lambda row: row[1]["epsilon"], "ε alone", round_up),
-        Column("", lambda row: row[1]["promised_epsilon"], "promised", round_up_range),
-        Column("", lambda row: _describe_state(row[1]), "state"),
-    ]
+        agent = names[own["agent"]] if own["agent"] < len(names) else str(own["agent"])
+        for plan in own["plans"]:
+            state = "running" if plan["is_running"] else ""
+            state = state if plan["is_count_known"] else "damaged, counted in full"
+            releases = f"{plan['releases']} of {plan['planned_steps']}"
+            changed = {"plan": plan["plan"][:16], "releases": releases, "state": state}
+            plans.append({**plan, "agent": agent, **changed})
+        totals.append(
+            {
+                "agent": agent,
+                **own["total"],
+                # A lost ledger hides releases, so the sum of the others is no upper bound.
+                "epsilon": "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
+                "epsilon_of_whole_data": own["agent_total"]["epsilon"],
+            }
+        )
+    columns = ["agent", "plan", "unit", "max_colluders", "releases", "epsilon"]
+    columns += ["promised_epsilon", "state"]
     print_rows(
-        f"releases under each plan, and their ε by themselves at δ = {delta}", plan_columns, plans
+        f"releases under each plan, and their ε by themselves at δ = {delta}", plans, columns
     )
-    meanings = {
-        plan["plan"][:16]: f"{plan['protects']}, against {plan['adversary']}" for _, plan in plans
-    }
-    if meanings:
-        print_facts("what each plan protects", meanings.items())
-    # A lost ledger hides releases, so the sum of the others is no upper bound.
-    columns: list[Column[dict[str, Any]]] = [
-        Column("", lambda own: name(own["agent"]), "agent"),
-        Column(
-            "",
-            lambda own: "at least " * own["is_lower_bound"] + round_up(own["total"]["epsilon"]),
-            "total ε",
-        ),
-        Column("", lambda own: own["total"]["unit"], "unit"),
-        Column("", lambda own: own["total"]["max_colluders"] or 0, "insiders"),
-        Column("", lambda own: own["agent_total"]["epsilon"], "ε of whole data", round_up),
-    ]
-    print_rows(f"total ε of all plans at δ = {delta}", columns, agents)
+    meanings = {plan["plan"]: f"{plan['protects']}, against {plan['adversary']}" for plan in plans}
+    print_facts("what each plan protects", meanings.items())
+    columns = ["agent", "epsilon", "unit", "max_colluders", "epsilon_of_whole_data"]
+    print_rows(f"total ε of all plans at δ = {delta}", totals, columns)
     worst = max((own["total"] for own in agents), key=lambda total: total["epsilon"])
     print_note(f"the largest total is {worst['statement']}")
-    if any(math.isinf(own["agent_total"]["epsilon"]) for own in agents):
+    if any(math.isinf(own["epsilon_of_whole_data"]) for own in totals):
         print_note(
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )
     print_note("releases of the same data under keys in other folders are not counted")
-
-
-def _describe_state(plan: dict[str, Any]) -> str:
-    if not plan["is_count_known"]:
-        return "damaged, counted in full"
-    return "running" if plan["is_running"] else ""

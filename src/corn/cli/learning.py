@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corn import learn
 from corn.cli.options import in_learning, in_own_data, refuse_given
 from corn.cli.output import print_note, save_json
-from corn.errors import list_some
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.datasets import PAPER_PARTITION, USUAL_BATCH_SIZE, WorkloadName, usual_schedule
 from corn.learn.file_data import SITE_FIELD
 from corn.learn.schedule import Schedule
 from corn.privacy import PrivacyBudget
-
-if TYPE_CHECKING:
-    from corn.learn.metrics import Quality
 
 MODEL_FILE = "model.pt"
 """The name of a saved model, here as well, because importing it takes seconds."""
@@ -30,83 +25,38 @@ MODEL_FILE = "model.pt"
 class LearningOptions:
     """The task or the user's own data, the model and the mini-batches."""
 
-    task: Annotated[
-        WorkloadName | None,
-        in_learning(help="Task to learn; a9a and mnist need corn data get."),
-    ] = None
-    data: Annotated[
-        Path | None,
-        in_own_data(
-            help="Instead of a task: a .csv or .parquet file or a folder of images with a "
-            "sub-folder per class, distributed over the agents; with {agent} (its number) or "
-            "{site} (its name) in its name, one for each agent: data/agent-{agent}.csv."
-        ),
-    ] = None
-    target: Annotated[
-        str | None,
-        in_own_data(help="Column of the targets."),
-    ] = None
-    features: Annotated[
-        str | None,
-        in_own_data(
-            help="Columns of the inputs, separated by commas. (Default: all but the target, in "
-            "order of their names.)"
-        ),
-    ] = None
-    classes: Annotated[
-        str | None,
-        in_own_data(
-            help="Public list of all classes, such as benign,malignant; a number K is 0 … K−1. "
-            "(Default for train: those in the data.)"
-        ),
-    ] = None
-    regression: Annotated[
-        bool,
-        in_own_data("--regression", help="Predict numbers instead of classes."),
-    ] = False
-    bounds: Annotated[
-        str | None,
-        in_own_data(
-            help="Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, or "
-            "age=0:120,bmi=10:60. Values outside count as the nearest bound. Never statistics of "
-            "private data: no ε covers those. (Default: values as they are; pixels of images in "
-            "[0, 1].)"
-        ),
-    ] = None
-    test_data: Annotated[
-        Path | None,
-        in_own_data(
-            help="Public file with the same columns, on which no agent trains; scores on it may be "
-            "published. (Default: a fifth of the data, scores on which are private.)"
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        in_learning(
-            help="linear, network (32 hidden units), cnn, or FILE.py:FUNCTION, a function of "
-            "input_shape and num_outputs that returns a torch.nn.Module, or a module and its loss. "
-            "(Default: linear; mnist: network.)"
-        ),
-    ] = None
-    partition: Annotated[
-        str | None,
-        in_learning(
-            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; only iid "
-            "moves no sample when another changes, so that ε is simulated with the others. "
-            "(Default: dirichlet:10; with --data: iid, which agents on several hosts must state "
-            "if all have the same file.)"
-        ),
-    ] = None
-    data_seed: Annotated[int, in_learning(min=0, help="Seed of split and partition.")] = 0
-    batch_size: Annotated[
-        int,
-        in_learning(min=1, help="Samples per mini-batch, unless the plan has its own."),
-    ] = USUAL_BATCH_SIZE
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether the task is the paper's quadratic, which has its own step sizes."""
-        return self.task == "quadratic"
+    task: WorkloadName | None = in_learning("Task to learn; a9a and mnist need corn data get.")
+    data: Path | None = in_own_data(
+        "Instead of a task: a .csv or .parquet file or a folder of images with a sub-folder per "
+        "class, distributed over the agents; with {agent} (number) or {site} (name), one for each."
+    )
+    target: str | None = in_own_data("Column of the targets.")
+    features: str | None = in_own_data(
+        "Columns of the inputs, separated by commas. (Default: all but the target.)"
+    )
+    classes: str | None = in_own_data(
+        "Public list of all classes, such as no,yes; K is 0 … K−1. (Default for train: the data's.)"
+    )
+    regression: bool = in_own_data("Predict numbers instead of classes.", default=False)
+    bounds: str | None = in_own_data(
+        "Public bounds that scale columns to [−1, 1]: LEAST:MOST for all, or age=0:120,bmi=10:60. "
+        "Never statistics of private data: no ε covers those. (Default: values as they are.)"
+    )
+    test_data: Path | None = in_own_data(
+        "Public file with the same columns. (Default: a fifth of the data, with private scores.)"
+    )
+    model: str | None = in_learning(
+        "linear, network, cnn, or FILE.py:FUNCTION, a function of input_shape and num_outputs that "
+        "returns a torch.nn.Module, or it and its loss. (Default: linear; mnist: network.)"
+    )
+    partition: str | None = in_learning(
+        "Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; ε is simulated "
+        "with all but iid. (Default: dirichlet:10; with --data: iid, which corn agent must state.)"
+    )
+    data_seed: int = in_learning("Seed of split and partition.", default=0, min=0)
+    batch_size: int = in_learning(
+        "Samples per mini-batch, unless the plan has its own.", default=USUAL_BATCH_SIZE, min=1
+    )
 
     def make_schedule(self, step_size: float) -> Schedule:
         """Return the schedule that begins with a step size: constant, or the paper's."""
@@ -146,12 +96,10 @@ class LearningOptions:
         if self.data is None or self.partition is not None:
             return
         if not self._make_file_workload(self.data).has_file_per_agent:
-            name, dot, suffix = self.data.name.partition(".")
             raise typer.BadParameter(
-                f"{self.data}: if each agent has a file of its own, rename it and give "
-                f"{name}-{{agent}}{dot}{suffix}, where {{agent}} stands for the agent's number. If "
-                "every agent has this same file, of which it trains on a part, give --partition "
-                "iid",
+                f"{self.data}: if each agent has a file of its own, put {{agent}}, which stands "
+                "for its number, into the name. If every agent has this same file, of which it "
+                "trains on a part, give --partition iid",
                 param_hint="--data",
             )
 
@@ -201,17 +149,11 @@ def _split_names(text: str | None) -> tuple[str, ...]:
 
 
 def _list_classes(text: str | None) -> tuple[str, ...] | None:
-    """Return the names of classes; a single number is their count.
-
-    >>> _list_classes("3"), _list_classes("no, yes")
-    (('0', '1', '2'), ('no', 'yes'))
-    """
-    if text is None:
-        return None
+    """Return the names of classes; a single number is their count."""
     # Five digits at most, because each class gets a name in memory.
-    if text.isdecimal() and len(text) <= 5:
+    if text is not None and text.isdecimal() and len(text) <= 5:
         return tuple(map(str, range(int(text))))
-    return _split_names(text)
+    return _split_names(text) or None
 
 
 def refuse_options_of_plan(
@@ -231,32 +173,11 @@ def write_run(
     rows: Sequence[learn.Row],
     facts: Mapping[str, object],
     out: Path,
+    columns: Sequence[str],
     *,
-    columns: Sequence[str] | None = None,
-    is_private: bool = False,
+    is_private: bool,
 ) -> None:
     """Write columns of the measurements to metrics.csv in ``out``, and facts to run.json."""
-    columns = columns or learn.COLUMNS
     learn.write_table(rows, out / "metrics.csv", columns=columns, is_private=is_private)
     save_json(facts, out / "run.json", is_private=is_private)
     print_note(f"wrote {out / 'metrics.csv'} and {out / 'run.json'}")
-
-
-def describe_quality(
-    quality: Quality | None, classes: Sequence[str] | None = None, *, part: str = "test "
-) -> list[tuple[str, str]]:
-    """Return AUC, recall and calibration as lines of a list of facts; none without a quality."""
-    if quality is None:
-        return []
-    names = classes or [str(number) for number in range(len(quality.recall))]
-    recall = [f"{name} {value:.3f}" for name, value in zip(names, quality.recall, strict=True)]
-    kind = "" if len(names) == 2 else " (mean of each class against the others)"
-    return [
-        (f"{part}AUC", f"{quality.auc:.4f}{kind}"),
-        (f"{part}recall", list_some(recall, limit=12)),
-        (
-            f"{part}calibration",
-            f"expected calibration error {quality.calibration_error:.4f} (15 bins), Brier score "
-            f"{quality.brier:.4f}",
-        ),
-    ]

@@ -1,18 +1,18 @@
-"""Options that several commands share, with one name, one default and one help text each.
+"""Options of commands: how they are declared, and groups that several commands share.
 
 Options that belong together are fields of a record, whose methods turn them into the library's
-records. Commands take such records like single options (``spread_records``).
+records. A command takes such a record like a single option.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -27,170 +27,187 @@ from corn.covariance import (
     default_objective,
 )
 from corn.covariance.design import read_objective
-from corn.covariance.threat import (
-    MOST_FOR_PAIRS,
-    PARTNERS_BESIDE_HUBS,
-    SPARSE_PARTNERS,
-)
 from corn.errors import InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling, read_promises
-from corn.topology import (
-    ONE_ROUND,
-    Gossip,
-    Mixing,
-    Network,
-    choose_cooldown,
-    load_network,
-)
+from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
 from corn.topology.files import read_matrix
 from corn.topology.mixing import WEIGHTS
 
-_GRAPH_HELP = (
-    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
-    "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
-)
-# Options in the panels of the help.
-in_network = partial(typer.Option, rich_help_panel="Network")
-in_threat = partial(typer.Option, rich_help_panel="Insiders")
-in_budget = partial(typer.Option, rich_help_panel="Privacy budget")
-in_learning = partial(typer.Option, rich_help_panel="Learning")
-in_own_data = partial(typer.Option, rich_help_panel="Your own data")
-in_agents = partial(typer.Option, rich_help_panel="Agents")
-
-DEFAULT_GOSSIP = str(ONE_ROUND)
-"""The mixing rounds of a step in commands that design or train."""
-
-GraphOption: TypeAlias = Annotated[str, in_network(help=_GRAPH_HELP)]
-OptionalGraphOption: TypeAlias = Annotated[str | None, in_network(help=_GRAPH_HELP)]
+REQUIRED = MISSING
+"""The default of an option that must be given."""
 
 
-def _check_figure_name(path: Path | None) -> Path | None:
+def option(
+    text: str, *, default: Any = None, panel: str | None = None, flag: str = "", **settings: Any
+) -> Any:
+    """Declare an option, as the default of a parameter of a command or of a field of a record.
+
+    Its name is that of the parameter, unless ``flag`` has another.
+    """
+    info = partial(typer.Option, help=text, rich_help_panel=panel, **settings)
+    return field(default=default, metadata={"info": info, "flag": flag})
+
+
+def argument(text: str, *, default: Any = REQUIRED, **settings: Any) -> Any:
+    """Declare a positional argument of a command."""
+    info = partial(typer.Argument, help=text, **settings)
+    return field(default=default, metadata={"info": info, "flag": ""})
+
+
+def spread_records(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with a signature for typer, in which fields replace their records."""
+    # Annotations are text where a module postpones them; typer needs the types themselves.
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    records: dict[str, Any] = {
+        p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
+    }
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, record in records.items():
+            own = {each.name: given.pop(each.name) for each in fields(record)}
+            given[name] = record(**own)
+        command(**given)
+
+    spread = []
+    for p in parameters:
+        if p.name in records:
+            types = get_type_hints(p.annotation)
+            spread += [_declare(own.name, types[own.name], own) for own in fields(p.annotation)]
+        else:
+            spread.append(_declare(p.name, p.annotation, p.default))
+    # Typer reads options from the signature.
+    call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    return call
+
+
+def _declare(name: str, kind: Any, declared: Any) -> Parameter:
+    """Return the parameter from which typer makes an option."""
+    if not isinstance(declared, Field):
+        return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
+    # Typer would give a switch a second name with --no-.
+    flag = declared.metadata["flag"] or (f"--{name.replace('_', '-')}" if kind is bool else "")
+    info = declared.metadata["info"](*([flag] if flag else []))
+    default = Parameter.empty if declared.default is MISSING else declared.default
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def read_configuration(context: typer.Context) -> dict[str, object]:
+    """Return the value of every option of the running command, in the order of its help."""
+    names = [parameter.name for parameter in context.command.params]
+    return {name: context.params[name] for name in names if name in context.params}
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line or in the environment."""
+    # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Raise misuse for the first of these options that was given."""
+    for name in names:
+        if is_given(context, name):
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+
+
+def check_figure_name(path: Path | None) -> Path | None:
     """Raise for a bad name before the command runs, not after hours."""
     # Imported here, because Matplotlib takes a second that commands without a figure save.
     if path is not None:
-        from corn.report.figures import check_figure_name
+        from corn.report import figures
 
-        check_figure_name(path)
+        figures.check_figure_name(path)
     return path
 
 
-PlotOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Figure file to write: .png, .svg or .pdf.", callback=_check_figure_name),
-]
-PlotStyleOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Style file of Matplotlib for --plot, with lines such as figure.figsize: 3.3, 2.6 "
-        "(inches of a panel, a column of a paper) and font.size: 8. (Default: the file "
-        "corn.mplstyle of the package.)"
-    ),
-]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+# Options in the panels of the help.
+in_network = partial(option, panel="Network")
+in_threat = partial(option, panel="Insiders")
+in_budget = partial(option, panel="Privacy budget")
+in_learning = partial(option, panel="Learning")
+in_own_data = partial(option, panel="Your own data")
+in_agents = partial(option, panel="Agents")
 
-
+_GRAPH = (
+    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
+    "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
+)
 _OWN_MECHANISM = (
     "NAME=R.npy is a covariance of your own, NAME=FILE.py:FUNCTION a function of the design "
     "problem (links, mixing matrix, caps, objective) that returns one; it is scaled to the budget."
 )
-MechanismOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help=f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS[:4])}. "
-        f"{_OWN_MECHANISM}",
-    ),
-]
-MechanismsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas. central trusts a "
-        "server; none clips but adds no noise; unclipped does neither. "
-        f"{_OWN_MECHANISM} (Default: corn, decor, ldp, none; for compare zero-sum and central too; "
-        "with a plan, the plan alone.)",
-    ),
-]
-ColludersOption: TypeAlias = Annotated[
-    int | None,
-    in_threat(
-        min=0,
-        help="Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. "
-        f"(Default: {DEFAULT_THREAT.max_colluders}.)",
-    ),
-]
+GRAPH = in_network(_GRAPH, default=REQUIRED)
+OPTIONAL_GRAPH = in_network(_GRAPH)
+MECHANISM = option(
+    f"Mechanism that correlates the noise of agents: {', '.join(MECHANISMS[:4])}. {_OWN_MECHANISM}",
+    default="corn",
+)
+SEVERAL_MECHANISMS = option(
+    f"Mechanisms of {', '.join(MECHANISMS)}, separated by commas; none clips, unclipped does not. "
+    f"{_OWN_MECHANISM} (Default: corn, decor, ldp, none, or the plan.)"
+)
+COLLUDERS = in_threat(
+    "Number of curious insiders who pool their seeds; 0 is an eavesdropper alone. (Default: "
+    f"{DEFAULT_THREAT.max_colluders}.)",
+    min=0,
+)
+BATCH_SIZE = in_budget("Samples per mini-batch (with --unit sample only).")
+PLOT = option("Figure file to write: .png, .svg or .pdf.", callback=check_figure_name)
+PLOT_STYLE = option(
+    "Style file of Matplotlib for --plot, with lines such as figure.figsize: 3.3, 2.6 (inches of a "
+    "panel) and font.size: 8. (Default: the file corn.mplstyle of the package.)"
+)
+JSON = option("Print the result as JSON.", default=False)
 
 
 @dataclass(frozen=True)
 class NoiseOptions:
     """Mixing weights and rounds, and the objective of the noise."""
 
-    horizon: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Number of steps over which the design lets noise accumulate; 1 is the paper's "
-            "objective. (Default: a fifth of the steps.)",
-        ),
-    ] = None
-    objective: Annotated[
-        str | None,
-        in_network(
-            help="Instead of --horizon, your own objective Tr(A R): A as .npy or .csv, or "
-            "FILE.py:FUNCTION, a function of the mixing matrix of a step that returns A.",
-        ),
-    ] = None
-    mixing: Annotated[
-        Mixing | None,
-        in_network(
-            help="Combination of a step's releases: sum adds all of them up over a tree of links, "
-            "so that all agents hold one model; gossip, the paper's, mixes models with "
-            "neighbours. (Default: sum; gossip for a mixing matrix, and with "
-            "--weights, --gossip, --cooldown, --horizon or --objective.)",
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        in_network(
-            help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge "
-            "weights. (Default: metropolis; a given mixing matrix as it is.)",
-        ),
-    ] = None
-    gossip: Annotated[
-        str,
-        in_network(
-            help="Mixing rounds per step: a number, plain:ROUNDS or chebyshev:ROUNDS "
-            "(accelerated). Each costs one message over every link, in each direction, and no "
-            "privacy.",
-        ),
-    ] = DEFAULT_GOSSIP
-    momentum: Annotated[
-        float | None,
-        typer.Option(
-            help="Momentum β in [0, 1): agents step along a moving average of about their last "
-            "1/(1 − β) releases, and the noise is designed for it. It costs no privacy and no "
-            "messages. (Default: 1 − 6/STEPS, at least 0 and at most 0.97; 0 with "
-            "--mixing sum and with --horizon 1.)"
-        ),
-    ] = None
+    horizon: float | None = option(
+        "Steps over which noise accumulates; 1 is the paper's. (Default: a fifth of the steps.)",
+        min=1,
+    )
+    objective: str | None = in_network(
+        "Instead of --horizon, the matrix A of your own objective Tr(A R): .npy, .csv, or "
+        "FILE.py:FUNCTION, a function of the mixing matrix."
+    )
+    mixing: Mixing | None = in_network(
+        "sum adds all releases of a step over a tree of links; gossip, the paper's, mixes models "
+        "with neighbours. (Default: sum; gossip for a mixing matrix, and with other options of it.)"
+    )
+    weights: str | None = in_network(
+        f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
+        "(Default: metropolis; a given mixing matrix as it is.)"
+    )
+    gossip: str = in_network(
+        "Mixing rounds per step, which cost messages and no privacy: a number, plain:ROUNDS or "
+        "chebyshev:ROUNDS (accelerated).",
+        default=str(ONE_ROUND),
+    )
+    momentum: float | None = option(
+        "Momentum β in [0, 1), for which the noise is designed. (Default: 1 − 6/STEPS, at most "
+        "0.97; 0 with --mixing sum and with --horizon 1.)"
+    )
+
+    @property
+    def asked_mixing(self) -> Mixing | None:
+        """How releases are combined: by gossip if an option is given that exact sums lack."""
+        given = (self.weights, self.horizon, self.objective, getattr(self, "cooldown", None))
+        has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
+        asks = has_rounds or any(value is not None for value in given)
+        return "gossip" if self.mixing is None and asks else self.mixing
 
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
-        mixing = "gossip" if self.mixing is None and self._asks_for_gossip else self.mixing
-        return load_network(
-            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
-        )
-
-    def choose_mixing(self) -> Mixing:
-        """Return how releases are combined on a network that is not known yet."""
-        return self.mixing or ("gossip" if self._asks_for_gossip else "sum")
-
-    @property
-    def _asks_for_gossip(self) -> bool:
-        """Whether an option is given that exact sums do not have."""
-        given = (self.weights, self.horizon, self.objective)
-        has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
-        return has_rounds or any(option is not None for option in given)
+        rounds = Gossip.parse(self.gossip)
+        return load_network(graph, weights=self.weights, gossip=rounds, mixing=self.asked_mixing)
 
     def choose_objective(self, network: Network, num_steps: int) -> Objective:
         """Return the objective asked for, or the default for this many steps."""
@@ -199,10 +216,9 @@ class NoiseOptions:
         for name in ("horizon", "momentum"):
             if getattr(self, name) is not None:
                 raise typer.BadParameter("--objective decides this", param_hint=f"--{name}")
-        is_function = ".py:" in self.objective
         given: ObjectiveLike = (
             load_function(self.objective)
-            if is_function
+            if ".py:" in self.objective
             else read_matrix(Path(self.objective), name="an objective")
         )
         return read_objective(given, network, num_steps)
@@ -225,39 +241,23 @@ class NoiseOptions:
 class MixingOptions(NoiseOptions):
     """The same, and the cool-down of a run."""
 
-    cooldown: Annotated[
-        int | None,
-        in_network(
-            min=0,
-            help="Number of steps after training that only mix, so that agents agree on one model. "
-            "Each costs the messages of a step, and no privacy. (Default: one mixing time.)",
-        ),
-    ] = None
-
-    @property
-    def _asks_for_gossip(self) -> bool:
-        return super()._asks_for_gossip or self.cooldown is not None
-
-    def choose_cooldown(self, network: Network, num_steps: int) -> int:
-        """Return the number of steps that only mix after a run of this many steps."""
-        return choose_cooldown(network, num_steps) if self.cooldown is None else self.cooldown
+    cooldown: int | None = in_network(
+        "Steps after training that only mix, and cost no privacy. (Default: one mixing time.)",
+        min=0,
+    )
 
 
 @dataclass(frozen=True)
 class ThreatOptions:
     """The adversary that noise is designed against: by default one insider, with seeds of pairs."""
 
-    colluders: ColludersOption = None
-    seeds: Annotated[
-        str,
-        in_threat(
-            help="Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K "
-            "more partners of each agent), partners:K or groups:M; auto is global without "
-            f"insiders, pairs up to {MOST_FOR_PAIRS} agents, and sparse:{SPARSE_PARTNERS} above "
-            f"(sparse:{PARTNERS_BESIDE_HUBS} with hubs); for exact sums partners:K with twice as "
-            "many partners as insiders and four more.",
-        ),
-    ] = "auto"
+    colluders: int | None = COLLUDERS
+    seeds: str = in_threat(
+        "Sets of agents that share a seed: global, edges, pairs, sparse:K (links and K more "
+        "partners of each agent), partners:K or groups:M; auto depends on insiders, agents and "
+        "mixing.",
+        default="auto",
+    )
 
     def make_if_given(self) -> ThreatModel | None:
         """Return the threat model asked for, or None, which leaves it to the mechanism."""
@@ -282,72 +282,50 @@ def read_numbers(option: str, text: str, kind: Callable[[str], Any] = float) -> 
         ) from error
 
 
-def read_per_agent(option: str, text: str, kind: Callable[[str], Any] = float) -> Any:
+def _read_per_agent(option: str, text: str, kind: Callable[[str], Any] = float) -> Any:
     """Return the number for all agents, or the numbers of each."""
     values = read_numbers(option, text, kind)
     return values if len(values) > 1 else values[0]
-
-
-BatchSizeOption: TypeAlias = Annotated[
-    int | None, in_budget(help="Samples per mini-batch (with --unit sample only).")
-]
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
     """A privacy budget."""
 
-    epsilon: Annotated[
-        str,
-        in_budget(
-            metavar="NUMBER[,NUMBER…]|FILE",
-            help="ε of the whole run: a number, one for each agent separated by commas, or a .csv "
-            "file with the columns agent,epsilon or agent,epsilon,delta.",
-        ),
-    ] = "10"
-    delta: Annotated[
-        str,
-        in_budget(
-            metavar="NUMBER[,NUMBER…]",
-            help="δ of the whole run, or one for each agent separated by commas.",
-        ),
-    ] = "1e-05"
-    steps: Annotated[int, in_budget(min=1, help="Number of training steps T.")] = 5000
-    clip: Annotated[float, in_budget(help="Largest norm C of a clipped gradient.")] = 0.1
-    unit: Annotated[
-        Unit,
-        in_budget(
-            help="Protected unit: an agent's whole data set (its mini-batch gradient is clipped "
-            "once), or one sample (each sample's gradient is clipped).",
-        ),
-    ] = "agent"
-    adjacency: Annotated[
-        Adjacency,
-        in_budget(
-            help="Relation of neighbouring data sets: the unit's data is replaced by any other, or "
-            "its gradient by zero (with Poisson sampling: a sample is added or removed).",
-        ),
-    ] = "replace"
-    sampling: Annotated[
-        Sampling | None,
-        in_budget(
-            help="Rule by which samples enter mini-batches (with --unit sample only): poisson, "
-            "each by its own secret coin; passes, in batches of fixed size and a new secret order "
-            "for each pass; every-step, any sample in any batch, which needs the most noise. "
-            "(Default: poisson.)",
-        ),
-    ] = None
-    samples_per_agent: Annotated[
-        str | None,
-        in_budget(
-            metavar="COUNT[,COUNT…]",
-            help="Declared number of samples of an agent, or one number for each agent, from which "
-            "the sampling rate or the passes follow (with --unit sample only); with more samples "
-            "or fewer, batches are larger or smaller. It is public, and ε does not cover it: "
-            "declare a number that does not depend on the data. (Default for train: those of the "
-            "data.)",
-        ),
-    ] = None
+    epsilon: str = in_budget(
+        "ε of the whole run: a number, one for each agent separated by commas, or a .csv file with "
+        "the columns agent,epsilon or agent,epsilon,delta.",
+        default="10",
+        metavar="NUMBER[,NUMBER…]|FILE",
+    )
+    delta: str = in_budget(
+        "δ of the whole run, or one for each agent separated by commas.",
+        default="1e-05",
+        metavar="NUMBER[,NUMBER…]",
+    )
+    steps: int = in_budget("Number of training steps T.", default=5000, min=1)
+    clip: float = in_budget("Largest norm C of a clipped gradient.", default=0.1)
+    unit: Unit = in_budget(
+        "Protected unit: an agent's whole data set (its mini-batch gradient is clipped), or one "
+        "sample (each sample's gradient is clipped).",
+        default="agent",
+    )
+    adjacency: Adjacency = in_budget(
+        "Neighbouring data sets: the unit's data is replaced by any other, or its gradient by zero "
+        "(with Poisson sampling: a sample is added or removed).",
+        default="replace",
+    )
+    sampling: Sampling | None = in_budget(
+        "Rule by which samples enter batches (with --unit sample only): poisson, each by a secret "
+        "coin; passes, in a new secret order for each pass; every-step, any sample in any batch, "
+        "which needs the most noise. (Default: poisson.)"
+    )
+    samples_per_agent: str | None = in_budget(
+        "Declared number of samples of an agent, or of each, which sets the sampling (with --unit "
+        "sample only). It is public, and ε does not cover it: declare a number that does not "
+        "depend on the data. (Default for train: those of the data.)",
+        metavar="COUNT[,COUNT…]",
+    )
 
     def make(
         self,
@@ -355,18 +333,15 @@ class BudgetOptions:
         network: Network | None = None,
         sizes: Sequence[int] | None = None,
     ) -> PrivacyBudget:
-        """Return the budget.
+        """Return the budget of agents in this network, if it is known.
 
-        ``network`` has the names by which a file of promises calls the agents; without it they are
-        numbered. ``sizes`` are those of the data sets to train on, if there are any: the sampling
-        follows from them where no option states it, and for the agent unit the batch size, which
-        then is the training's alone, is left out.
+        Where no option states the sampling, it follows from the ``sizes`` of the data sets.
         """
         samples, rate = None, None
         if self.samples_per_agent is not None:
-            samples = read_per_agent("--samples-per-agent", self.samples_per_agent, int)
+            samples = _read_per_agent("--samples-per-agent", self.samples_per_agent, int)
         if sizes is not None and self.unit == "agent":
-            batch_size = None
+            batch_size = None  # it is the training's alone
         elif sizes is not None and samples is None and self.sampling != "every-step":
             rate, samples = fit_sampling(sizes, batch_size or 1, self.sampling)
         delta = None
@@ -375,10 +350,10 @@ class BudgetOptions:
             names = None if network is None else network.agent_names
             epsilon, delta = read_promises(Path(self.epsilon), names)
         else:
-            epsilon = read_per_agent("--epsilon", self.epsilon)
+            epsilon = _read_per_agent("--epsilon", self.epsilon)
         return PrivacyBudget(
             epsilon=epsilon,
-            delta=read_per_agent("--delta", self.delta) if delta is None else delta,
+            delta=_read_per_agent("--delta", self.delta) if delta is None else delta,
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,
@@ -388,67 +363,3 @@ class BudgetOptions:
             sampling_rate=rate,
             samples_per_agent=samples,
         )
-
-
-def spread_records(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with a signature for typer, in which fields replace their records.
-
-    Typer accepts single options only. Without records, each command with a privacy budget would
-    repeat all options of a budget and their defaults.
-    """
-    # Annotations are text where a module postpones them; typer needs the types themselves.
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    records = {
-        p.name: p.annotation
-        for p in parameters
-        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
-    }
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        for name, record in records.items():
-            own = {field.name: given.pop(field.name) for field in fields(record)}
-            given[name] = record(**own)
-        command(**given)
-
-    spread = [
-        option
-        for p in parameters
-        for option in (_options(p.annotation) if p.name in records else [_by_name(p)])
-    ]
-    # Typer reads options from the signature.
-    call.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
-    return call
-
-
-def read_configuration(context: typer.Context) -> dict[str, object]:
-    """Return the value of every option of the running command, in the order of its help."""
-    names = [parameter.name for parameter in context.command.params]
-    return {name: context.params[name] for name in names if name in context.params}
-
-
-def is_given(context: typer.Context, name: str) -> bool:
-    """Return whether an option was given on the command line or in the environment."""
-    # A plan replaces a default silently, but contradicts a choice, so the two must be told apart.
-    source = context.get_parameter_source(name)
-    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
-
-
-def refuse_given(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Raise misuse for the first of these options that was given."""
-    for name in names:
-        if is_given(context, name):
-            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
-
-
-def _options(record: type) -> Iterator[Parameter]:
-    types = get_type_hints(record, include_extras=True)
-    for field in fields(record):
-        default = Parameter.empty if field.default is MISSING else field.default
-        yield Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
-        )
-
-
-def _by_name(parameter: Parameter) -> Parameter:
-    return parameter.replace(kind=Parameter.KEYWORD_ONLY)

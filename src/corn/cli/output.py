@@ -6,10 +6,10 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -27,14 +27,12 @@ from rich.text import Text
 import corn
 from corn.covariance import Decomposition, ThreatModel
 from corn.covariance.objective import LARGE_DISAGREEMENT
-from corn.covariance.problem import weighting_gain
 from corn.errors import CornWarning, list_some, make_printable
 from corn.files import write_file
 from corn.plan import Plan
-from corn.privacy import PrivacyBudget, compare_samplings
-from corn.privacy.rounding import round_up_range
+from corn.privacy import PrivacyBudget
+from corn.privacy.rounding import round_bound_down, round_up, round_up_range, write_range
 
-JsonValue = Any
 Item = TypeVar("Item")
 
 KAPPA = (
@@ -44,79 +42,90 @@ KAPPA = (
 """What κ is, for tables; exact sums have none."""
 
 
-def print_json(values: Mapping[str, JsonValue]) -> None:
+def print_json(values: Mapping[str, Any]) -> None:
     """Print one JSON object with the version of CorN; infinities become strings, arrays lists."""
     # Not through rich, which would break long lines.
     sys.stdout.write(to_json(values) + "\n")
 
 
-def to_json(values: Mapping[str, JsonValue]) -> str:
+def to_json(values: Mapping[str, Any]) -> str:
     """Return a result as strict JSON text, with the version that made it first."""
     return json.dumps(_plain({"corn_version": corn.__version__, **values}), indent=2)
 
 
-def save_json(values: Mapping[str, JsonValue], path: Path, *, is_private: bool = False) -> None:
+def save_json(values: Mapping[str, Any], path: Path, *, is_private: bool = False) -> None:
     """Write the output of ``print_json`` to a file; only its owner can read a private one."""
     write_file(path, to_json(values) + "\n", is_private=is_private)
 
 
-class Fact(NamedTuple):
-    """One entry of a result, for programs and for people.
+# Names of facts in tables, where they are not their words.
+_NAMES = {
+    "adversary": "against",
+    "disagreement_ratio": "κ",
+    "samplings": "noise variance by sampling",
+    "gaussian_epsilon": "Gaussian ε",
+    "true_positives_at_1_percent": "TPR 1 %",
+    "view": "attacker",
+}
+_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
+# Facts that the promise and other texts of a result say as well, or that only programs need.
+_FOR_PROGRAMS = {
+    *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),
+    *("messages_per_link", "dtype", "configuration", "agents"),
+}
+_ROUNDED_UP = {"epsilon", "delta", "mu", "std"}
+_ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
 
-    Attributes:
-        key: The name in JSON; empty for an entry that only people see.
-        value: The value in JSON.
-        label: The name in a table; empty for an entry that only programs see.
-        text: The value in a table; None is the value itself.
+
+def name_fact(key: str) -> str:
+    """Return the name of a fact for people.
+
+    >>> name_fact("promised_epsilon"), name_fact("num_steps")
+    ('promised ε', 'steps')
     """
-
-    key: str
-    value: JsonValue
-    label: str = ""
-    text: str | None = None
+    words = [_SYMBOLS.get(word, word) for word in key.split("_") if word != "num"]
+    return _NAMES.get(key, " ".join(words))
 
 
-def print_result(title: str, facts: Iterable[Fact], *, as_json: bool) -> None:
-    """Print all facts with a key as JSON, or those with a label as aligned lines."""
-    listed = list(facts)
+def write_fact(key: str, value: Any) -> str:
+    """Return a fact for people: numbers of a promise on the private side, others with 4 digits.
+
+    >>> write_fact("epsilon", 0.99999999), write_fact("precision_cap", [0.19999999, 2.5])
+    ('1', '0.199999 to 2.5')
+    """
+    if value is None or value is False:
+        return ""
+    if key == "disagreement_ratio":
+        return f"{value:.2f}" if value else ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return ", ".join(f"{name} {write_fact(f'{key}_{name}', own)}" for name, own in pairs)
+    if isinstance(value, np.ndarray | list | tuple):
+        if all(isinstance(own, int | float | np.number) for own in value) and len(value):
+            return write_range(value, lambda own: write_fact(key, own))
+        return list_some(value)
+    if isinstance(value, float):
+        words = set(key.split("_"))
+        if words & _ROUNDED_DOWN:
+            return round_bound_down(value)
+        return round_up(value) if words & _ROUNDED_UP else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def print_result(title: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print facts as JSON, or those that fit a line for people."""
     if as_json:
-        print_json({fact.key: fact.value for fact in listed if fact.key})
+        print_json(facts)
         return
-    lines = [(f.label, str(f.value) if f.text is None else f.text) for f in listed if f.label]
-    print_facts(title, lines)
-
-
-class Column(NamedTuple, Generic[Item]):
-    """One property of the rows of a result: as ``Fact``, but ``text`` shows a value."""
-
-    key: str
-    value: Callable[[Item], JsonValue]
-    label: str = ""
-    text: Callable[[Any], str] = str
-
-
-def collect_rows(
-    columns: Sequence[Column[Item]], rows: Iterable[Item]
-) -> list[dict[str, JsonValue]]:
-    """Return the rows for JSON."""
-    return [{c.key: c.value(row) for c in columns if c.key} for row in rows]
-
-
-def print_rows(
-    title: str,
-    columns: Sequence[Column[Item]],
-    rows: Iterable[Item],
-    *,
-    section_ends: Collection[int] = (),
-) -> None:
-    """Print the rows as a table."""
-    shown = [c for c in columns if c.label]
-    print_table(
-        title,
-        [c.label for c in shown],
-        [[c.text(c.value(row)) for c in shown] for row in rows],
-        section_ends=section_ends,
-    )
+    lines = [
+        (name_fact(key), write_fact(key, value))
+        for key, value in facts.items()
+        if key not in _FOR_PROGRAMS
+        and not (isinstance(value, list) and value and isinstance(value[0], Mapping))
+    ]
+    print_facts(title, [(name, text) for name, text in lines if text])
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -135,35 +144,23 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     _console().print(table)
 
 
-def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    section_ends: Collection[int] = (),
-) -> None:
-    """Print a table; its first column names the row, the others are numbers or remarks.
-
-    A line is drawn below each row whose index is in ``section_ends``.
-    """
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; its first column names the row, the others are numbers or remarks."""
     table = Table()
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left", overflow="fold")
-    for index, row in enumerate(rows):
-        table.add_row(*map(make_printable, row), end_section=index in section_ends)
+    for row in rows:
+        table.add_row(*map(make_printable, row))
     console = _console()
     # Not as the title of the table, which would be broken into lines of the table's width.
     console.print(Text(make_printable(title), style="italic"))
     console.print(table)
 
 
-def format_count(count: int, thing: str) -> str:
-    """Return a number of things.
-
-    >>> format_count(1, "step"), format_count(5000, "step")
-    ('1 step', '5,000 steps')
-    """
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print some facts of several things as a table."""
+    cells = [[write_fact(column, row[column]) for column in columns] for row in rows]
+    print_table(title, [name_fact(column) for column in columns], cells)
 
 
 def print_line(text: str | None) -> None:
@@ -194,27 +191,17 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
     }
 
 
-def sampling_facts(budget: PrivacyBudget) -> list[Fact]:
-    """Return what other samplings need for the same promise; nothing for unit agent."""
-    ratios = compare_samplings(budget)
-    others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
-    text = f"{', '.join(others)} the noise variance of {next(iter(ratios))}"
-    return [Fact("samplings", ratios, "other samplings" if others else "", text)]
-
-
-def warn_of_insiders(names: Sequence[str]) -> None:
-    """Print a note on mechanisms whose noise was not designed against curious agents."""
+def warn_of_insiders(designs: Iterable[tuple[str, Decomposition, ThreatModel]]) -> None:
+    """Print a note on mechanisms whose agents share seeds, and that hold against no insider."""
+    names = [
+        name for name, noise, threat in designs if noise.seed_groups and not threat.max_colluders
+    ]
     if names:
         print_note(
             f"{', '.join(names)}: private against an eavesdropper only; an agent can subtract the "
             "noise of every seed that it shares. --mechanism corn --colluders 1 designs noise "
             "against curious agents"
         )
-
-
-def is_open_to_insiders(noise: Decomposition, threat: ThreatModel) -> bool:
-    """Return whether agents share seeds, and the noise does not hold against any of them."""
-    return bool(noise.seed_groups) and not threat.max_colluders
 
 
 def warn_of_large_disagreement(ratio: float | None) -> None:
@@ -231,15 +218,6 @@ def warn_of_large_disagreement(ratio: float | None) -> None:
     )
 
 
-def format_kappa(ratio: float | None) -> str:
-    """Return κ for a table; nothing where agents have one model, or it was not computed.
-
-    >>> format_kappa(1.0714), format_kappa(0.0), format_kappa(None)
-    ('1.07', '', '')
-    """
-    return f"{ratio:.2f}" if ratio else ""
-
-
 def print_error(text: str) -> None:
     """Print in one line why there is no result."""
     sys.stderr.write(f"corn: {make_printable(text)}\n")
@@ -251,18 +229,11 @@ def show_warnings_as_notes() -> None:
     warnings.simplefilter("always", CornWarning)
     default = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, CornWarning):
             print_note(str(message))
         else:
-            default(message, category, filename, lineno, file, line)
+            default(message, category, *rest, **options)
 
     warnings.showwarning = show
 
@@ -274,7 +245,7 @@ def _console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-def _plain(value: JsonValue) -> JsonValue:
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -312,68 +283,41 @@ def make_progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def find_strictest(budget: PrivacyBudget, num_agents: int) -> tuple[int, ...]:
-    """Return the agents whose promise needs the most noise; none if all have the same cap."""
+def name_server(budget: PrivacyBudget) -> str:
+    """Return the trusted server that keeps the strictest promise for all, and whose it is."""
+    n = budget.num_agents or 1
     # By caps, not by ε: δ and sampling decide as well how strict a promise is.
-    caps = budget.precision_caps(num_agents)
+    caps = budget.precision_caps(n)
     strictest = np.flatnonzero(caps == caps.min()).tolist()
-    return tuple(strictest) if len(strictest) < num_agents else ()
+    if len(strictest) == n:
+        return "a trusted server"
+    agents = f"agent{'s' if len(strictest) > 1 else ''} {list_some(strictest)}"
+    return f"a trusted server that keeps the promise of {agents} for all"
 
 
 def describe_server(ratios: tuple[float, float], budget: PrivacyBudget, what: str) -> str:
-    """Return ``what`` of the average model over a trusted server's, naming the server.
+    """Return ``what`` of the average model over a trusted server's.
 
-    Where promises differ, one server keeps the strictest for all, and a better one weights agents:
-    ``ratios`` has one number for each.
-
-    >>> describe_server((1.2, 1.2), PrivacyBudget(1, 1e-5, num_steps=10, clip=1), "variance")
-    "1.2 × a trusted server's variance"
-    >>> budget = PrivacyBudget((0.5, 2), 1e-5, num_steps=10, clip=1)
-    >>> describe_server((1.2, 6.15), budget, "variance")
-    '1.2 × the variance of a trusted server that keeps the promise of agent 0 for all, and 6.15 ×
-    that of a server that weights agents by their promises'
+    Where promises differ, a second server weights agents by them: ``ratios`` has both numbers.
     """
     central, weighted = ratios
-    strictest = find_strictest(budget, budget.num_agents or 1)
-    if not strictest:
+    server = name_server(budget)
+    if server == "a trusted server":
         return f"{central:.4g} × a trusted server's {what}"
     return (
-        f"{central:.4g} × the {what} of a trusted server that keeps the promise of "
-        f"{list_agents(strictest)} for all, and {weighted:.4g} × that of a server that weights "
-        "agents by their promises"
+        f"{central:.4g} × the {what} of {server}, and {weighted:.4g} × that of a server that "
+        "weights agents by their promises"
     )
 
 
 def describe_average(plan: Plan) -> str:
     """Return the same for the line "noise in the average" of a list of facts."""
     ratios = plan.central_ratio, plan.weighted_central_ratio
-    server = describe_server(ratios, plan.budget, "variance")
     # The reference draws its batches as the agents do, also where the budget counts on fewer
     # samples than they have.
     sampling = " and sampling" if plan.budget.unit == "sample" else ""
+    server = describe_server(ratios, plan.budget, "variance")
     return f"{server}, for the same promise{sampling}"
-
-
-def describe_reference(budget: PrivacyBudget) -> str:
-    """Return what the column with ratios to a trusted server means."""
-    n = budget.num_agents or 1
-    strictest = find_strictest(budget, n)
-    if not strictest:
-        return "noise variance of the average over a trusted server's"
-    return (
-        "noise variance of the average over that of a trusted server that keeps the promise of "
-        f"{list_agents(strictest)} for all; multiply by "
-        f"{weighting_gain(budget.precision_caps(n)):.3g} for a server that weights agents"
-    )
-
-
-def list_agents(agents: Sequence[object]) -> str:
-    """Return the numbers or labels of a few agents, and how many there are beyond these.
-
-    >>> list_agents([3]), list_agents(range(8))
-    ('agent 3', 'agents 0, 1, 2, 3, 4 and 3 more')
-    """
-    return f"agent{'s' if len(agents) > 1 else ''} {list_some(agents)}"
 
 
 # The score that says most, of those that a task has.
@@ -396,14 +340,7 @@ def describe_outcome(
     *,
     is_simulated: bool,
 ) -> str | None:
-    """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score.
-
-    >>> budget = PrivacyBudget(1, 1e-5, num_steps=10, clip=1)
-    >>> settings = (budget, ThreatModel(1), (1.2, 1.2))
-    >>> describe_outcome({"test_accuracy": 0.9312}, 1.0, *settings, is_simulated=False)
-    "93.1 % test accuracy at ε = 1 for one agent's whole data set, against an eavesdropper and one
-    insider, with 1.2 × a trusted server's noise variance in the average model"
-    """
+    """Return score, ε, unit, adversary and the ratio to a trusted server, if there is a score."""
     found = [(scores.get(name), words) for name, words in _OUTCOME_SCORES.items()]
     said = [
         words.format(100 * value if "%" in words else value)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Any, cast
 
 import typer
 
 from corn import distributed
 from corn.checks import require_choice
 from corn.cli.options import (
-    BatchSizeOption,
+    BATCH_SIZE,
+    JSON,
+    MECHANISM,
+    OPTIONAL_GRAPH,
     BudgetOptions,
-    JsonOption,
-    MechanismOption,
     MixingOptions,
-    OptionalGraphOption,
     ThreatOptions,
+    argument,
+    option,
     refuse_given,
 )
 from corn.cli.output import (
     KAPPA,
-    Fact,
     collect_sampling,
     describe_average,
-    format_count,
-    is_open_to_insiders,
     print_note,
     print_result,
+    print_rows,
     warn_of_insiders,
     warn_of_large_disagreement,
     working,
@@ -35,36 +35,29 @@ from corn.cli.output import (
 from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
-from corn.privacy.rounding import round_bound_down, write_range
+from corn.privacy import PrivacyBudget
 from corn.topology import Gossip
-
-EXAMPLE = "corn plan --graph er:n=20,p=0.2,seed=1 --epsilon 10 --out plan.corn"
 
 
 def plan(
     context: typer.Context,
-    consortium: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[CONSORTIUM]",
-            help="Consortium file (.toml), which replaces all other options but --out and --json.",
-        ),
-    ] = None,
+    consortium: Path | None = argument(
+        "Consortium file (.toml), which replaces all other options but --out and --json.",
+        default=None,
+        metavar="[CONSORTIUM]",
+    ),
     *,
-    graph: OptionalGraphOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the plan, or for the request. (Default: beside a consortium file, with "
-            "its name and .corn.)"
-        ),
-    ] = None,
+    graph: str | None = OPTIONAL_GRAPH,
+    out: Path | None = option(
+        "File for the plan, or for the request. (Default: beside a consortium file, with its name "
+        "and .corn.)"
+    ),
     budget: BudgetOptions,
-    batch_size: BatchSizeOption = None,
-    mechanism: MechanismOption = "corn",
+    batch_size: int | None = BATCH_SIZE,
+    mechanism: str = MECHANISM,
     mixing: MixingOptions,
     threat: ThreatOptions,
-    json: JsonOption = False,
+    json: bool = JSON,
 ) -> None:
     """Make the plan of a run, by default against one curious insider.
 
@@ -84,7 +77,8 @@ def plan(
     if out is None:
         raise typer.BadParameter("give a file for the plan", param_hint="--out")
     if graph is None:
-        _write_request(budget, batch_size, mechanism, mixing, threat, out=out, json=json)
+        promise = budget.make(batch_size)
+        _write_request(promise, mechanism, mixing, threat, out, json=json)
         return
     network = mixing.load_network(graph)
     promise = budget.make(batch_size, network)
@@ -104,62 +98,49 @@ def plan(
 def _save(made: Plan, out: Path, consortium: Consortium | None = None, *, json: bool) -> None:
     # Before anything is printed: a pipe that closes must not cost a design of minutes.
     save_plan(made, out)
-    certificate = made.certificate
-    print_result(
-        f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on "
-        f"{made.network.source}",
-        [
-            Fact("status", certificate.status),
-            *plan_facts(made, certificate.value, certificate.lower_bound, certificate.status),
-            *([] if consortium is None else _site_facts(consortium, made)),
-        ],
-        as_json=json,
+    found = made.certificate
+    facts = {"status": found.status, **describe_plan(made, found.value, found.lower_bound)}
+    if consortium is not None and made.budget.batch_size is not None:
+        # The sizes that sites declare, and what the one sampling rate makes of them.
+        rate = made.budget.query.sampling_rate or 1.0
+        sizes = consortium.training_samples
+        facts["mean_training_samples"] = sum(sizes) / len(sizes)
+        facts["sites"] = [
+            {"site": site.name, "samples": site.samples, "training": own, "batch": rate * own}
+            for site, own in zip(consortium.sites, sizes, strict=True)
+        ]
+    title = (
+        f"plan {fingerprint(made).hex()[:16]} for {made.num_agents} agents on {made.network.source}"
     )
-    if is_open_to_insiders(made.decomposition, made.threat):
-        warn_of_insiders([made.mechanism])
+    print_result(title, facts, as_json=json)
+    if "sites" in facts and not json:
+        print_rows("rows of each site", facts["sites"], ("site", "samples", "training", "batch"))
+    warn_of_insiders([(made.mechanism, made.decomposition, made.threat)])
     warn_of_large_disagreement(made.disagreement_ratio)
     if consortium is None:
         print_note(f"wrote {out}; check it with: corn verify {out}")
-        return
-    print_note(
-        f"wrote {out}; send {consortium.path} and this file to every site, which runs: corn check "
-        f"{consortium.path} --agent SITE --data FILE --keys FOLDER"
-    )
-
-
-def _site_facts(consortium: Consortium, made: Plan) -> list[Fact]:
-    """Return the sizes that sites declare, and what the one sampling rate makes of them."""
-    if made.budget.batch_size is None:
-        return []
-    rate = made.budget.query.sampling_rate or 1.0
-    sites = [
-        {"site": site.name, "samples": site.samples, "training": own, "batch": rate * own}
-        for site, own in zip(consortium.sites, consortium.training_samples, strict=True)
-    ]
-    shown = ", ".join(f"{own['site']} {own['batch']:.3g} of {own['training']:.0f}" for own in sites)
-    mean = sum(consortium.training_samples) / len(sites)
-    return [
-        Fact("sites", sites, "expected batches", f"{shown} training rows, all at rate {rate:.4g}"),
-        Fact("mean_training_samples", mean, "mean", f"{rate * mean:.3g} of {mean:.0f} rows"),
-    ]
+    else:
+        print_note(
+            f"wrote {out}; send {consortium.path} and this file to every site, which runs: corn "
+            f"check {consortium.path} --agent SITE --data FILE --keys FOLDER"
+        )
 
 
 def _write_request(
-    budget: BudgetOptions,
-    batch_size: int | None,
+    budget: PrivacyBudget,
     mechanism: str,
     mixing: MixingOptions,
     threat: ThreatOptions,
-    *,
     out: Path,
+    *,
     json: bool,
 ) -> None:
     # Agents that plan together know no files of the others.
     chosen = cast("MechanismName", require_choice("mechanism", mechanism, MECHANISMS))
-    combined = mixing.choose_mixing()
+    combined = mixing.asked_mixing or "sum"
     request = distributed.PlanningRequest(
-        budget=budget.make(batch_size),
-        objective=mixing.choose_horizon(combined, budget.steps),
+        budget=budget,
+        objective=mixing.choose_horizon(combined, budget.num_steps),
         # Written into the request, so that agents do not depend on defaults of their own versions.
         threat=threat.make_if_given() or read_mechanism(chosen).default_threat,
         mechanism=chosen,
@@ -170,12 +151,12 @@ def _write_request(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(request.to_text() + "\n", encoding="utf-8")
-    facts = [
-        Fact("promise", request.budget.describe(), "promise"),
-        Fact("adversary", request.threat.describe(), "against"),
-        Fact("mixing", request.mixing, "mixing"),
-        Fact("mechanism", request.mechanism, "mechanism"),
-    ]
+    facts = {
+        "promise": budget.describe(),
+        "adversary": request.threat.describe(),
+        "mixing": request.mixing,
+        "mechanism": request.mechanism,
+    }
     print_result("request for a plan that agents make together", facts, as_json=json)
     print_note(
         f"wrote {out}; run it with: corn launch {out} --graph GRAPH, or corn agent {out} "
@@ -183,79 +164,41 @@ def _write_request(
     )
 
 
-def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> list[Fact]:
-    """Return the content of a plan, with the value and the bound of its noise."""
-    streams = made.decomposition.count_streams()
-    noise = []
-    samples = made.budget.samples_per_agent
-    kappa = made.disagreement_ratio
-    if made.network.mixing == "sum":
-        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
-        least = round_bound_down(made.central_ratio * lower_bound / value)
-        noise = [Fact("", None, "least possible", f"{least} × with any noise and any seeds")]
-    else:
-        least = round_bound_down(lower_bound)
-        noise = [
-            Fact("", None, "minimises", f"Tr(A R), {made.objective.describe()}"),
-            Fact("", None, "noise energy", f"{value:.6g} ({remark})"),
-            Fact("", None, "lower bound", f"{least}, for the seeds allowed"),
-            Fact("", None, "κ", f"{kappa:.2f} ({KAPPA})"),
-        ]
-    declared = ""
-    if samples is not None:
-        counts = write_range(samples, "{:.12g}".format)
-        declared = f"{counts} per agent; public, and not covered by ε"
-    kind = "mask" if made.decomposition.is_masked else "stream"
-    most = made.decomposition.most_masks or max(streams)
-    return [
-        Fact("graph", made.network.source),
-        Fact("num_agents", made.num_agents),
-        Fact("promise", made.budget.describe(), "promise"),
-        *(Fact(key, value) for key, value in collect_sampling(made.budget).items()),
-        Fact("", None, "declared samples" if declared else "", declared),
-        Fact("adversary", made.threat.describe(), "against"),
-        Fact("central_ratio", made.central_ratio, "noise in the average", describe_average(made)),
-        *noise,
-        Fact("objective", made.objective.describe()),
-        Fact("mixing", made.network.mixing, "mixing", describe_mixing(made)),
-        Fact("gossip", str(made.network.gossip)),
-        Fact("cooldown_steps", made.cooldown_steps),
-        Fact("messages_per_link", made.num_messages),
-        Fact("mechanism", made.mechanism),
-        Fact("seeds", made.threat.seeds),
-        Fact("max_colluders", made.threat.max_colluders),
-        Fact("value", value),
-        Fact("lower_bound", lower_bound),
-        Fact("weighted_central_ratio", made.weighted_central_ratio),
-        Fact("disagreement_ratio", kappa),
-        Fact(
-            "num_seed_groups",
-            len(made.decomposition.seed_groups),
-            "seeds",
-            f"{len(made.decomposition.seed_groups):,} shared, at most {format_count(most, kind)} "
-            "per agent",
-        ),
-        Fact("max_streams", max(streams)),
-        Fact("max_masks", made.decomposition.most_masks),
-        Fact("grid", made.grid, "releases", _describe_grid(made)),
-        Fact("max_parameters", made.max_parameters),
-        Fact("dtype", made.dtype),
-        Fact("fingerprint", fingerprint(made).hex(), "fingerprint"),
-    ]
-
-
-def describe_mixing(made: Plan) -> str:
-    """Return rounds, cool-down and messages of a plan's run in one line."""
-    return made.network.describe_mixing(made.budget.num_steps, made.cooldown_steps)
-
-
-def _describe_grid(made: Plan) -> str:
-    """Return the grid of releases and the largest model for which the promise is proved."""
-    proved = (
-        f"multiples of {made.grid:g}; the promise is proved in floating point for models of up to "
-        f"{made.max_parameters:.3g} parameters"
-    )
-    if made.budget.unit == "agent":
-        return proved
+def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any]:
+    """Return the facts of a plan, with the value and the bound of its noise."""
+    budget = made.budget
+    shares = made.decomposition
     # An agent's gradient is clipped as a whole, so this concerns samples only.
-    return f"{proved} that compute each sample's gradient without regard to others in its batch"
+    alone = " that compute each sample's gradient without regard to others in its batch"
+    facts = {
+        "promise": budget.describe(),
+        "adversary": made.threat.describe(),
+        "noise_in_the_average": describe_average(made),
+        "graph": made.network.source,
+        "num_agents": made.num_agents,
+        **collect_sampling(budget),
+        "central_ratio": made.central_ratio,
+        "weighted_central_ratio": made.weighted_central_ratio,
+        "disagreement_ratio": made.disagreement_ratio,
+        "objective": made.objective.describe(),
+        "value": value,
+        "lower_bound": lower_bound,
+        "mixing": made.network.mixing,
+        "messages": made.network.describe_mixing(budget.num_steps, made.cooldown_steps),
+        "messages_per_link": made.num_messages,
+        "gossip": str(made.network.gossip),
+        "cooldown_steps": made.cooldown_steps,
+        "mechanism": made.mechanism,
+        "seeds": made.threat.seeds,
+        "max_colluders": made.threat.max_colluders,
+        "num_seed_groups": len(shares.seed_groups),
+        "max_streams": max(shares.count_streams()),
+        "max_masks": shares.most_masks,
+        "grid": made.grid,
+        "max_parameters": made.max_parameters,
+        "proved": "in floating point, for models of up to so many parameters"
+        + (alone if budget.unit == "sample" else ""),
+        "dtype": made.dtype,
+        "fingerprint": fingerprint(made).hex(),
+    }
+    return facts if made.network.mixing == "sum" else {**facts, "κ": KAPPA}

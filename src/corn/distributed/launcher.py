@@ -561,7 +561,6 @@ def launch(
     keys: Path,
     network: Network | None = None,
     requirements: Requirements | None = None,
-    show_private: bool = False,
     status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
@@ -575,8 +574,6 @@ def launch(
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
         network: the links between agents, where they plan together.
         requirements: the owner's requirements of the plan and of all releases of each agent's data.
-        show_private: return measurements on private data, too. No noise protects them: only for a
-            machine whose user owns the data of all agents.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:
@@ -652,9 +649,7 @@ def launch(
         plan=plan,
         problem=problem,
         agents=results,
-        measured=merge_results(
-            plan, problem, results, folders, settings, show_private=show_private
-        ),
+        measured=merge_results(plan, problem, results, folders, settings),
         folders=folders,
         keys=keys,
         made_keys=made_keys,

@@ -13,10 +13,4 @@ from corn.report.figures import (
     save_figure,
 )
 
-__all__ = [
-    "MECHANISM_COLOURS",
-    "figure_style",
-    "plot_comparison",
-    "plot_training",
-    "save_figure",
-]
+__all__ = ["MECHANISM_COLOURS", "figure_style", "plot_comparison", "plot_training", "save_figure"]

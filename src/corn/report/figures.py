@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, DrawingArea, HPacker, TextArea
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from corn.checks import require_choice
 from corn.errors import FileFormatError, make_printable
@@ -30,45 +31,26 @@ if TYPE_CHECKING:
     from corn.learn.metrics import Row
 
 
-# Okabe and Ito's palette: its colours stay distinct under the common kinds of colour blindness.
-MECHANISM_COLOURS = {
-    "corn": "#0072B2",
-    "decor": "#E69F00",
-    "ldp": "#D55E00",
-    "zero-sum": "#CC79A7",
-    "central": "#009E73",
-    "none": "#7F7F7F",
+# The name, the colour and the marker of each mechanism. Okabe and Ito's palette: its colours stay
+# distinct under the common kinds of colour blindness.
+_STYLES = {
+    "corn": ("CorN", "#0072B2", "D"),
+    "decor": ("DECOR", "#E69F00", "s"),
+    "ldp": ("LDP", "#D55E00", "o"),
+    "zero-sum": ("zero-sum", "#CC79A7", "P"),
+    "central": ("trusted server", "#009E73", "*"),
+    "none": ("no noise", "#7F7F7F", ""),
 }
-MECHANISM_NAMES = {
-    "corn": "CorN",
-    "decor": "DECOR (pairwise)",
-    "zero-sum": "zero-sum + local",
-    "ldp": "LDP (independent)",
-    "central": "central DP (trusted server)",
-    "none": "no noise",
-}
-SHORT_NAMES = {
-    "corn": "CorN",
-    "decor": "DECOR",
-    "zero-sum": "zero-sum",
-    "ldp": "LDP",
-    "central": "trusted server",
-    "none": "no noise",
-}
-"""Names for the ends of lines, where there is little room."""
+MECHANISM_COLOURS = {key: colour for key, (_, colour, _) in _STYLES.items()}
+SHORT_NAMES = {key: name for key, (name, _, _) in _STYLES.items()}
 OWN_COLOUR = "#882255"
 """The colour of mechanisms of the user's own."""
 _MORE_COLOURS = (OWN_COLOUR, "#332288", "#44AA99", "#661100", "#999933")
-_MARKERS = {"corn": "D", "decor": "s", "ldp": "o", "zero-sum": "P", "central": "*", "none": ""}
 _MORE_MARKERS = ("X", "^", "v", "<", ">", "h")
 _DASHED = ("central", "none", "unclipped")
-
 INK = "#333333"
 PALE = "#BBBBBB"
-
-
 FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
-
 
 # The same hues with a contrast of at least 4.5 to white, which thin letters need.
 _TEXT_COLOURS = {
@@ -104,17 +86,15 @@ def choose_styles(names: Iterable[str]) -> dict[str, LineStyle]:
     >>> choose_styles(["corn", "mine"])["corn"]
     LineStyle(colour='#0072B2', marker='D', dashes='-')
     """
-    names = list(names)
-    more = [name for name in names if name not in MECHANISM_COLOURS]
     styles = {}
+    place = 0
     for name in names:
-        dashes = "--" if name in _DASHED else "-"
-        if name in MECHANISM_COLOURS:
-            styles[name] = LineStyle(MECHANISM_COLOURS[name], _MARKERS[name], dashes)
-        else:
-            place = more.index(name)
+        _, colour, marker = _STYLES.get(name, ("", "", ""))
+        if name not in _STYLES:
             colour = _MORE_COLOURS[place % len(_MORE_COLOURS)]
-            styles[name] = LineStyle(colour, _MORE_MARKERS[place % len(_MORE_MARKERS)], dashes)
+            marker = _MORE_MARKERS[place % len(_MORE_MARKERS)]
+            place += 1
+        styles[name] = LineStyle(colour, marker, "--" if name in _DASHED else "-")
     return styles
 
 
@@ -247,25 +227,12 @@ def spread_apart(wanted: Sequence[float], distance: float) -> list[float]:
     [0.46, 0.56, 0.9]
     """
     order = np.argsort(wanted, kind="stable")
-    # Groups of labels that touch each other move as one, centred on where they want to be.
-    groups: list[tuple[float, int]] = []
-    for height in np.clip(np.asarray(wanted, dtype=np.float64)[order], 0.0, 1.0):
-        centre = float(height)
-        count = 1
-        # A group of k labels takes k distances. A merged group may touch the one before it in turn.
-        while groups and centre - groups[-1][0] < distance * (count + groups[-1][1]) / 2:
-            other, size = groups.pop()
-            centre = (centre * count + other * size) / (count + size)
-            count += size
-        groups.append((centre, count))
-    placed = [
-        centre + distance * (k - (count - 1) / 2) for centre, count in groups for k in range(count)
-    ]
-    result = [0.0] * len(placed)
-    for place, height in zip(order, placed, strict=True):
-        # Back to the caller's order.
-        result[place] = height
-    return result
+    offsets = distance * np.arange(len(order))
+    # Of all heights that are at least a distance apart, those nearest to the wanted ones.
+    clipped = np.clip(np.asarray(wanted, dtype=np.float64)[order], 0.0, 1.0)
+    result = np.empty(len(order))
+    result[order] = isotonic_regression(clipped - offsets).x + offsets
+    return [float(height) for height in result]
 
 
 _MEASURE_LABELS = {
@@ -295,7 +262,7 @@ def plot_comparison(rows: Sequence[tuple[str, str, float]], *, title: str) -> Fi
     colours = [styles[name].colour for name, _, _ in rows]
     bars = axes.barh(range(len(rows)), ratios, color=colours, height=0.7)
     axes.bar_label(bars, [f"{ratio:.3g}" for ratio in ratios], padding=3, color=INK)
-    labels = [f"{MECHANISM_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
+    labels = [f"{SHORT_NAMES.get(name, name)}\n{remark}".strip() for name, remark, _ in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.set(
@@ -359,11 +326,7 @@ def plot_training(
 
 
 def _draw_runs(
-    axes: Axes,
-    rows: Sequence[Row],
-    step_sizes: Mapping[str, str],
-    column: str,
-    cooldown_steps: int,
+    axes: Axes, rows: Sequence[Row], step_sizes: Mapping[str, str], column: str, cooldown_steps: int
 ) -> None:
     """Draw mean and standard deviation over runs of one measure against the step."""
     ends = []

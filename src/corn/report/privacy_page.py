@@ -131,17 +131,15 @@ def describe_privacy(
         title=model,
         verdict=_set_numbers(_judge(promise)),
         holds=promise.holds,
-        sections=tuple(_set_section(section) for section in sections),
+        sections=tuple(
+            replace(
+                own,
+                paragraphs=tuple(map(_set_numbers, own.paragraphs)),
+                columns=tuple(map(_set_numbers, own.columns)),
+            )
+            for own in sections
+        ),
         footer=f"CorN {__version__}, {datetime.now(UTC):%d %B %Y}",
-    )
-
-
-def _set_section(section: Section) -> Section:
-    """Return the section with numbers as people read them; commands stay as they are."""
-    return replace(
-        section,
-        paragraphs=tuple(map(_set_numbers, section.paragraphs)),
-        columns=tuple(map(_set_numbers, section.columns)),
     )
 
 
@@ -165,19 +163,11 @@ def _judge(promise: ModelPromise) -> str:
         return "This model was trained without noise. It protects nobody."
     if promise.simulation:
         return f"This is a simulation and protects nobody: {promise.simulation}."
+    unit = "each row of each site" if promise.unit == "sample" else "all data of each site"
     return (
-        f"Differential privacy with ε = {_show_epsilon(promise)} and δ = "
-        f"{write_exactly(promise.delta or 0.0)} for {_name_unit(promise)} ({promise.relation} "
-        "adjacency)."
+        f"Differential privacy with ε = {round_up_range([promise.epsilon_least, promise.epsilon])} "
+        f"and δ = {write_exactly(promise.delta or 0.0)} for {unit} ({promise.relation} adjacency)."
     )
-
-
-def _show_epsilon(promise: ModelPromise) -> str:
-    return round_up_range([promise.epsilon_least, promise.epsilon])
-
-
-def _name_unit(promise: ModelPromise) -> str:
-    return "each row of each site" if promise.unit == "sample" else "all data of each site"
 
 
 def _percent(fraction: float) -> str:
@@ -190,89 +180,76 @@ def _percent(fraction: float) -> str:
     return f"{math.ceil(fraction * 1000 - 1e-9) / 10:.1f} %"
 
 
-def _warn_of_weak_promise(epsilon: float, delta: float) -> str:
-    is_weak = bound_guess(epsilon, delta) >= _NEARLY_CERTAIN
-    return " So large an ε hardly limits an attacker: choose a smaller one." if is_weak else ""
-
-
 def _explain_promise(promise: ModelPromise, id_column: str | None) -> list[Section]:
     if promise.epsilon is None or promise.relation is None:
         return []
     epsilon, delta = promise.epsilon, promise.delta or 0.0
-    guess = _percent(bound_guess(epsilon, delta))
+    best = bound_guess(epsilon, delta)
+    guess = _percent(best)
+    weak = " So large an ε hardly limits an attacker: choose a smaller one."
     # Two steps from neighbour to neighbour: 2ε, and (1 + e^ε) δ.
     doubled = min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     changed = f"{_percent(bound_guess(2 * epsilon, doubled))} in place of {guess}"
     found = _percent(bound_detection(epsilon, delta, _FALSE_ALARMS))
     is_sample = promise.unit == "sample"
-    what = "a certain row" if is_sample else "the data of a certain site"
     is_replaced = promise.relation == "replace-one"
-    would = "" if promise.holds else "In a real run, the following would hold. "
-    meaning = Section(
-        "What ε and δ mean",
-        (
-            f"{would}An attacker wants to know whether {what} was used for training, "
-            f"{_ALTERNATIVES[promise.relation]}. "
-            f"Without the model both are equally likely (50 %). After the attacker has seen "
-            f"everything that was published, its best guess is right in at most {guess} of all "
-            f"cases.{_warn_of_weak_promise(epsilon, delta)}"
-            + ("" if is_replaced else f" Between two values of it, a guess is better: {changed}."),
-            f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of "
-            "those that were used. Without the model it finds 1.0 %.",
-            f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = "
-            f"{write_exactly(delta)}. They hold for every attacker of the kind below, whatever "
-            "else it knows, also in the future. Conclusions about the population, which hold "
-            "without the data of any one person too, are not prevented.",
-        ),
-    )
     if is_sample:
-        who = Section(
-            "Who is protected",
-            (
-                "Each row of each site's table. If every person has one row, each person is "
-                f"protected as stated. A person with two rows is protected less: {changed}. "
-                + (
-                    "CorN was not told which rows belong to one person."
-                    if id_column is None
-                    else "Each site's program checked that no person has two rows, by the column "
-                    f"{id_column!r}."
-                ),
-                f"How: {promise.clipping}.",
-            ),
+        what = "a certain row"
+        checked = "CorN was not told which rows belong to one person."
+        if id_column is not None:
+            checked = (
+                "Each site's program checked that no person has two rows, by the column "
+                f"{id_column!r}."
+            )
+        who = (
+            "Each row of each site's table. If every person has one row, each person is protected "
+            f"as stated. A person with two rows is protected less: {changed}. {checked}"
         )
     else:
-        who = Section(
-            "Who is protected",
-            (
-                "All data of each site together, and with it each person in the data, whatever "
-                "the number of their rows at that site"
-                + ("." if is_replaced else f". Changed values are protected less: {changed}."),
-                f"How: {promise.clipping}.",
-            ),
+        what = "the data of a certain site"
+        who = (
+            "All data of each site together, and with it each person in the data, whatever the "
+            "number of their rows at that site"
+            + ("." if is_replaced else f". Changed values are protected less: {changed}.")
         )
-    against = Section(
-        "Against whom",
-        (
-            f"{promise.adversary[:1].upper()}{promise.adversary[1:]}. Such an attacker sees the "
-            "model and every message between the sites. An insider is a site that takes part. The "
-            "plan, the program and all settings are public.",
-        ),
+    meaning = (
+        f"{'' if promise.holds else 'In a real run, the following would hold. '}An attacker wants "
+        f"to know whether {what} was used for training, {_ALTERNATIVES[promise.relation]}. Without "
+        "the model both are equally likely (50 %). After the attacker has seen everything that was "
+        f"published, its best guess is right in at most {guess} of all cases."
+        + (weak if best >= _NEARLY_CERTAIN else "")
+        + ("" if is_replaced else f" Between two values of it, a guess is better: {changed}."),
+        f"An attack that wrongly names 1 of 100 that were not used finds at most {found} of those "
+        "that were used. Without the model it finds 1.0 %.",
+        f"Both numbers follow exactly from ε = {round_up(epsilon)} and δ = {write_exactly(delta)}. "
+        "They hold for every attacker of the kind below, whatever else it knows, also in the "
+        "future. Conclusions about the population, which hold without the data of any one person "
+        "too, are not prevented.",
     )
-    assumed = Section(
-        "What is assumed",
-        items=(
-            "Each site runs the program unchanged, and keeps its keys and its release ledger "
-            "secret. Whoever has keys and messages can remove the noise.",
-            "No more sites collude than stated above.",
-            "Bounds, categories and classes of the columns are public, and were not computed from "
-            "private data.",
-            "Scores on private data, logs and times of computation are not published: ε does not "
-            "cover them.",
-            "A person whose data several sites have is protected at each of them by itself. The "
-            "losses add up.",
-        ),
+    against = (
+        f"{promise.adversary[:1].upper()}{promise.adversary[1:]}. Such an attacker sees the model "
+        "and every message between the sites. An insider is a site that takes part. The plan, the "
+        "program and all settings are public."
     )
-    return [meaning, who, against, assumed]
+    return [
+        Section("What ε and δ mean", meaning),
+        Section("Who is protected", (who, f"How: {promise.clipping}.")),
+        Section("Against whom", (against,)),
+        Section("What is assumed", items=_ASSUMED),
+    ]
+
+
+_ASSUMED = (
+    "Each site runs the program unchanged, and keeps its keys and its release ledger secret. "
+    "Whoever has keys and messages can remove the noise.",
+    "No more sites collude than stated above.",
+    "Bounds, categories and classes of the columns are public, and were not computed from private "
+    "data.",
+    "Scores on private data, logs and times of computation are not published: ε does not cover "
+    "them.",
+    "A person whose data several sites have is protected at each of them by itself. The losses add "
+    "up.",
+)
 
 
 def _describe_total(
@@ -283,8 +260,8 @@ def _describe_total(
         return Section(
             heading,
             (
-                "Not included. Each site adds up its own releases by its ledgers: corn report "
-                "OUT --keys FOLDER. Another training run on the same data adds to the loss.",
+                "Not included. Each site adds up its own releases by its ledgers: corn report OUT "
+                "--keys FOLDER. Another training run on the same data adds to the loss.",
             ),
         )
     worst = max((total for _, total in totals), key=lambda total: total.epsilon)
@@ -318,12 +295,7 @@ def _describe_total(
     return Section(
         heading,
         tuple(notes),
-        columns=(
-            "site",
-            "plans",
-            "releases",
-            f"total ε at δ = {write_exactly(worst.delta)}",
-        ),
+        columns=("site", "plans", "releases", f"total ε at δ = {write_exactly(worst.delta)}"),
         rows=tuple(rows[:_MOST_ROWS]),
     )
 
@@ -377,7 +349,7 @@ def write_html(page: PrivacyPage) -> str:
     return _template().render(page=page)
 
 
-_GREEN, _RED, _INK, _MUTED = "#e2f1e7", "#fce4e2", "#1c2026", "#5f6670"
+_GREEN, _RED, _INK = "#2e7d4f", "#b3261e", "#1c2026"
 
 
 def write_pdf(page: PrivacyPage) -> bytes:
@@ -399,35 +371,19 @@ def write_pdf(page: PrivacyPage) -> bytes:
     pdf.set_margin(15)
     pdf.set_auto_page_break(True, margin=10)
     pdf.add_page()
-    # The title by hand, because HTML in fpdf2 has no boxes.
-    for text, size, style, colour in (
-        ("Privacy report", 17, "B", _INK),
-        (page.title, 8.5, "", _MUTED),
-        (page.verdict, 10, "B", _INK),
-    ):
-        is_verdict = text is page.verdict
-        pdf.set_font("sans", style, size)
-        pdf.set_text_color(colour)
-        pdf.set_fill_color(_GREEN if page.holds else _RED)
-        pdf.multi_cell(
-            0,
-            size * 0.55,
-            text,
-            align="L",
-            fill=is_verdict,
-            padding=2.5 if is_verdict else 0.5,
-            new_x="LMARGIN",
-            new_y="NEXT",
-        )
     pdf.set_font("sans", "", 8)
     pdf.set_fill_color(255)
     template = _template()
-    sections = "".join(template.blocks["sections"](template.new_context({"page": page})))
+    body = "".join(template.blocks["body"](template.new_context({"page": page})))
+    # HTML in fpdf2 has no classes: the verdict, the only text in bold, gets its colour here.
+    colour = _GREEN if page.holds else _RED
+    body = body.replace("<b>", f'<font color="{colour}"><b>').replace("</b>", "</b></font>")
     pdf.write_html(
-        sections.replace("<p>", '<p line-height="1.2">'),
+        body.replace("<p>", '<p line-height="1.2">'),
         font_family="sans",
         li_prefix_color=_INK,
         tag_styles={
+            "h1": TextStyle("sans", "B", 17, color=_INK, t_margin=0, b_margin=1),
             "h2": TextStyle("sans", "B", 10, color=_INK, t_margin=2.0, b_margin=0.6),
             "p": TextStyle(t_margin=0, b_margin=0.4),
             "li": TextStyle(l_margin=3, t_margin=0),
