@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from corn.learn.tuning import Comparison as Comparison
     from corn.learn.tuning import TuningPrice as TuningPrice
     from corn.learn.tuning import price_tuning as price_tuning
-    from corn.learn.tuning import search_step_sizes as search_step_sizes
     from corn.learn.tuning import tune as tune
     from corn.learn.update import Clipping as Clipping
     from corn.learn.update import LocalRule as LocalRule
@@ -72,7 +71,7 @@ _NAMES = {
     "sweep": "run_sweep",
     "training": "compare load_parameters train",
     "trained": "ModelPromise TrainedModel load_model predict_table",
-    "tuning": "Comparison TuningPrice price_tuning search_step_sizes tune",
+    "tuning": "Comparison TuningPrice price_tuning tune",
     "update": "Clipping LocalRule MixingRule follow_graphs",
     "workloads": "Workload",
 }

@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
 from typing import Any, final
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -28,7 +29,6 @@ from corn.learn.metrics import (
     Row,
     choose_evaluation_steps,
     choose_measured,
-    has_diverged,
     measure,
     name_of,
     run_of,
@@ -74,6 +74,8 @@ def catch_interruption() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
+# A loss that grew by this factor will not come back; one that only fluctuates stays far below.
+_DIVERGENCE = 1e6
 # Seconds between lines of progress where there is no terminal, such as in the log of a cluster.
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -300,7 +302,7 @@ class SweepLoop:
         judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
         diverged = torch.zeros_like(self._simulation.alive)
         for run, row in zip(self._runs, rows, strict=True):
-            diverged[run] = has_diverged(row, first.get(run_of(row)), measured=judged)
+            diverged[run] = _has_diverged(row, first.get(run_of(row)), measured=judged)
         self._stop(diverged & self._simulation.alive, "its loss diverged")
         # Rows of a run end before it broke down: a table has no losses of models that are zero.
         kept = zip(self._runs, rows, strict=True)
@@ -325,3 +327,20 @@ def _check_names(trials: Sequence[Trial]) -> None:
         raise InvalidArgumentError(
             f"trials must differ in name or step size, found twice: {'; '.join(repeated)}"
         )
+
+
+def _has_diverged(row: Row, first: Row | None, *, measured: Iterable[str]) -> bool:
+    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
+
+    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
+    """
+    # The distance depends on models alone, which are public: a secret run may stop by it.
+    if not math.isfinite(float(row["consensus_distance"])):
+        return True
+    for name in (f"{part}_loss" for part in measured):
+        found = float(row[name])
+        # At least 1: a loss that starts near zero may grow by any factor and still be small.
+        start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
+        if not math.isfinite(found) or found > _DIVERGENCE * start:
+            return True
+    return False
