@@ -181,9 +181,9 @@ def test_a_sweep_runs_outside_the_main_thread() -> None:
 @pytest.mark.parametrize(
     ("methods", "change", "message"),
     [
-        (["none", "none"], {}, "found twice: none, step size 0.1"),
+        (["none", "none"], {}, "different in name or step size, found none, step size 0.1"),
         ([], {}, "trials must be at least one"),
-        (["corn"], {"num_steps": 401}, "at most 400, for which the budget"),
+        (["corn"], {"num_steps": 401}, "at most 400, found .* budget of"),
         (["sample"], {"batch_size": 9}, "batch_size must be 8, for which privacy was counted"),
         (["corn", "sample"], {}, "same unit, batch size and sampling"),
     ],

@@ -296,7 +296,7 @@ def test_phases_keep_the_promise_of_the_whole_run() -> None:
     ("change", "message"),
     [
         ({"mixing": pair_at_random(RING), "network": load_network(f"ring:{N}")}, "exact sums"),
-        ({"mixing": lambda models, _: models[:, :1]}, "must keep the shape"),
+        ({"mixing": lambda models, _: models[:, :1]}, r"keeps the shape \(seeds"),
         ({"clipping": lambda g, _: g[:2]}, "keeps the shape of a gradient"),
         ({"local_rule": GradientTracking, "momentum": 0.5}, "momentum must be 0"),
         ({"clipping": normalise, "noise_keys": "seed"}, "simulations without keys"),
