@@ -96,7 +96,7 @@ def test_ragged_items_are_refused() -> None:
         ),
         (
             [(torch.zeros(2, 1), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],
-            r"found \(1,\) of agent 0 and \(4,\) of agent 1",
+            r"\(1,\) for agent 0, found \(4,\) of agent 1",
         ),
     ],
 )

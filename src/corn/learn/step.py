@@ -65,14 +65,9 @@ def no_statistics() -> StepStatistics:
 class ClippedGradients:
     """Clipped gradients, which may be released with noise, and statistics for their owner alone.
 
-    Attributes:
-        values: shape (cells, trials, parameters), not yet multiplied by ``factors``.
-        factors: clipping factors, shape (cells, trials) as all that follow; 1 where each sample was
-            clipped.
-        norms: norms before an agent's gradient is clipped.
-        fraction_clipped: see ``Gradients``, or that of mini-batch gradients.
-        num_broken: number of gradients, of the batch or of samples, that were not finite and count
-            as zero.
+    ``values`` have shape (cells, trials, parameters), all others (cells, trials). ``factors`` are
+    still to be multiplied with; they are 1 where each sample was clipped. ``num_broken`` is the
+    number of gradients, of the batch or of samples, that were not finite and count as zero.
     """
 
     values: Tensor
@@ -100,14 +95,10 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
     norms = gradient_norms(found.values, clip.dtype)
     if not clips_samples:
         factors = clip_factors(norms, clip)
-        return ClippedGradients(
-            values=drop_broken(found.values, factors),
-            factors=factors,
-            norms=norms,
-            fraction_clipped=(factors < 1).to(norms),
-            # A factor is 0 only where the norm is not finite: C is positive.
-            num_broken=(factors == 0).long(),
-        )
+        values = drop_broken(found.values, factors)
+        # A factor is 0 only where the norm is not finite: C is positive.
+        num_broken = (factors == 0).long()
+        return ClippedGradients(values, factors, norms, (factors < 1).to(norms), num_broken)
     # A task that ignored sample_clip, or summed in float32, would return gradients whose
     # sensitivity exceeds the one that ε was computed for.
     if found.fraction_clipped is None or found.num_broken is None:
@@ -119,13 +110,8 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
         raise InvalidArgumentError(
             f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype}"
         )
-    return ClippedGradients(
-        values=found.values,
-        factors=torch.ones_like(norms),
-        norms=norms,
-        fraction_clipped=found.fraction_clipped,
-        num_broken=found.num_broken,
-    )
+    ones = torch.ones_like(norms)
+    return ClippedGradients(found.values, ones, norms, found.fraction_clipped, found.num_broken)
 
 
 def sum_clipped_samples(
@@ -147,11 +133,8 @@ def sum_clipped_samples(
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
     """Concatenate the gradients of several cells."""
-    first, *others = parts
-    if not others:
-        return first
     # The fields of all parts in their order, each a column to concatenate along cells.
-    columns = zip(*(vars(part).values() for part in (first, *others)), strict=True)
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
     return ClippedGradients(*(torch.cat(column) for column in columns))
 
 
@@ -198,12 +181,11 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
     """Return the factors min(1, C/‖g‖) that clip gradients of these norms.
 
     ``clip`` broadcasts against ``norms``; an infinite one leaves gradients unchanged. A gradient
-    whose norm is not finite gets 0: it must count as a zero gradient, see :func:`drop_broken`.
+    whose norm is not finite gets 0, see :func:`drop_broken`.
 
-    Where clipped gradients are summed, the rounding of the sum can differ between neighbouring data
-    sets by up to ``rounding`` ulps of one sample's sensitivity: m² for m samples. The factors are
-    smaller by that much. The number must be public: if it depended on the data, one sample would
-    change the contributions of the others.
+    Where m clipped gradients are summed, rounding the sum can add up to ``rounding`` = m² ulps to
+    one sample's sensitivity, by which the factors are smaller. The number must be public: otherwise
+    one sample would change the contributions of the others.
 
     >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
     [1.0, 1.0, 0.5, 0.0]
@@ -239,9 +221,8 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
-    bits, which would reveal the gradient's own rounding (Mironov 2012).
-    Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
-    returned unrounded, for comparisons that protect nobody.
+    bits, which would reveal the gradient's own rounding (Mironov 2012). Where the grid is 0, the
+    sum is returned unrounded, for comparisons that protect nobody.
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -326,19 +307,12 @@ class UpdateRule(Protocol):
 
 @final
 class AgentStepper:
-    """One agent's steps, without the messages: ``begin``, ``clip``, ``release``, ``finish``.
+    """One agent's steps, without the messages: ``begin``, ``clip``, ``release…``, ``finish``.
 
     Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
-    ``release_masked`` returns it, and ``finish`` takes the step along the average of all agents'
-    messages. Whoever carries messages comes in between.
-
-    Args:
-        query: The gradient that is released, and its sensitivity.
-        reserve: Allows the release of a step, once and durably, and returns its number.
-        batches: The sampler of the agent's batches; none where others compute gradients.
-        num_parameters: The length of the model, for momentum.
-        momentum: The part of the average of all releases so far that stays in a step.
-        update: A rule that replaces the step along the release, or along the average of all.
+    ``release_masked`` returns it, and ``finish`` takes the step along the average of all messages.
+    ``reserve`` allows the release of a step, once and durably, and returns its number. ``batches``
+    is None where others compute gradients. ``update`` replaces the step along what was released.
 
     Attributes:
         step: The step under way.
@@ -346,7 +320,6 @@ class AgentStepper:
         statistics: Those of the last release, for the agent's owner.
         num_broken: The number of gradients so far that were not finite and counted as zero. It
             depends on data without noise, so that it is for the owner alone.
-        memory: The average of releases that steps follow; None without momentum.
     """
 
     def __init__(
@@ -374,7 +347,7 @@ class AgentStepper:
         self.parameters = torch.empty(0)
         self.statistics = no_statistics()
         self.num_broken = 0
-        self.memory = torch.zeros(num_parameters) if momentum else None
+        self._memory = torch.zeros(num_parameters) if momentum else None
 
     @property
     def batch(self) -> Batch:
@@ -388,7 +361,6 @@ class AgentStepper:
         # No noise is released twice: the step is durably reserved before anything of it is sent, so
         # a run that crashes from here on can never release it again.
         number = self._reserve(step)
-        self._plan = noise.plan
         self._drawn = noise.take(step)
         self._is_released = False
         self._found = None
@@ -411,14 +383,13 @@ class AgentStepper:
         self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
-        """Take the gradient of the step, clipped as the query demands."""
+        """Take the gradient of the step, which is clipped already."""
         self._found = clipped
         self.num_broken += int(clipped.num_broken.sum())
 
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
-        found = self._found
-        drawn = self._drawn
+        found, drawn = self._found, self._drawn
         # A second gradient of the step must not get the noise of the first: the difference of both
         # messages would be free of noise.
         if found is None or drawn is None or self._is_released:
@@ -437,12 +408,11 @@ class AgentStepper:
         With momentum, the average of all releases so far takes the place of this one.
         """
         gradient, factor, drawn = self._take(observe=observe)
-        model = self.parameters
-        grid = self._plan.grid
+        model, grid = self.parameters, drawn.share.plan.grid
+        # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so one
+        # function does both.
         terms = (gradient, factor, drawn.values)
-        if self._update is None and self.memory is None:
-            # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
-            # one function does both.
+        if self._update is None and self._memory is None:
             return take_half_step(model, *terms, grid=grid, step_size=step_size)
         # A step of size −1 from zero is the release itself.
         released = take_half_step(torch.zeros_like(model), *terms, grid=grid, step_size=-1.0)
@@ -473,11 +443,11 @@ class AgentStepper:
         if self._update is not None:
             return self._update.take_step(released).to(released)
         parameters = self.parameters
-        if self.memory is not None:
-            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
-            released = self.memory
+        if self._memory is not None:
+            self._memory = smooth(self._memory.to(parameters), released, self._momentum)
+            released = self._memory
         # In memory that exists: new memory would take longer than the subtraction.
-        out = released if self.memory is None else torch.empty_like(released)
+        out = released if self._memory is None else torch.empty_like(released)
         scaled = torch.mul(released, parameters.new_full((1,), step_size), out=out)
         return torch.sub(parameters, scaled, out=scaled)
 
@@ -485,16 +455,16 @@ class AgentStepper:
         """Return what this agent keeps between steps where releases are summed exactly."""
         if self._update is not None:
             return self._update.save()
-        return {} if self.memory is None else {"memory": self.memory}
+        return {} if self._memory is None else {"memory": self._memory}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on with what another agent keeps; raise ``InvalidArgumentError`` for other models."""
         if self._update is not None:
             self._update.restore(state)
-        elif self.memory is not None and "memory" in state:
-            if state["memory"].shape != self.memory.shape:
+        elif self._memory is not None and "memory" in state:
+            if state["memory"].shape != self._memory.shape:
                 raise InvalidArgumentError("the average of releases has another length")
-            self.memory = state["memory"]
+            self._memory = state["memory"]
 
 
 # An entry of a sparse matrix takes about as long as this many entries of a dense one.
@@ -503,10 +473,7 @@ _SPARSE_COST = 12
 
 @final
 class Mixer:
-    """The rounds of a step of gossip, for models of all agents.
-
-    Products run over links if they then take less time.
-    """
+    """The rounds of a step of gossip, for models of all agents; over links if that is faster."""
 
     def __init__(
         self, network: Network, *, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -528,18 +495,16 @@ class Mixer:
         return torch.stack([self._mix_one(own) for own in models])
 
     def _mix_one(self, models: Tensor) -> Tensor:
-        current = models
         change = None
         for momentum, gain in self._rounds:
-            mixed: Tensor = self._matrix @ current
+            mixed: Tensor = self._matrix @ models
             # A plain round x ← W x. It also forgets the change of earlier Chebyshev rounds.
             if gain == 1 and not momentum:
-                current = mixed
-                change = None
+                models, change = mixed, None
                 continue
             # x ← x + m_k (x − the x before) + g_k (W x − x): docs/theory.md, “Chebyshev rounds”.
-            moved = mixed.sub_(current).mul_(gain)
+            moved = mixed.sub_(models).mul_(gain)
             # The first Chebyshev round has no momentum, so that a change is known from then on.
             change = moved if change is None else moved.add_(change, alpha=momentum)
-            current = current + change
-        return current
+            models = models + change
+        return models
