@@ -57,8 +57,8 @@ def test_items_are_stacked() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Items(torch.zeros(2)), "must be a pair of inputs and targets, found Tensor"),
-        (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found a tuple: .*several inputs, stack"),
+        (Items(torch.zeros(2)), "must be a pair of inputs and targets, .*found Tensor"),
+        (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found tuple: stack several inputs"),
         (
             (torch.zeros(2, 1), torch.tensor([0.0, torch.inf])),
             "targets of the data set must be finite, found inf in row 1, counted",
@@ -83,7 +83,7 @@ def test_ragged_items_are_refused() -> None:
         def __getitem__(self, index: int) -> Any:
             return torch.zeros(index + 1), 0
 
-    with pytest.raises(InvalidArgumentError, match=r"one shape, found .*: pad them"):
+    with pytest.raises(InvalidArgumentError, match=r"one shape .*: pad them"):
         read_samples(Ragged(None))
 
 

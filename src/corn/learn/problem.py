@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require, require_choice, require_count
+from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -91,36 +91,34 @@ class SweepSettings:
         # The record is frozen. Plain integers, because NumPy's do not become JSON.
         seeds = tuple(require_count("seeds", seed, least=0) for seed in self.seeds)
         object.__setattr__(self, "seeds", seeds)
+        require(len(set(seeds)) == len(seeds) > 0, "seeds", "one or more different numbers", seeds)
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
+        if self.batch_size is not None:
+            require_count("batch_size", self.batch_size, advice="None is the whole data")
+        require_choice("dtype", self.dtype, _DTYPES)
+        require_choice("noise_keys", self.noise_keys, get_args(NoiseKeys))
+        require_device(self.device)
         check_momentum(self.momentum)
+        for name in ("clipping", "mixing", "local_rule"):
+            rule = getattr(self, name)
+            is_usable = rule is None or callable(rule)
+            require(is_usable, name, "a function, or a class of local rules", repr(rule))
+            if rule is not None and self.noise_keys != "none":
+                raise InvalidArgumentError(
+                    f"{name} is for simulations without keys, found noise_keys="
+                    f"{self.noise_keys!r}: agents run what their plan says"
+                )
         if (self.optimizer is not None or self.local_rule is not None) and self.momentum:
             raise InvalidArgumentError(
                 f"momentum must be 0 with an optimizer or a local rule, found {self.momentum}: "
                 "they have their own"
             )
-        replaced = (self.clipping, self.mixing, self.local_rule)
-        for name in ("clipping", "mixing", "local_rule"):
-            rule = getattr(self, name)
-            kind = "a class of rules" if name == "local_rule" else "a function"
-            require(rule is None or callable(rule), name, f"{kind} (corn.learn.update)", repr(rule))
-        if self.noise_keys != "none" and any(rule is not None for rule in replaced):
+        if self.noise_keys == "secret" and len(seeds) > 1:
             raise InvalidArgumentError(
-                "clipping, mixing and local_rule are for simulations without keys, found "
-                f"noise_keys={self.noise_keys!r}: agents run what their plan says"
+                f"seeds must be one for a run with secret keys (secure=True), found {len(seeds)}: "
+                "every run on the same data would spend the budget once more"
             )
-        if self.batch_size is not None:
-            require_count("batch_size", self.batch_size, advice="None is the whole data")
-        is_unique = len(set(seeds)) == len(seeds) > 0
-        require(is_unique, "seeds", "one or more different numbers", seeds)
-        require_choice("dtype", self.dtype, _DTYPES)
-        require_choice("noise_keys", self.noise_keys, get_args(NoiseKeys))
-        if self.noise_keys == "secret" and len(self.seeds) > 1:
-            raise InvalidArgumentError(
-                f"seeds must be one for a run with secret keys (secure=True), found "
-                f"{len(self.seeds)}: every run on the same data would spend the budget once more"
-            )
-        require_device(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -131,11 +129,6 @@ class SweepSettings:
 DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
 """A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors, NumPy
 arrays, or data frames and columns of pandas."""
-
-_ADVICE = (
-    "if a model needs no targets, give its inputs twice; if it takes several inputs, stack them in "
-    "one tensor and split it in forward"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +178,10 @@ class TrainingProblem:
 
     def __post_init__(self) -> None:
         # ``train`` is no part of its own: it is made from ``data``.
-        unknown = set(self.parts) - set(PARTS[1:])
-        if unknown:
-            raise InvalidArgumentError(f"parts must be validation and test, found {unknown}")
+        known = set(self.parts) <= set(PARTS[1:])
+        require(known, "parts", "validation and test", ", ".join(self.parts))
         for name, (inputs, targets) in self.parts.items():
-            _require_targets(inputs, targets, of=f"the {name} data")
+            require_length(f"targets of the {name} data", len(targets), len(inputs), per="sample")
 
     def digest(self) -> bytes:
         """Return a digest of the training samples in their order: private, as samples are."""
@@ -275,9 +267,7 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         # The data set alone counts: batches must be drawn as the accounting assumes.
         return read_samples(source.dataset, of=of)
     if isinstance(source, tuple | list):
-        pair = cast("Any", source)
-        _require_pair(pair, f"the data of {of}" if of.startswith("agent") else of)
-        inputs, targets = _as_tensor(pair[0]), _as_tensor(pair[1])
+        inputs, targets = (_as_tensor(part) for part in _require_pair(source, of))
     else:
         inputs, targets = _read_items(source, of)
     for name, values in (("inputs", inputs), ("targets", targets)):
@@ -285,50 +275,20 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
             raise InvalidArgumentError(
                 f"{name} of {of} must have at least one sample, found shape {tuple(values.shape)}"
             )
-        _require_finite(name, values, of)
-    _require_targets(inputs, targets, of=of)
+        broken = torch.nonzero(~torch.isfinite(values)).tolist()
+        if broken:
+            row, *entry = broken[0]
+            column = f", column {', '.join(map(str, entry))}" if entry else ""
+            raise InvalidArgumentError(
+                f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
+                f"{row}{column}, counted from 0: remove or replace such samples"
+            )
+    require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
 
 
-def _require_finite(name: str, values: Tensor, of: str) -> None:
-    is_broken = ~torch.isfinite(values)
-    if bool(is_broken.any()):
-        row, *entry = torch.nonzero(is_broken)[0].tolist()
-        column = f", column {entry[0]}" if len(entry) == 1 else f", entry {entry}" if entry else ""
-        raise InvalidArgumentError(
-            f"{name} of {of} must be finite, found {values[(row, *entry)].item()} in row {row}"
-            f"{column}, counted from 0: remove or replace such samples"
-        )
-
-
-def _require_targets(inputs: Tensor, targets: Tensor, *, of: str) -> None:
-    if len(inputs) != len(targets):
-        raise InvalidArgumentError(
-            f"targets of {of} must be {len(inputs)}, one for each sample, found {len(targets)}"
-        )
-
-
-def _read_items(source: TorchDataset[Any], of: str) -> Samples:
-    is_stream = isinstance(source, IterableDataset)
-    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise InvalidArgumentError(
-            "a data set must have a length and items by number, as batches are drawn from it at "
-            f"random, found {type(source).__name__}: read a stream into a list of pairs first"
-        )
-    # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
-    items = [source[index] for index in range(len(cast("Any", source)))]
-    for item in items:
-        _require_pair(item, "each item of a data set")
-    if not items:
-        raise InvalidArgumentError(f"inputs of {of} must have at least one sample, found none")
-    inputs, targets = zip(*items, strict=True)
-    return _stack("inputs", inputs), _stack("targets", targets)
-
-
 def require_plain_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader whose own choice of samples would be ignored."""
-    # CorN draws mini-batches itself, from all samples. A sampler of the loader's own would be
-    # ignored, and with it the user's choice of samples.
+    """Raise for a loader whose own choice of samples would be ignored: CorN draws from all."""
     usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
     if isinstance(loader.dataset, IterableDataset):
         return  # refused by _read_items, with the name of its class
@@ -340,34 +300,45 @@ def require_plain_loader(loader: DataLoader[Any]) -> None:
             )
 
 
-def _require_pair(item: Any, what: str) -> None:
+def _read_items(source: TorchDataset[Any], of: str) -> Samples:
+    is_stream = isinstance(source, IterableDataset)
+    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise InvalidArgumentError(
+            "a data set must have a length and items by number, as batches are drawn from it at "
+            f"random, found {type(source).__name__}: read a stream into tensors first"
+        )
+    # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
+    items = [_require_pair(source[index], of) for index in range(len(cast("Any", source)))]
+    require(len(items) > 0, f"inputs of {of}", "at least one sample", "none")
+    inputs, targets = (
+        [_as_tensor(value) for value in column] for column in zip(*items, strict=True)
+    )
+    shapes = {(x.shape, y.shape) for x, y in zip(inputs, targets, strict=True)}
+    rule = "of one shape for all samples"
+    require(len(shapes) == 1, f"inputs and targets of {of}", rule, "several", advice="pad them")
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def _require_pair(item: Any, of: str) -> tuple[Any, Any]:
     # A tensor with two entries could be unpacked too, but is not a pair of inputs and targets.
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
         raise InvalidArgumentError(
-            f"{what} must be a pair of inputs and targets, found {found}: {_ADVICE}"
+            f"data of {of} must be a pair of inputs and targets, or items that are such pairs, "
+            f"found {found}: for a model without targets give the inputs twice"
         )
-
-
-def _stack(name: str, values: tuple[Any, ...]) -> Tensor:
-    tensors = [_as_tensor(value) for value in values]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise InvalidArgumentError(
-            f"{name} of all samples must have one shape, found {sorted(shapes)[:3]}: pad them"
-        )
-    return torch.stack(tensors)
+    return item[0], item[1]
 
 
 def _as_tensor(values: Any) -> Tensor:
-    if isinstance(values, tuple | dict):
-        raise InvalidArgumentError(
-            f"inputs and targets must be tensors or arrays, found a {type(values).__name__}: "
-            f"{_ADVICE}"
-        )
     # Data frames and columns of pandas, and arrays of other libraries, are arrays to NumPy.
     if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
         values = values.to_numpy()
+    # Several inputs would be taken for one, of as many samples.
+    advice = "stack several inputs in one tensor and split it in forward"
+    is_one = not isinstance(values, tuple | dict)
+    rule = "one tensor or array each"
+    require(is_one, "inputs and targets", rule, type(values).__name__, advice=advice)
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)
