@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
     from corn.learn.metrics import write_table as write_table
-    from corn.learn.partition import partition_iid as partition_iid
+    from corn.learn.partition import partition_samples as partition_samples
     from corn.learn.problem import SweepSettings as SweepSettings
     from corn.learn.problem import TrainingProblem as TrainingProblem
     from corn.learn.problem import make_problem as make_problem
@@ -64,7 +64,7 @@ _NAMES = {
     "mechanism": "Trial Mechanism make_mechanisms",
     "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS TRACED write_table",
     "file_data": "FileWorkload parse_bounds",
-    "partition": "partition_iid",
+    "partition": "partition_samples",
     "problem": "SweepSettings TrainingProblem make_problem",
     "schedule": "Constant Cosine InverseSqrt make_schedule",
     "simulation": "Simulation",
