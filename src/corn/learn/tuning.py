@@ -119,9 +119,25 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
         with `reference`.
         """
-        facts: dict[str, dict[str, Any]] = {
-            mechanism.name: {"intervals": {}, "differences": {}} for mechanism in self.mechanisms
-        }
+        # For the steps that were run, which are fewer than planned after an interruption.
+        num_steps = self.result.num_steps
+        prefix = "simulated_" if self.result.is_simulated else ""
+        facts: dict[str, dict[str, Any]] = {}
+        for own in self.mechanisms:
+            spent = own.epsilon_spent(num_steps)
+            facts[own.name] = {
+                "intervals": {},
+                "differences": {},
+                "step_size": self.best_step_sizes.get(own.name),
+                "num_step_sizes": sum(trial.mechanism is own for trial in self.result.trials),
+                f"{prefix}epsilon": None if spent is None else float(spent.max()),
+                f"{prefix}epsilon_of_each_agent": spent,
+                "unit": None if own.budget is None else own.budget.unit,
+                "central_ratio": own.central_ratio,
+                "weighted_central_ratio": own.weighted_central_ratio,
+                "disagreement_ratio": own.disagreement_ratio,
+                "against": own.against,
+            }
         gap = ["optimality_gap"] if isinstance(self.problem.task, Quadratic) else []
         for column in (*_SCORE_COLUMNS, *gap):
             intervals, differences = self.interval(column), self.differences(column)
@@ -133,22 +149,6 @@ class Comparison:
                     facts[name]["intervals"][column] = intervals[name]
                 if name in differences and not math.isnan(differences[name][0]):
                     facts[name]["differences"][column] = differences[name]
-        prefix = "simulated_" if self.result.is_simulated else ""
-        for mechanism in self.mechanisms:
-            schedule = self.schedules.get(mechanism.name)
-            # For the steps that were run, which are fewer than planned after an interruption.
-            spent = mechanism.epsilon_spent(self.result.num_steps)
-            facts[mechanism.name] |= {
-                "step_size": None if schedule is None else schedule.describe(),
-                "num_step_sizes": sum(trial.mechanism is mechanism for trial in self.result.trials),
-                f"{prefix}epsilon": None if spent is None else float(spent.max()),
-                f"{prefix}epsilon_of_each_agent": spent,
-                "unit": None if mechanism.budget is None else mechanism.budget.unit,
-                "central_ratio": mechanism.central_ratio,
-                "weighted_central_ratio": mechanism.weighted_central_ratio,
-                "disagreement_ratio": mechanism.disagreement_ratio,
-                "against": mechanism.against,
-            }
         return facts
 
     @property
@@ -157,8 +157,7 @@ class Comparison:
         rows = self.result.rows
         columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
         chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
-        # The quadratic's minimum is 1434, next to which the differences between losses are
-        # invisible.
+        # Next to the quadratic's minimum, 1434, differences between losses are invisible.
         if isinstance(self.problem.task, Quadratic):
             for row in chosen:
                 row["optimality_gap"] = float(row.pop("train_loss")) - self.problem.task.minimum
@@ -230,8 +229,7 @@ def _column_to_tune(problem: TrainingProblem) -> str:
 def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
     """Return each mechanism at its best step size, by the last validation loss.
 
-    Raises:
-        InfeasibleError: every run of every mechanism broke down.
+    ``InfeasibleError`` if every run of every mechanism broke down.
     """
     values = result.last_values(_column_to_tune(problem))
     least: dict[str, float] = {}
@@ -250,10 +248,8 @@ def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
 
 # Nearly equal factors of 2, 2.5 and 2, with names that are short in tables.
 _MANTISSAS = (1, 2, 5)
-# Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
-# factor of about 2000.
-_STRIDE = 2
-_FURTHEST = 10
+# Two places are a factor of 4 to 5. A search ends a factor of about 2000 from its start at most.
+_STRIDE, _FURTHEST = 2, 10
 # An end whose loss is less than this better than the last one is not worth another run.
 _LEAST_GAIN = 0.01
 # The paper's largest step size. Without clipping there is nothing to tell the scale of gradients.
@@ -381,14 +377,9 @@ def nearest_place(step_size: float) -> int:
 class TuningPrice:
     """Price of all runs with noise together, for the agent that loses most.
 
-    Attributes:
-        num_runs: The number of runs.
-        epsilon: ε of all runs together at ``delta``, floating point included.
-        delta: δ of the budget.
-        epsilon_of_one: ε that a single run promises that agent.
-        protects: The unit, its clipping, sampling and adjacency, in words.
-        against: The adversary against whom all runs hold, in words.
-        assumes: The condition under which this is their price, in words.
+    ``epsilon`` is that of all runs together, floating point included, and ``epsilon_of_one`` what a
+    single run promises that agent; the rest says in words what is protected, against whom, and on
+    which condition.
     """
 
     num_runs: int
@@ -407,10 +398,8 @@ def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
     It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
-    may depend on one sample of the validation data, and has no price.
-    A server's runs have another adversary, which does not add up. A run that broke down counts:
-    its models were released until it stopped. An interrupted search is refused: it has left out the
-    runs of its last round.
+    may depend on one sample of the validation data, and has no price. A run that broke down counts:
+    its models were released until it stopped. An interrupted search has left out runs.
     """
     if result.status == "interrupted":
         raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
