@@ -82,9 +82,6 @@ def public_width(batch_size: int) -> int:
 
     It follows from the batch size alone, which is public. The tail of every binomial with this mean
     is below that of the Poisson law used here (Anderson and Samuels 1967), at most 10⁻¹².
-
-    >>> public_width(128), public_width(1)
-    (215, 14)
     """
     # The width at which the normal law would stop, then as far as the exact tail asks.
     width = batch_size + int(6 * math.sqrt(batch_size))

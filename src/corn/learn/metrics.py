@@ -203,13 +203,7 @@ _NUM_BINS = 15
 
 
 def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
-    """Return the scores of probabilities, shape (samples, classes), for the right classes.
-
-    >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> quality = measure_quality(probabilities, np.array([0, 1, 1]))
-    >>> quality.auc, quality.recall
-    (1.0, (1.0, 0.5))
-    """
+    """Return the scores of probabilities, shape (samples, classes), for the right classes."""
     # Scikit-learn takes a second to import, which runs without classes need not wait for.
     from sklearn.metrics import roc_auc_score
 
@@ -238,11 +232,7 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
 
 
 def choose_measured(num_agents: int) -> list[int]:
-    """Return the agents whose own models are scored: all of 1000, some of more, evenly spaced.
-
-    >>> choose_measured(3), len(choose_measured(10_000))
-    ([0, 1, 2], 200)
-    """
+    """Return the agents whose own models are scored: all of 1000, some of more, evenly spaced."""
     count = num_agents if num_agents <= _MOST_MEASURED else _MEASURED_OF_MORE
     return [k * num_agents // count for k in range(count)]
 

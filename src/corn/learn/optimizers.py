@@ -88,11 +88,7 @@ def require_one_gradient(optimizer: Optimizer) -> None:
 
 
 def read_learning_rate(factory: OptimizerFactory) -> float:
-    """Return the learning rate of the optimizers that a factory makes.
-
-    >>> read_learning_rate(torch.optim.Adam)
-    0.001
-    """
+    """Return the learning rate of the optimizers that a factory makes."""
     return float(_make_one(factory, torch.zeros(1))[1].param_groups[0]["lr"])
 
 
@@ -110,16 +106,7 @@ def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, O
 
 
 def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
-
-    >>> parameter = nn.Parameter(torch.ones(2))
-    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
-    >>> parameter.grad = torch.ones(2)
-    >>> first.step()
-    >>> second.state = restore_state(second, save_state(first))
-    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
-    ([1.0, 1.0], 0.1)
-    """
+    """Return what an optimizer keeps between steps: its state and the numbers of its groups."""
     saved: dict[str, Tensor] = {}
     for place, parameter in enumerate(_list_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():

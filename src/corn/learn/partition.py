@@ -44,9 +44,6 @@ def split_samples(num_samples: int, *, seed: int) -> Split:
     For public benchmarks only, whose sizes never change: parts then have exact sizes. One sample
     more or less moves hundreds of others, which no ε covers; private samples need
     ``split_by_coins``.
-
-    >>> [len(part) for part in vars(split_samples(100, seed=0)).values()]
-    [72, 8, 20]
     """
     num_test = round(num_samples * TEST_FRACTION)
     num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
@@ -62,10 +59,6 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
     They follow from the public seed, the content of the sample, and how many samples before it have
     the same content. So where a sample is added, removed or changed, all others keep their coins:
     equal samples are interchangeable, and the last of them is the one that comes or goes.
-
-    >>> coins = toss_coins([b"a", b"b", b"a"], seed=0)
-    >>> bool((toss_coins([b"b", b"c", b"a"], seed=0)[[0, 2]] == coins[[1, 0]]).all())
-    True
     """
     key = hashlib.blake2b(str(require_count("seed", seed, least=0)).encode()).digest()
     seen: Counter[bytes] = Counter()

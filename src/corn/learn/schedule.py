@@ -67,11 +67,7 @@ _SCHEDULES = {"constant": Constant, "inverse-sqrt": InverseSqrt, "cosine": Cosin
 
 
 def make_schedule(step_size: float | Schedule, name: ScheduleName = "constant") -> Schedule:
-    """Return the schedule of this name with this first step size, or a schedule unchanged.
-
-    >>> make_schedule(0.1, "inverse-sqrt")
-    InverseSqrt(initial=0.1)
-    """
+    """Return the schedule of this name with this first step size, or a schedule unchanged."""
     if isinstance(step_size, Schedule):
         return step_size
     is_number = isinstance(step_size, SupportsFloat)

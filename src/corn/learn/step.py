@@ -139,11 +139,7 @@ def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
 
 
 def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return ‖g‖ along the last dimension, correct up to the margin of :func:`clip_factors`.
-
-    >>> gradient_norms(torch.ones(2, 9)).tolist()
-    [3.0, 3.0]
-    """
+    """Return ‖g‖ along the last dimension, correct up to the margin of :func:`clip_factors`."""
     if (gradients.dtype, dtype) == (torch.float32, torch.float64) and gradients.is_cpu:
         rows = gradients.reshape(-1, gradients.shape[-1]).contiguous()
         squares = np.empty(len(rows))
@@ -162,11 +158,7 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
 
 
 def norms_at_least(values: Tensor) -> Tensor:
-    """Return ‖x‖ along the last dimension, or an upper bound where squares would underflow.
-
-    >>> norms_at_least(torch.tensor([[3.0, 4.0]])).tolist()
-    [5.0]
-    """
+    """Return ‖x‖ along the last dimension, or an upper bound where squares would underflow."""
     norms = gradient_norms(values)
     # Squares of numbers below √tiny lose digits or vanish; 10⁶ leaves room for many of them.
     tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
@@ -186,9 +178,6 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
     Where m clipped gradients are summed, rounding the sum can add up to ``rounding`` = m² ulps to
     one sample's sensitivity, by which the factors are smaller. The number must be public: otherwise
     one sample would change the contributions of the others.
-
-    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
-    [1.0, 1.0, 0.5, 0.0]
     """
     margin = torch.as_tensor(_MARGIN[norms.dtype], dtype=norms.dtype)
     if norms.dtype == torch.float64:
@@ -252,21 +241,13 @@ def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tenso
     """Return γ·(Σ − n o)/n, the average release from the sum of all agents' integers.
 
     It has the bits of :func:`corn.noise.masks.read_average`.
-
-    >>> grid, offset = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
-    >>> average_integers(torch.tensor([5]), 2, grid, offset).tolist()
-    [1.125]
     """
     units = total.double()
     return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
-    """Return m ← β m + (1 − β) s, in the memory's place: an average of what was released so far.
-
-    >>> smooth(torch.tensor([1.0]), torch.tensor([3.0]), 0.5).tolist()
-    [2.0]
-    """
+    """Return m ← β m + (1 − β) s, in the memory's place: an average of what was released so far."""
     # Two products and a sum, each rounded, so that simulations and agents get the same bits.
     return memory.mul_(momentum).add_(released * (1 - momentum))
 

@@ -308,11 +308,6 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
 
     Beyond an end that is the best so far there may be a better one, unless the end has gained less
     than one percent. An inner place is refined by its two neighbours.
-
-    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6}, start=0)
-    (4,)
-    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6, 4: 0.8}, start=0)
-    (1, 3)
     """
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
@@ -353,22 +348,14 @@ def expect_place(
 
 
 def step_size_at(place: int) -> float:
-    """Return a member of the series of step sizes.
-
-    >>> [step_size_at(place) for place in (-3, -1, 0, 1, 5)]
-    [0.1, 0.5, 1.0, 2.0, 50.0]
-    """
+    """Return a member of the series of step sizes."""
     decade, digit = divmod(place, len(_MANTISSAS))
     # Read from text: a product with a rounded power of ten need not print as 0.2 or 0.05.
     return float(f"{_MANTISSAS[digit]}e{decade}")
 
 
 def nearest_place(step_size: float) -> int:
-    """Return the place of the member nearest to a step size.
-
-    >>> nearest_place(0.5), nearest_place(1.1)
-    (-1, 0)
-    """
+    """Return the place of the member nearest to a step size."""
     # Three places per decade, so that places are nearly logarithms.
     return round(len(_MANTISSAS) * math.log10(step_size))
 
