@@ -185,7 +185,7 @@ def test_a_sweep_runs_outside_the_main_thread() -> None:
         ([], {}, "trials must be at least one"),
         (["corn"], {"num_steps": 401}, "at most 400, found .* budget of"),
         (["sample"], {"batch_size": 9}, "batch_size must be 8, for which privacy was counted"),
-        (["corn", "sample"], {}, "same unit, batch size and sampling"),
+        (["corn", "sample"], {}, "one unit, batch size and sampling"),
     ],
 )
 def test_sweeps_that_would_break_a_promise_are_refused(

@@ -14,7 +14,6 @@ from scipy.special import pdtrc
 from torch import Tensor
 
 from corn.checks import FloatArray, IntArray, require, require_length
-from corn.errors import InvalidArgumentError
 from corn.noise import Secret
 from corn.noise.choices import COIN_BITS, SecretChoices
 from corn.privacy import ClippedQuery, PrivacyBudget
@@ -101,12 +100,9 @@ def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, firs
             continue
         # The bound that ``ClippedQuery.largest_norm`` and ``BatchSampler`` count on.
         most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
-        if size > most:
-            raise InvalidArgumentError(
-                f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
-                f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
-                "the batch size"
-            )
+        rule = f"at most {most:,} at the plan's batch size and sampling rate"
+        found = f"{size:,} of agent {agent}"
+        require(size <= most, "samples", rule, found, advice="raise the batch size")
 
 
 def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
@@ -153,11 +149,9 @@ class AgentData:
     offsets: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not len(self.inputs) == len(self.targets) == self.offsets[-1]:
-            raise InvalidArgumentError(
-                f"inputs, targets and offsets must agree on the number of samples, found "
-                f"{len(self.inputs)}, {len(self.targets)} and {self.offsets[-1]}"
-            )
+        lengths = len(self.inputs), len(self.targets), self.offsets[-1]
+        rule = "as many as targets and as the last offset"
+        require(len(set(lengths)) == 1, "inputs", rule, lengths)
         for agent, size in enumerate(self.sizes):
             require(size > 0, "data", "at least one sample per agent", f"none for agent {agent}")
 
@@ -265,11 +259,10 @@ class BatchSampler:
         self._most = self._batch_size
         if is_poisson:
             self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
-        if self._divisor is not None and self._most > _MOST_SUMMED:
-            raise InvalidArgumentError(
-                f"batch_size must be smaller, found {self._divisor:,}: sums of {self._most:,} "
-                f"clipped samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
-            )
+        if self._divisor is not None:
+            advice = f"sums of {self._most:,} clipped samples are too inaccurate even in float64"
+            fits = self._most <= _MOST_SUMMED
+            require(fits, "batch_size", "smaller", f"{self._divisor:,}", advice=advice)
         self._limits: FloatArray | None = None
         # 0 stands for compact batches, whose padding comes last.
         self._width = self._batch_size if fixed_shape and clips_samples else 0

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from corn.checks import FloatArray, IntArray, require_choice
-from corn.errors import InvalidArgumentError, MissingExtraError
+from corn.checks import FloatArray, IntArray, require, require_choice
+from corn.errors import MissingExtraError
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.step import StepStatistics
@@ -243,10 +243,7 @@ def choose_evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -
         shares = range(_NUM_EVALUATIONS + 1)
         return frozenset(round(num_steps * k / _NUM_EVALUATIONS) for k in shares)
     outside = [step for step in evaluate_at if not 0 <= step <= num_steps]
-    if outside:
-        raise InvalidArgumentError(
-            f"evaluate_at must be steps from 0 to {num_steps}, found {outside}"
-        )
+    require(not outside, "evaluate_at", f"steps from 0 to {num_steps}", outside)
     return frozenset({*evaluate_at, num_steps})
 
 

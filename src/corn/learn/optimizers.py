@@ -79,12 +79,10 @@ def require_exact_sums(network: Network) -> None:
 
 
 def require_one_gradient(optimizer: Optimizer) -> None:
-    """Raise for an optimizer that asks for several gradients in a step."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidArgumentError(
-            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
-            "each would be a release; use SGD"
-        )
+    """Raise for an optimizer that asks for several gradients in a step: each would be a release."""
+    takes_one = not isinstance(optimizer, torch.optim.LBFGS)
+    rule = "one that takes one gradient for a step"
+    require(takes_one, "optimizer", rule, "LBFGS, which asks for several", advice="use SGD")
 
 
 def read_learning_rate(factory: OptimizerFactory) -> float:

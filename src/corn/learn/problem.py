@@ -104,21 +104,16 @@ class SweepSettings:
             rule = getattr(self, name)
             is_usable = rule is None or callable(rule)
             require(is_usable, name, "a function, or a class of local rules", repr(rule))
-            if rule is not None and self.noise_keys != "none":
-                raise InvalidArgumentError(
-                    f"{name} is for simulations without keys, found noise_keys="
-                    f"{self.noise_keys!r}: agents run what their plan says"
-                )
-        if (self.optimizer is not None or self.local_rule is not None) and self.momentum:
-            raise InvalidArgumentError(
-                f"momentum must be 0 with an optimizer or a local rule, found {self.momentum}: "
-                "they have their own"
-            )
-        if self.noise_keys == "secret" and len(seeds) > 1:
-            raise InvalidArgumentError(
-                f"seeds must be one for a run with secret keys (secure=True), found {len(seeds)}: "
-                "every run on the same data would spend the budget once more"
-            )
+            # Agents run what their plan says.
+            is_simulated = rule is None or self.noise_keys == "none"
+            require(is_simulated, name, "for simulations without keys", repr(self.noise_keys))
+        is_free = (self.optimizer, self.local_rule) == (None, None) or not self.momentum
+        rule = "0 with an optimizer or a local rule, which have their own"
+        require(is_free, "momentum", rule, self.momentum)
+        is_one = self.noise_keys != "secret" or len(seeds) == 1
+        advice = "every run on the same data would spend the budget once more"
+        rule = "one for a run with secret keys (secure=True)"
+        require(is_one, "seeds", rule, len(seeds), advice=advice)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -225,11 +220,10 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     if not values.is_floating_point():
         return values.to(device=settings.device)
     narrow = values.to(settings.torch_dtype)
-    if narrow.dtype != values.dtype and bool((narrow.isinf() & values.isfinite()).any()):
-        raise InvalidArgumentError(
-            f"inputs and targets must fit into {settings.dtype}, found values beyond "
-            f"±{torch.finfo(narrow.dtype).max:.2g}: scale them, or choose float64"
-        )
+    fits = not bool((narrow.isinf() & values.isfinite()).any())
+    limit = f"±{torch.finfo(narrow.dtype).max:.2g}"
+    advice = "scale them, or choose float64"
+    require(fits, "inputs and targets", f"within {limit}", "larger values", advice=advice)
     return narrow.to(device=settings.device)
 
 
@@ -271,17 +265,14 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
     else:
         inputs, targets = _read_items(source, of)
     for name, values in (("inputs", inputs), ("targets", targets)):
-        if values.dim() < 1 or not len(values):
-            raise InvalidArgumentError(
-                f"{name} of {of} must have at least one sample, found shape {tuple(values.shape)}"
-            )
+        has_some = values.dim() > 0 and len(values) > 0
+        shape = f"shape {tuple(values.shape)}"
+        require(has_some, f"{name} of {of}", "at least one sample", shape)
         broken = torch.nonzero(~torch.isfinite(values)).tolist()
         if broken:
-            row, *entry = broken[0]
-            column = f", column {', '.join(map(str, entry))}" if entry else ""
             raise InvalidArgumentError(
                 f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
-                f"{row}{column}, counted from 0: remove or replace such samples"
+                f"{broken[0][0]}, counted from 0: remove or replace such samples"
             )
     require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
@@ -293,11 +284,10 @@ def require_plain_loader(loader: DataLoader[Any]) -> None:
     if isinstance(loader.dataset, IterableDataset):
         return  # refused by _read_items, with the name of its class
     for sampler in (loader.sampler, loader.batch_sampler):
-        if type(sampler) not in usual:
-            raise InvalidArgumentError(
-                f"a data loader must have no sampler of its own, found {type(sampler).__name__}: "
-                "give torch.utils.data.Subset(dataset, indices) instead"
-            )
+        advice = "give torch.utils.data.Subset(dataset, indices) instead"
+        is_usual = type(sampler) in usual
+        found = type(sampler).__name__
+        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
 
 
 def _read_items(source: TorchDataset[Any], of: str) -> Samples:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from corn.checks import require, require_count, require_length
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
@@ -113,11 +112,9 @@ class Simulation:
         self._mixer = None
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
-        elif settings.mixing is not None:
-            raise InvalidArgumentError(
-                "mixing must be None with exact sums, whose masks hide single releases: choose a "
-                "network with mixing='gossip'"
-            )
+        is_mixed = settings.mixing is None or not self._is_sum
+        advice = "their masks hide single releases; choose a network with mixing='gossip'"
+        require(is_mixed, "mixing", "None with exact sums", settings.mixing, advice=advice)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
@@ -361,8 +358,7 @@ def _check_trials(
     trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
 ) -> tuple[ClippedQuery, ...]:
     """Return the queries that all clipping trials share, up to their norm; none if none clips."""
-    if not trials:
-        raise InvalidArgumentError("trials must be at least one, found none")
+    require(len(trials) > 0, "trials", "at least one", "none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
     # All trials share their mini-batches, so they must agree on the sampling. With one norm for
     # all, queries that differ in their norm alone become equal.
@@ -383,33 +379,27 @@ def _check_trials(
             advice=f"the budget of {mechanism.name!r} was made for so many",
         )
         require_fitting_samples(mechanism.budget, data.sizes)
-    if len(kinds) > 1:
-        found = sorted({describe_queries(each) for each in kinds.values()})
-        raise InvalidArgumentError(
-            "all mechanisms of a sweep must have the same unit, batch size and sampling, "
-            f"found {'; and '.join(found)}: run one sweep for each"
-        )
+    found = sorted({describe_queries(each) for each in kinds.values()})
+    rule = "of one unit, batch size and sampling"
+    advice = "run one sweep for each"
+    require(len(kinds) <= 1, "all mechanisms", rule, "; and ".join(found), advice=advice)
     queries = next(iter(kinds.values()), ())
-    if queries and queries[0].batch_size not in (None, settings.batch_size):
-        raise InvalidArgumentError(
-            f"batch_size must be {queries[0].batch_size}, for which privacy was counted, found "
-            f"{settings.batch_size}"
-        )
+    batch_size = queries[0].batch_size if queries else None
+    is_counted = batch_size in (None, settings.batch_size)
+    rule = f"{batch_size}, for which privacy was counted"
+    require(is_counted, "batch_size", rule, settings.batch_size)
     return queries
 
 
 def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
     """Raise unless there is one run whose promise holds in floating point, as releases need."""
     # Trials of a mechanism share its noise: the difference of their releases would have none.
-    if len(trials) > 1:
-        raise InvalidArgumentError(
-            f"trials must be one for a run with secret keys, found {len(trials)}: every run on the "
-            "same data would spend the budget once more"
-        )
+    advice = "every run on the same data would spend the budget once more"
+    rule = "one for a run with secret keys"
+    require(len(trials) == 1, "trials", rule, len(trials), advice=advice)
     mechanism = trials[0].mechanism
-    if mechanism.budget is not None and (not mechanism.counts_floats or mechanism.grid <= 0):
-        raise InvalidArgumentError(
-            f"{mechanism.name!r} must count floating point to be released with secret keys: use a "
-            "plan, or corn.train with secure=True"
-        )
+    is_exact = mechanism.budget is None or (mechanism.counts_floats and mechanism.grid > 0)
+    rule = "one that counts floating point, for secret keys"
+    advice = "use a plan, or corn.train with secure=True"
+    require(is_exact, "mechanism", rule, repr(mechanism.name), advice=advice)
     mechanism.check_parameters(num_parameters)

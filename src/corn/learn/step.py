@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corn.checks import require, require_length
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
@@ -101,15 +102,11 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
         return ClippedGradients(values, factors, norms, (factors < 1).to(norms), num_broken)
     # A task that ignored sample_clip, or summed in float32, would return gradients whose
     # sensitivity exceeds the one that ε was computed for.
+    rule = "one that clips each sample, for a budget of unit sample"
     if found.fraction_clipped is None or found.num_broken is None:
-        raise InvalidArgumentError(
-            "a budget with the sample unit needs a task that clips each sample, found one whose "
-            "gradient() ignores sample_clip"
-        )
-    if found.values.dtype != clip.dtype:
-        raise InvalidArgumentError(
-            f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype}"
-        )
+        raise InvalidArgumentError(f"task must be {rule}, found one that ignores sample_clip")
+    is_exact = found.values.dtype == clip.dtype
+    require(is_exact, "sums of clipped samples", f"in {clip.dtype}", found.values.dtype)
     ones = torch.ones_like(norms)
     return ClippedGradients(found.values, ones, norms, found.fraction_clipped, found.num_broken)
 
@@ -443,8 +440,8 @@ class AgentStepper:
         if self._update is not None:
             self._update.restore(state)
         elif self._memory is not None and "memory" in state:
-            if state["memory"].shape != self._memory.shape:
-                raise InvalidArgumentError("the average of releases has another length")
+            length, expected = len(state["memory"]), len(self._memory)
+            require_length("the average of releases", length, expected, per="parameter")
             self._memory = state["memory"]
 
 

@@ -20,7 +20,6 @@ from rich.progress import Progress
 from torch import Tensor
 
 from corn.checks import require
-from corn.errors import InvalidArgumentError
 from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
@@ -136,11 +135,10 @@ def run_sweep(
             of `TRACED`. Traces are of gradients without noise: they are private, for simulations
             only, and refused with secret keys.
     """
-    if on_step is not None and settings.noise_keys == "secret":
-        raise InvalidArgumentError(
-            "on_step must be None with secret keys (secure=True): a trace has norms of gradients "
-            "and of noise, which no ε covers"
-        )
+    is_public = on_step is None or settings.noise_keys != "secret"
+    advice = "a trace has norms of gradients and of noise, which no ε covers"
+    rule = "None with secret keys (secure=True)"
+    require(is_public, "on_step", rule, "a function", advice=advice)
     shown = _showing_progress(settings.num_steps, len(trials) * len(settings.seeds))
     hidden: Any = nullcontext(lambda: None)
     # Threads gain little on products of this size, and lose much on a busy machine.

@@ -13,6 +13,7 @@ import networkx as nx
 import torch
 from torch import Tensor, nn
 
+from corn.checks import require
 from corn.covariance import (
     Decomposition,
     Design,
@@ -212,11 +213,9 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
     expected = sum(parameter.numel() for parameter in trained)
-    if vector.shape != (expected,):
-        raise InvalidArgumentError(
-            f"vector must have the model's {expected} parameters, found shape "
-            f"{tuple(vector.shape)}: take parameters[run, agent]"
-        )
+    shape, advice = tuple(vector.shape), "take parameters[run, agent]"
+    rule = f"the model's {expected} parameters"
+    require(shape == (expected,), "vector", rule, f"shape {shape}", advice=advice)
     # Copied into the model's own memory and type: training the copy must not change the result.
     pieces = torch.split(vector.detach(), [parameter.numel() for parameter in trained])
     with torch.no_grad():
