@@ -126,9 +126,8 @@ class Mechanism:
     ) -> Mechanism:
         """Make a mechanism of decentralised training; raise unless the noise keeps the budget.
 
-        The promise holds against ``threat``; by default against the threat that a design was made
-        for, and for other noise against an eavesdropper. It holds for real numbers: where noise
-        protects somebody, make a plan.
+        The promise holds against ``threat``, by default that of a design, and for other noise an
+        eavesdropper. It holds for real numbers: where noise protects somebody, make a plan.
         """
         shares = noise.decomposition if isinstance(noise, Design) else noise
         caps = budget.precision_caps(shares.num_agents)
@@ -162,9 +161,7 @@ class Mechanism:
     ) -> Mechanism:
         """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
 
-        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
-        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
-        what they really spend.
+        Every phase keeps the caps of the budget, so that the whole run keeps its promise.
         """
         counts = [require_count("the steps of a phase", count) for count, _ in phases]
         rule = f"such that their steps add up to the {budget.num_steps} of the budget"
@@ -299,9 +296,8 @@ class Mechanism:
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
         """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without.
 
-        It is exact, whatever accounting the budget was designed with. Under Poisson sampling, where
-        each ε takes a while to compute, agents with one promise get the ε of the least protected,
-        and those just below their cap the ε at the cap.
+        Under Poisson sampling, where each ε takes a while to compute, agents with one promise get
+        the ε of the least protected, and those just below their cap the ε at the cap.
         """
         if self.noise is None or self.budget is None or not self.queries:
             return None

@@ -54,15 +54,14 @@ COLUMNS = (
 )
 """The columns of a table of results.
 
-``mechanism`` is its name. ``test_loss`` is the loss of each agent's own model, averaged
-over agents (200 of them, if there are more than 1000); ``test_loss_of_average`` is the loss of the
-average of all models.
+``test_loss`` is the loss of each agent's own model, averaged over agents (200 of them, if there are
+more than 1000); ``test_loss_of_average`` is that of the average of all models.
 ``consensus_distance`` is the root mean square distance of the agents' models from their average.
 ``epsilon`` is the ε spent so far by the least protected agent, ``epsilon_least`` by the best
-protected; both are empty without a promise. With noise from a public seed nobody is protected, and
-both columns have the prefix ``simulated_``: the ε that a run with secret keys would spend.
-``central_ratio`` is the noise variance that a step adds to the average of all agents, as planned,
-over that of a trusted server with the same promise. A value that was not measured is NaN.
+protected; with noise from a public seed nobody is protected, and both have the prefix
+``simulated_``. ``central_ratio`` is the noise variance that a step adds to the average of all
+agents, as planned, over that of a trusted server with the same promise. A value that was not
+measured is NaN.
 """
 
 TRACED = (
@@ -123,7 +122,7 @@ def measure(
     return rows
 
 
-# All trials of a mechanism share their ε, and under Poisson sampling each takes seconds to compute.
+# All trials of a mechanism share their ε.
 @lru_cache(maxsize=4096)
 def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, Any]:
     spent = mechanism.epsilon_spent(step)
@@ -177,18 +176,13 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
 
 @dataclass(frozen=True)
 class Quality:
-    """Scores of predicted probabilities beyond loss and accuracy; NaN where one is not defined.
+    """Scores of predicted probabilities; NaN where one is not defined.
 
-    Attributes:
-        accuracy: the fraction of samples whose most probable class is the right one.
-        auc: the area under the ROC curve of the second of two classes; with more classes, the mean
-            over classes of that of each class against all others.
-        recall: for each class, the fraction of its samples that are recognised.
-        calibration_error: the expected calibration error (ECE) of the most probable class: the mean
-            distance of confidence and accuracy over 15 bins of equal width.
-        brier: the Brier score: the mean squared error of the probability of the second of two
-            classes; with more classes, summed over classes.
-        num_samples: the number of samples.
+    ``auc`` is the area under the ROC curve of the second of two classes, or the mean over classes
+    of that of each against all others. ``recall`` has one number for each class.
+    ``calibration_error`` is the expected one (ECE) of the most probable class, in 15 bins of equal
+    width. ``brier`` is the mean squared error of the probability of the second of two classes, or
+    the sum of that over classes.
     """
 
     accuracy: float

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -188,6 +188,7 @@ class KeyedNoise:
 
 
 @final
+@dataclass(eq=False, repr=False)
 class NoiseShare:
     """One agent's share of the noise under one plan, in which it has the number ``agent``.
 
@@ -195,25 +196,16 @@ class NoiseShare:
     offset of the grid, for a single release; by default the offset follows from the nonce.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        agent: int,
-        source: SecureSource,
-        *,
-        nonce: bytes,
-        num_parameters: int,
-        offset_seed: bytes | None = None,
-    ) -> None:
-        self.plan = plan
-        self.agent = agent
-        self.source = source
-        self.nonce = nonce
-        self.offset_seed = offset_seed
-        self._size = num_parameters
-        # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
-        self._values: Tensor | None = None
-        self._prepared: int | None = None
+    plan: Plan
+    agent: int
+    source: SecureSource
+    _: KW_ONLY
+    nonce: bytes
+    num_parameters: int
+    offset_seed: bytes | None = None
+    # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
+    _values: Tensor | None = field(default=None, init=False)
+    _prepared: int | None = field(default=None, init=False)
 
     def prepare(self, step: int) -> None:
         """Draw a step's noise of gossip while messages are under way. It is released later, once.
@@ -235,14 +227,14 @@ class NoiseShare:
 
     def draw(self, step: int, *, out: Tensor | None = None) -> Tensor:
         """Return this agent's noise v_i of a step, float64 of shape (d,), in ``out`` if given."""
-        values = torch.empty(self._size, dtype=torch.float64) if out is None else out
+        values = torch.empty(self.num_parameters, dtype=torch.float64) if out is None else out
         draw_share(
             self.plan.decomposition,
             self.agent,
             source=self.source,
             nonce=self.nonce,
             step=step,
-            stop=self._size,
+            stop=self.num_parameters,
             out=values.numpy(),
         )
         return values

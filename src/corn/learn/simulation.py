@@ -1,10 +1,8 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters). Trials of a seed use the same
-mini-batches and the same standard normals, whatever their mechanism and step size. Only the models
-are kept from step to step, so memory does not grow with the number of steps.
-
-Where releases are summed exactly all agents hold one model, and the tensor has one in place of n.
+All models are one tensor (seeds, agents, trials, parameters); where releases are summed exactly all
+agents hold one model, and it has one in place of n. Trials of a seed use the same mini-batches and
+the same standard normals, whatever their mechanism and step size.
 """
 
 from __future__ import annotations

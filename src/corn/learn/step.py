@@ -1,12 +1,10 @@
 """One step of Algorithm 1, for a simulation and for an agent alike.
 
 Clip the gradient, add the noise, round the sum to the public grid, take the half step from the
-model; then mix the models, or step along the average of all releases.
+model; then mix the models, or step along the average of all releases. Privacy rests on this order.
+Everything after :func:`release` is computed from the released sum and the public model, so it may
+round in any way.
 
-Privacy rests on this order. Everything after :func:`release` is computed from the released sum and
-the public model, so it may round in any way.
-
-The unit of the budget decides whether the mini-batch's gradient is clipped once, or each sample's.
 Gradients to be released are clipped in float64, so that the true norm is at most C, as accounting
 assumes. Simulations may clip in float32, because their noise protects nobody.
 """

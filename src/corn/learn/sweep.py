@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, final
@@ -157,32 +158,28 @@ def run_sweep(
 
 
 @final
+@dataclass(eq=False, repr=False)
 class SweepLoop:
     """The state of a sweep between steps: models, measurements, and the runs that broke down.
 
     See :func:`run_sweep` for the arguments.
     """
 
-    def __init__(
-        self,
-        problem: TrainingProblem,
-        network: Network,
-        trials: Sequence[Trial],
-        settings: SweepSettings,
-        evaluate_at: Sequence[int] | None = None,
-        max_train_samples: int | None = None,
-        on_step: Callable[[Sequence[Row]], None] | None = None,
-    ) -> None:
-        self._on_step = on_step
-        self._problem = problem
-        self._network = network
-        self._trials = tuple(trials)
-        self._settings = settings
+    problem: TrainingProblem
+    network: Network
+    trials: Sequence[Trial]
+    settings: SweepSettings
+    evaluate_at: Sequence[int] | None = None
+    max_train_samples: int | None = None
+    on_step: Callable[[Sequence[Row]], None] | None = None
+
+    def __post_init__(self) -> None:
+        settings, problem = self.settings, self.problem
         # The name of each run, in the order of rows.
         self._runs = {
             (s, v): (*name_of(trial), seed)
             for s, seed in enumerate(settings.seeds)
-            for v, trial in enumerate(trials)
+            for v, trial in enumerate(self.trials)
         }
         names = list(self._runs.values())
         # Rows and files identify a run by its name.
@@ -190,9 +187,11 @@ class SweepLoop:
             {f"{own[0]}, step size {own[1]}" for own in names if names.count(own) > 1}
         )
         require(not repeated, "trials", "different in name or step size", "; ".join(repeated))
-        data, self._parts = problem.place(settings, max_train_samples=max_train_samples)
-        self._steps = choose_evaluation_steps(evaluate_at, settings.num_steps)
-        self._simulation = Simulation(problem.task, data, network, trials, settings=settings)
+        data, self._parts = problem.place(settings, max_train_samples=self.max_train_samples)
+        self._steps = choose_evaluation_steps(self.evaluate_at, settings.num_steps)
+        self._simulation = Simulation(
+            problem.task, data, self.network, self.trials, settings=settings
+        )
         # The reason why ε is simulated; empty if it is a promise.
         seeds = "" if settings.noise_keys == "secret" else PUBLIC_SEEDS
         self._simulated = "; ".join(filter(None, (seeds, problem.simulation)))
@@ -211,11 +210,11 @@ class SweepLoop:
         """Run one step, with the cool-down after the last, and measure if a measurement is due."""
         # Statistics of a step must be asked for before it runs.
         due = self.step + 1 in self._steps
-        statistics = self._simulation.advance(observe=due or self._on_step is not None)
-        if self._on_step is not None and statistics is not None:
-            self._on_step(self._trace(statistics))
+        statistics = self._simulation.advance(observe=due or self.on_step is not None)
+        if self.on_step is not None and statistics is not None:
+            self.on_step(self._trace(statistics))
         self._stop(self._simulation.broken, "its gradients are not finite")
-        if self.step == self._settings.num_steps:
+        if self.step == self.settings.num_steps:
             # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
         if due:
@@ -223,22 +222,22 @@ class SweepLoop:
 
     def finish(self) -> Result:
         """Return the result; an interrupted sweep is measured once more at its present step."""
-        complete = self.step == self._settings.num_steps
+        complete = self.step == self.settings.num_steps
         if not complete and (not self._rows or self._rows[-1]["step"] != self.step):
             self._measure(None)
         # Stopped runs stay at zero in the simulation, which would pass for a model.
         parameters = self._simulation.parameters.clone()
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
-        n = self._network.num_agents
-        notes = self._problem.notes
+        n = self.network.num_agents
+        notes = self.problem.notes
         scored = len(choose_measured(n))
-        if scored < n and self._network.mixing != "sum":
+        if scored < n and self.network.mixing != "sum":
             notes += (f"Scores of own models are of {scored} agents at equal distances, of {n:,}.",)
         counts = self._simulation.num_broken
         return Result(
-            trials=self._trials,
-            seeds=self._settings.seeds,
+            trials=tuple(self.trials),
+            seeds=self.settings.seeds,
             # (seeds, agents, trials, d) becomes (seeds · trials, agents, d). Exact sums have one
             # model for all agents.
             parameters=parameters.expand(-1, n, -1, -1).transpose(1, 2).flatten(0, 1),
@@ -254,7 +253,7 @@ class SweepLoop:
                 for run, name in self._runs.items()
                 if counts[run]
             ),
-            cooldown_steps=self._settings.cooldown_steps if complete else 0,
+            cooldown_steps=self.settings.cooldown_steps if complete else 0,
         )
 
     def _trace(self, statistics: StepStatistics) -> list[Row]:
@@ -266,7 +265,7 @@ class SweepLoop:
         )
         rows: list[Row] = []
         for run, name in self._runs.items():
-            ratio = self._trials[run[1]].mechanism.disagreement_ratio
+            ratio = self.trials[run[1]].mechanism.disagreement_ratio
             values = (float(column[run]) for column in columns)
             facts: Sequence[Any] = (*name, self.step, *values, math.nan if ratio is None else ratio)
             rows.append(dict(zip(TRACED, facts, strict=True)))
@@ -275,10 +274,10 @@ class SweepLoop:
     def _measure(self, statistics: StepStatistics | None) -> None:
         """Measure all runs, stop those that diverged, and keep the rows of the others."""
         rows = measure(
-            self._problem.task,
+            self.problem.task,
             self._simulation.parameters,
-            self._trials,
-            seeds=self._settings.seeds,
+            tuple(self.trials),
+            seeds=self.settings.seeds,
             step=self.step,
             parts=self._parts,
             statistics=statistics,
@@ -286,7 +285,7 @@ class SweepLoop:
         )
         # Stopping a release is itself an output. It may depend on the models, which are public, and
         # not on losses, which would reveal private data without noise.
-        judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
+        judged = () if self.settings.noise_keys == "secret" else tuple(self._parts)
         diverged = torch.zeros_like(self._simulation.alive)
         for (run, name), row in zip(self._runs.items(), rows, strict=True):
             diverged[run] = _has_diverged(row, self._first.get(name), measured=judged)
