@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -110,6 +109,8 @@ def measure(
     scores["consensus_distance"] = spread_of(parameters)
     if statistics is not None:
         scores |= vars(statistics)
+    # All trials of a mechanism share their ε.
+    spent = {own: _privacy_spent(own, step, prefix) for own in {v.mechanism for v in trials}}
     rows = []
     for s, seed in enumerate(seeds):
         for v, trial in enumerate(trials):
@@ -117,13 +118,10 @@ def measure(
             mechanism, step_size = name_of(trial)
             row |= {"mechanism": mechanism, "step_size": step_size, "seed": seed, "step": step}
             row |= {name: float(own[s, v]) for name, own in scores.items()}
-            row |= _privacy_spent(trial.mechanism, step, prefix)
-            rows.append(row)
+            rows.append(row | spent[trial.mechanism])
     return rows
 
 
-# All trials of a mechanism share their ε.
-@lru_cache(maxsize=4096)
 def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, Any]:
     spent = mechanism.epsilon_spent(step)
     if spent is None or mechanism.budget is None:

@@ -196,23 +196,20 @@ class TrainingProblem:
         ``train`` among the latter is the data of all agents, or ``max_train_samples`` evenly spaced
         samples of it.
         """
-        inputs, targets = self._place_samples((self.data.inputs, self.data.targets), settings)
-        data = AgentData(inputs, targets, self.data.offsets)
-        stride = 1
+        placed = {}
+        given = {"train": (self.data.inputs, self.data.targets), **self.parts}
+        for name, (inputs, targets) in given.items():
+            getattr(self.task, "check_targets", lambda _: None)(targets)
+            prepared = self.task.prepare(_cast(inputs, settings)).contiguous()
+            placed[name] = prepared, _cast(targets, settings)
+        inputs, targets = placed["train"]
         if max_train_samples is not None:
             require_count("max_train_samples", max_train_samples, advice="None takes all")
             # Rounded up, so that there are at most as many. Samples are in the order of agents, so
             # that equal distances take from all of them.
             stride = -(-len(inputs) // max_train_samples)
-        parts = {"train": (inputs[::stride], targets[::stride])}
-        return data, parts | {
-            name: self._place_samples(part, settings) for name, part in self.parts.items()
-        }
-
-    def _place_samples(self, samples: Samples, settings: SweepSettings) -> Samples:
-        inputs, targets = samples
-        getattr(self.task, "check_targets", lambda _: None)(targets)
-        return self.task.prepare(_cast(inputs, settings)).contiguous(), _cast(targets, settings)
+            placed["train"] = inputs[::stride], targets[::stride]
+        return AgentData(inputs, targets, self.data.offsets), placed
 
 
 def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
