@@ -111,8 +111,8 @@ if __name__ == "__main__":
     ring = corn.load_network("ring:4", mixing="gossip")
     model = nn.Linear(3, 2)
     samples = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(4)]
-    setting = {"model": model, "loss": nn.functional.cross_entropy, "datasets": samples}
-    rules = {"clipping": clip_layers(model), "mixing": pair_at_random(ring)}
+    rules: dict[str, Any] = {"clipping": clip_layers(model), "mixing": pair_at_random(ring)}
+    given: dict[str, Any] = {"model": model, "loss": nn.functional.cross_entropy, **rules}
     budget = corn.PrivacyBudget(5, 1e-5, num_steps=20, clip=0.1)
-    result = corn.train(ring, budget, local_rule=GradientTracking, **rules, **setting)
+    result = corn.train(ring, budget, datasets=samples, local_rule=GradientTracking, **given)
     print(result.privacy)

@@ -271,11 +271,8 @@ class BatchSampler:
             # One limit for each sample of all agents.
             self._limits = np.repeat(rates, self._sizes)
             self._width = public_width(self._batch_size) if self._width else 0
-        # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
-        # slot of each batch, and never the length of a pass.
-        usual = [1 if self._width else max(1, size // self._batch_size) for size in self._sizes]
-        planned = [query.steps_per_pass for query in each] or [None] * data.num_agents
-        self._steps_per_pass = [own or other for own, other in zip(planned, usual, strict=True)]
+        planned = each or [None] * data.num_agents
+        self._steps_per_pass = list(map(self._count_steps, planned, self._sizes))
         # Padding is one of the agent's own samples: a model that mixes samples must not see those
         # of another agent.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
@@ -319,12 +316,7 @@ class BatchSampler:
         width = -(-longest // step) * step
         table = np.full((len(rows), width), -1, np.int64)
         for cell, own in enumerate(rows):
-            places = np.arange(len(own))
-            if self._width:
-                run, agent = divmod(cell, self._data.num_agents)
-                # A prefix: the positions of the first samples do not depend on how many follow.
-                places = self._choices[run].draw_positions(agent, number, size=width)[: len(own)]
-            table[cell, places] = own
+            table[cell, self._place(cell, number, len(own), width)] = own
         return self._gather(table)
 
     def choose_rows(self, number: int) -> list[IntArray]:
@@ -339,6 +331,22 @@ class BatchSampler:
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
         cells = itertools.product(range(len(self._choices)), range(self._data.num_agents))
         return [self._read_slots(run, agent, number) for run, agent in cells]
+
+    def _count_steps(self, query: ClippedQuery | None, size: int) -> int:
+        """Return the number of batches in a pass."""
+        if query is not None and query.steps_per_pass is not None:
+            return query.steps_per_pass
+        # With one batch in a pass, each batch is drawn anew. One row more or less then changes one
+        # slot of each batch, and never the length of a pass.
+        return 1 if self._width else max(1, size // self._batch_size)
+
+    def _place(self, cell: int, number: int, count: int, width: int) -> IntArray | slice:
+        """Return the positions of the samples in a cell's batch."""
+        if not self._width:
+            return slice(count)
+        run, agent = divmod(cell, self._data.num_agents)
+        # A prefix: the positions of the first samples do not depend on how many follow.
+        return self._choices[run].draw_positions(agent, number, size=width)[:count]
 
     def _read_slots(self, run: int, agent: int, number: int) -> IntArray:
         size = self._sizes[agent]

@@ -364,7 +364,7 @@ def make_mechanisms(
     # All names are checked before the first design, which can take minutes.
     read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))
 
-    def make(own: TrainedWith | covariance.Mechanism) -> Mechanism:
+    def make(own: covariance.Mechanism | Mechanism | Design | Decomposition) -> Mechanism:
         if isinstance(own, Mechanism):
             return own
         if isinstance(own, Design | Decomposition):

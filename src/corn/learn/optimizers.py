@@ -124,8 +124,8 @@ def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
     parameters = _list_parameters(optimizer)
     for key, value in saved.items():
         kind, number, name = (*key.split(" ", 2), "", "")[:3]
-        known = {"group": optimizer.param_groups, "tensor": parameters, "number": parameters}
-        places = len(known.get(kind, ()))
+        groups: list[Any] = optimizer.param_groups
+        places = len({"group": groups, "tensor": parameters, "number": parameters}.get(kind, ()))
         # int() raises for thousands of digits.
         place = int(number) if number.isdecimal() and len(number) < 10 else -1
         shapes = [torch.Size()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -208,7 +208,10 @@ def tune(
     those that ``propose_places`` returns. An interrupted round of a search is left out, unless it
     is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
-    run = partial(run_sweep, problem, network, settings=settings, **options)
+
+    def run(trials: Sequence[Trial]) -> Result:
+        return run_sweep(problem, network, trials, settings=settings, **options)
+
     if step_sizes:
         schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
         trials = [Trial(mechanism, own) for mechanism in mechanisms for own in schedules]
