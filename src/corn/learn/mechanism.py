@@ -356,10 +356,9 @@ def make_mechanisms(
     """Make mechanisms of training, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
-    ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
-    too; None is the default of ``corn.design``, one insider. ``decor``, ``zero-sum`` and a
-    covariance of one's own hold against an eavesdropper only: next to others they say so, and alone
-    they refuse insiders. A mapping names mechanisms in tables.
+    ``corn`` and ``ldp`` hold against ``threat``, by default that of ``corn.design``, one insider.
+    Others hold against an eavesdropper only: next to others they say so, and alone they refuse
+    insiders. A mapping names mechanisms in tables.
     """
     # All names are checked before the first design, which can take minutes.
     read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))

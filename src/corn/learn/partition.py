@@ -1,8 +1,7 @@
 """Splits of samples into training, validation and test parts, and partitions over agents.
 
 Private samples are split and dealt out by coins of their own (``toss_coins``), so that a changed
-sample moves no other. The other functions here look at all samples: they are for public data and
-for simulations.
+sample moves no other. The other functions look at all samples, for public data and simulations.
 """
 
 from __future__ import annotations
@@ -75,9 +74,9 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
 def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
     """Put each sample into a part by its own coin, shape (samples,), so that sizes are random.
 
-    A part may be empty. The test part depends on ``test_fraction`` alone. Rows come in order of
-    their coins, so that the order of a file does not matter.
+    A part may be empty. The test part depends on ``test_fraction`` alone.
     """
+    # Rows come in order of their coins, so that the order of a file does not matter.
     order = np.argsort(coins, kind="stable")
     limits = test_fraction, test_fraction + (1 - test_fraction) * VALIDATION_FRACTION
     test, validation, train = np.split(order, np.searchsorted(coins[order], limits))

@@ -187,10 +187,7 @@ class Simulation:
         return StepStatistics(norms.mean(1), fraction.mean(1), self.measure_noise().to(norms))
 
     def measure_noise(self, *, of_average: bool = False) -> Tensor:
-        """Return the mean norm of the agents' noise in this step, or the norm of its average.
-
-        Shape (seeds, trials).
-        """
+        """Return the mean norm of the agents' noise, or that of its average, (seeds, trials)."""
         if self._noise is None:
             return torch.zeros(self.alive.shape)
         noise = self._noise.mean(1, keepdim=True) if of_average else self._noise

@@ -81,7 +81,7 @@ def compute_gradients(
 ) -> ClippedGradients:
     """Compute and clip one gradient for each model, shape (cells, trials, parameters).
 
-    ``clip`` is C of each trial, shape (trials,), in the type to clip in: float64 for releases. With
+    ``clip`` is C of each trial, in the type to clip in: float64 for releases. With
     ``clips_samples`` each sample's gradient is clipped instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
@@ -115,9 +115,8 @@ def sum_clipped_samples(
     """Return Σ_i w_i · clip(g_i) along the dimension of samples, and the clipping factors.
 
     ``slopes`` has one gradient for each sample, shape (…, samples, parameters), in the type to clip
-    in: float64 for releases. Those that are not finite are set to zero in place. ``clip`` and
-    ``weights`` broadcast against (…, samples); the weight of padding is 0. ``most_samples`` is a
-    public bound on the number of samples.
+    in; those that are not finite are set to zero in place. ``clip`` and ``weights`` broadcast
+    against (…, samples). ``most_samples`` is a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
     # Before the product: 0 times NaN is NaN, which would spoil the whole sum.
@@ -225,18 +224,14 @@ def release_integers(
     """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o, if any.
 
     Under masks the noise of one agent protects nobody: ε holds for the sum of these integers over
-    all agents, and for whatever is computed from it. So nothing else may be computed from them, not
-    even a sum of floats, whose rounding would depend on its single terms.
+    all agents, so that nothing else may be computed from them, not even a sum of floats.
     """
     units = torch.mul(gradient, factor).add_(noise).div_(grid)
     return (units if offset is None else units.add_(offset)).round_().long()
 
 
 def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tensor | None) -> Tensor:
-    """Return γ·(Σ − n o)/n, the average release from the sum of all agents' integers.
-
-    It has the bits of :func:`corn.noise.masks.read_average`.
-    """
+    """Return γ·(Σ − n o)/n from the sum Σ of all integers, the bits of ``masks.read_average``."""
     units = total.double()
     return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
 
@@ -411,10 +406,10 @@ class AgentStepper:
         return self.move(torch.from_numpy(average), step_size=step_size)
 
     def move(self, released: Tensor, *, step_size: float) -> Tensor:
-        """Return the step along a release, or the average of all agents'; by the caller's rule.
+        """Return the step along a release or an average, whose memory is taken over.
 
         Operations round one by one, in a fixed order: where releases are summed exactly all agents
-        get the same bits, on whatever machine. The memory of ``released`` is taken over.
+        get the same bits, on whatever machine.
         """
         if self._update is not None:
             return self._update.take_step(released).to(released)

@@ -77,9 +77,8 @@ class Comparison:
     def differences(self, column: str, to: str | None = None) -> dict[str, tuple[float, float]]:
         """Return each mechanism's score minus that of a reference, and half its 95 % interval.
 
-        Both are at their best step sizes. In each seed both have the same batches, normals and
-        first model, so that what they have in common cancels in the paired interval. ``to`` is the
-        name of the reference, by default `reference`.
+        In each seed both have the same batches, normals and first model, so that what they have in
+        common cancels in the paired interval. ``to`` is by default `reference`.
         """
         values = self._last_values(column)
         target = require_choice("to", self.reference if to is None else to, tuple(values))

@@ -6,9 +6,9 @@ as they compute from nothing but what they are given:
 
 - A `Clipping` gets one gradient at a time, of an agent or of a sample, as the budget's unit
   demands. Whatever it returns, the kernel clips to C. A rule that remembers earlier gradients is
-  refused. One that reads the data set by itself cannot be noticed, and ε does not cover it.
+  refused; one that reads the data set by itself cannot be noticed.
 - A `LocalRule` and a `MixingRule` get releases and models alone, all of which an eavesdropper sees
-  as well. What they compute from those is post-processing, and costs no privacy.
+  as well: post-processing, which costs no privacy.
 
 They are settings of a sweep (`corn.learn.SweepSettings`), for simulations: agents run what their
 plan says. ``examples/update_rules.py`` has implementations.
