@@ -122,5 +122,5 @@ def test_values_beyond_float32_are_refused() -> None:
     data = AgentData(inputs, torch.tensor([0, 1]), (0, 2))
     problem = TrainingProblem(LinearClassifier(1, 2), data)
     assert problem.place(SweepSettings(1, dtype="float64"))
-    with pytest.raises(InvalidArgumentError, match="must be within .*, found larger values"):
+    with pytest.raises(InvalidArgumentError, match=r"must be within .*, found larger values"):
         problem.place(SweepSettings(1))
