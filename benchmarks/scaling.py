@@ -153,7 +153,7 @@ def _simulate(size: int) -> Row:
     )
     trials = [learn.Trial(method, learn.make_schedule(0.1, "constant")) for method in methods]
     settings = learn.SweepSettings(num_steps=_STEPS, batch_size=16, seeds=(0,))
-    loop = SweepLoop(problem, network, trials, settings=settings, evaluate_at=[0])
+    loop = SweepLoop(problem, network, trials, settings, evaluate_at=[0])
     loop.advance()  # the first step makes what later ones reuse
 
     def advance() -> None:

@@ -164,7 +164,7 @@ def train(
     seeds: Sequence[int],
 ) -> list[list[float]]:
     """Return the accuracies of each trial by seed; NaN for runs that diverged."""
-    query = trials[0].mechanism.query
+    query = next(iter(trials[0].mechanism.queries), None)
     result = run_sweep(
         replace(problem, parts={part: problem.parts[part]}),
         load_network(f"complete:{problem.data.num_agents}", mixing="sum"),

@@ -15,7 +15,7 @@ from torch import nn
 
 import corn
 from corn import CornError
-from corn.learn import Dataset, load_dataset, partition_iid
+from corn.learn import Dataset, load_dataset, partition_samples
 from corn.privacy import round_up
 
 NUM_HOSPITALS, NUM_STEPS, STEP_SIZE = 20, 120, 4.0
@@ -66,7 +66,7 @@ def main() -> None:
     dataset, epsilon = load_images()
     order = np.random.default_rng(1).permutation(len(dataset.targets))
     train, test = np.split(order, [int(0.8 * len(order))])
-    parts = partition_iid(dataset.targets[train], NUM_HOSPITALS, seed=1)
+    parts = partition_samples("iid", dataset.targets[train], NUM_HOSPITALS, seed=1)
     # Each hospital draws a twentieth of its images at a step, by coins.
     smallest = min(map(len, parts))
     budget = corn.PrivacyBudget(

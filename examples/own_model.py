@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import corn
-from corn.learn import partition_iid
+from corn.learn import partition_samples
 from corn.privacy import round_up
 
 NUM_CLINICS, NUM_STEPS, BATCH = 8, 60, 60
@@ -24,7 +24,7 @@ def main() -> None:
     targets = torch.tensor(labels)
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(1)).numpy()
     train, test = order[:1440], order[1440:]
-    parts = partition_iid(labels[train], NUM_CLINICS, seed=1)
+    parts = partition_samples("iid", labels[train], NUM_CLINICS, seed=1)
     datasets = [(inputs[train[part]], targets[train[part]]) for part in parts]
 
     budget = corn.PrivacyBudget(

@@ -5,10 +5,10 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from update_rules import GradientTracking, clip_layers, pair_at_random
 
 import corn
-from corn.learn import GradientTracking, clip_layers, pair_at_random, partition_iid
+from corn.learn import partition_samples
 from corn.report import figure_style, plot_training, save_figure
 
 NAMES = ["Oslo", "Rome", "Kyiv", "Bern", "Riga", "Graz"]
@@ -26,18 +26,18 @@ def late_noise(W: np.ndarray) -> np.ndarray:
     return late.T @ late + 0.02 * np.eye(len(W))
 
 
-features, labels = load_digits(return_X_y=True)
-inputs = torch.tensor(features / 16, dtype=torch.float32)  # grey values, from 0 to 16
-parts = [(inputs[rows], torch.tensor(labels[rows])) for rows in partition_iid(labels, 7, seed=0)]
+X, y = load_digits(return_X_y=True)
+inputs = torch.tensor(X / 16, dtype=torch.float32)  # grey values, from 0 to 16
+parts = [(inputs[k], torch.tensor(y[k])) for k in partition_samples("iid", y, 7, seed=0)]
 network = corn.load_network(nx.cycle_graph(NAMES), mixing="gossip")
 torch.manual_seed(0)
-model = nn.Linear(64, 10)
+model = torch.nn.Linear(64, 10)
 trace: list[dict[str, object]] = []
 found = corn.compare(
     network,
     corn.PrivacyBudget(2, 1e-5, 200, 1.0, unit="sample", batch_size=64, sampling_rate=0.25),
     model=model,
-    loss=nn.functional.cross_entropy,
+    loss=torch.nn.functional.cross_entropy,
     datasets=dict(zip(NAMES, parts[:6], strict=True)),
     test=parts[6],
     mechanisms=["corn", two_hops, "ldp", "central", "none"],

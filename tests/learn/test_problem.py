@@ -57,8 +57,8 @@ def test_items_are_stacked() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Items(torch.zeros(2)), "must be a pair of inputs and targets, found Tensor"),
-        (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found a tuple: .*several inputs, stack"),
+        (Items(torch.zeros(2)), "must be a pair of inputs and targets, .*found Tensor"),
+        (Items(((torch.zeros(2), torch.zeros(2)), 1)), r"found tuple: stack several inputs"),
         (
             (torch.zeros(2, 1), torch.tensor([0.0, torch.inf])),
             "targets of the data set must be finite, found inf in row 1, counted",
@@ -68,7 +68,7 @@ def test_items_are_stacked() -> None:
         ((torch.zeros(2, 2), np.array(["ill", "well"])), "must be numbers, found <U4: number the"),
         (
             DataLoader(Items((torch.zeros(2), 1)), sampler=SubsetRandomSampler([0])),
-            r"no sampler of its own, found SubsetRandomSampler: give .*Subset",
+            r"without a sampler of its own, found SubsetRandomSampler: give .*Subset",
         ),
         (Stream(), "must have a length and items by number, .* found Stream"),
     ],
@@ -83,7 +83,7 @@ def test_ragged_items_are_refused() -> None:
         def __getitem__(self, index: int) -> Any:
             return torch.zeros(index + 1), 0
 
-    with pytest.raises(InvalidArgumentError, match=r"one shape, found .*: pad them"):
+    with pytest.raises(InvalidArgumentError, match=r"one shape .*: pad them"):
         read_samples(Ragged(None))
 
 
@@ -96,7 +96,7 @@ def test_ragged_items_are_refused() -> None:
         ),
         (
             [(torch.zeros(2, 1), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],
-            r"found \(1,\) of agent 0 and \(4,\) of agent 1",
+            r"\(1,\) for agent 0, found \(4,\) of agent 1",
         ),
     ],
 )
@@ -122,5 +122,5 @@ def test_values_beyond_float32_are_refused() -> None:
     data = AgentData(inputs, torch.tensor([0, 1]), (0, 2))
     problem = TrainingProblem(LinearClassifier(1, 2), data)
     assert problem.place(SweepSettings(1, dtype="float64"))
-    with pytest.raises(InvalidArgumentError, match="must fit into float32, found values beyond"):
+    with pytest.raises(InvalidArgumentError, match=r"must be within .*, found larger values"):
         problem.place(SweepSettings(1))

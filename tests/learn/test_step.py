@@ -149,7 +149,7 @@ def test_clipped_samples_must_be_summed_in_the_type_of_the_clip() -> None:
 
     task: Any = Narrow()
     batch: Any = None
-    with pytest.raises(InvalidArgumentError, match="must be summed in"):
+    with pytest.raises(InvalidArgumentError, match="sums of clipped samples must be in"):
         compute_gradients(task, torch.zeros(1, 1, 3), batch, CLIP, clips_samples=True)
 
 

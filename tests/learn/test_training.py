@@ -108,7 +108,7 @@ def test_sample_level_budget_sets_the_batch() -> None:
         ({"datasets": make_datasets(3)}, "datasets must be 4, one for each agent, found 3"),
         (
             {"datasets": [*make_datasets(3), (np.full((2, 3), np.inf), np.zeros(2))]},
-            "inputs of agent 3 must be finite, found inf in row 0, column 0",
+            "inputs of agent 3 must be finite, found inf in row 0, counted",
         ),
     ],
 )
@@ -274,7 +274,7 @@ def test_secret_keys_need_a_promise_that_holds_in_floating_point(name: str) -> N
     problem = learn.TrainingProblem(
         LinearClassifier(3, 2), learn.AgentData.from_parts(make_datasets())
     )
-    with pytest.raises(InvalidArgumentError, match="must count floating point"):
+    with pytest.raises(InvalidArgumentError, match="one that counts floating point"):
         learn.run_sweep(
             problem,
             network,

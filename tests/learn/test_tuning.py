@@ -19,13 +19,13 @@ from corn.learn import (
 from corn.learn.schedule import Cosine, make_schedule
 
 from .problems import NETWORK, make_mechanism, make_problem
-from .sweeps import SETTINGS, make_logistic
+from .sweeps import SETTINGS, average, make_logistic
 
 
 def test_tuning_chooses_on_validation_for_each_method() -> None:
     mechanisms = [make_mechanism(name) for name in ("ldp", "none")]
     tuning = tune(make_logistic(), NETWORK, mechanisms, settings=SETTINGS, step_sizes=(0.5, 1e-4))
-    validation = tuning.result.average("validation_loss")
+    validation = average(tuning.result, "validation_loss")
     for name, schedule in tuning.schedules.items():
         own = {size: value for (found, size), value in validation.items() if found == name}
         assert own[schedule.describe()] == min(own.values())

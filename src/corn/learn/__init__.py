@@ -3,8 +3,7 @@
 - ``train``: your own model, loss and per-agent data sets; ``compare``: several mechanisms.
 - ``Workload``, ``tune``, ``run_sweep``: the paper's tasks, many runs at once.
 - ``Mechanism``: noise under a budget; ``Trial``: a mechanism with a step-size schedule.
-- ``clip_layers``, ``normalise``, ``follow_graphs``, ``pair_at_random``, ``GradientTracking``,
-  ``LocalSteps``: replaceable parts of an update.
+- ``Clipping``, ``LocalRule``, ``MixingRule``: replaceable parts of an update.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from corn.learn.metrics import Result as Result
     from corn.learn.metrics import Row as Row
     from corn.learn.metrics import write_table as write_table
-    from corn.learn.partition import partition_iid as partition_iid
+    from corn.learn.partition import partition_samples as partition_samples
     from corn.learn.problem import SweepSettings as SweepSettings
     from corn.learn.problem import TrainingProblem as TrainingProblem
     from corn.learn.problem import make_problem as make_problem
@@ -49,17 +48,11 @@ if TYPE_CHECKING:
     from corn.learn.tuning import Comparison as Comparison
     from corn.learn.tuning import TuningPrice as TuningPrice
     from corn.learn.tuning import price_tuning as price_tuning
-    from corn.learn.tuning import search_step_sizes as search_step_sizes
     from corn.learn.tuning import tune as tune
     from corn.learn.update import Clipping as Clipping
-    from corn.learn.update import GradientTracking as GradientTracking
     from corn.learn.update import LocalRule as LocalRule
-    from corn.learn.update import LocalSteps as LocalSteps
     from corn.learn.update import MixingRule as MixingRule
-    from corn.learn.update import clip_layers as clip_layers
     from corn.learn.update import follow_graphs as follow_graphs
-    from corn.learn.update import normalise as normalise
-    from corn.learn.update import pair_at_random as pair_at_random
     from corn.learn.workloads import Workload as Workload
 
 # Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
@@ -71,18 +64,15 @@ _NAMES = {
     "mechanism": "Trial Mechanism make_mechanisms",
     "metrics": "COLUMNS PRIVATE_COLUMNS Result Row SHARED_COLUMNS TRACED write_table",
     "file_data": "FileWorkload parse_bounds",
-    "partition": "partition_iid",
+    "partition": "partition_samples",
     "problem": "SweepSettings TrainingProblem make_problem",
     "schedule": "Constant Cosine InverseSqrt make_schedule",
     "simulation": "Simulation",
     "sweep": "run_sweep",
     "training": "compare load_parameters train",
     "trained": "ModelPromise TrainedModel load_model predict_table",
-    "tuning": "Comparison TuningPrice price_tuning search_step_sizes tune",
-    "update": (
-        "Clipping GradientTracking LocalRule LocalSteps MixingRule clip_layers follow_graphs "
-        "normalise pair_at_random"
-    ),
+    "tuning": "Comparison TuningPrice price_tuning tune",
+    "update": "Clipping LocalRule MixingRule follow_graphs",
     "workloads": "Workload",
 }
 _MODULES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +10,10 @@ from typing import Protocol, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import pdtrc
 from torch import Tensor
 
-from corn.checks import FloatArray, IntArray, require_length
-from corn.errors import InvalidArgumentError
+from corn.checks import FloatArray, IntArray, require, require_length
 from corn.noise import Secret
 from corn.noise.choices import COIN_BITS, SecretChoices
 from corn.privacy import ClippedQuery, PrivacyBudget
@@ -23,15 +22,9 @@ from corn.privacy.rounding import write_exactly
 
 # The first word of a seed, so that the kinds of choices never share random numbers.
 _EPOCHS, _POISSON, _POSITIONS = 1, 2, 3
-
 # Batches wider than the public width are this rare, where an agent has as many samples as its plan
-# counts on.
-_RARE = 1e-12
-
-# An agent's owner is told where batches have less than this part of the planned size.
-_SMALL = 0.5
-# Owners hear of batches that exceed the public width more often than this.
-_NOTED = 1e-6
+# counts on. Owners hear of batches that exceed it more often than the second number.
+_RARE, _NOTED = 1e-12, 1e-6
 
 
 class Choices(Protocol):
@@ -51,8 +44,7 @@ class Choices(Protocol):
 class SeededChoices:
     """Choices that follow from a seed, for simulations: fast, and they protect nobody.
 
-    Runs with equal seeds use the same batches (common random numbers), and a run that resumes uses
-    those of an uninterrupted one.
+    Runs with equal seeds use the same batches (common random numbers).
     """
 
     def __init__(self, seed: int) -> None:
@@ -87,12 +79,8 @@ def round_rate_down(rate: float) -> float:
 def public_width(batch_size: int) -> int:
     """Return a number of samples that a Poisson batch of this expected size rarely exceeds.
 
-    It follows from the batch size alone, which is public. For any number of samples with this
-    expected batch, the tail of the binomial is below that of the Poisson law used here (Anderson
-    and Samuels 1967), so a batch exceeds the width with a probability of at most 10⁻¹².
-
-    >>> public_width(128), public_width(1)
-    (215, 14)
+    It follows from the batch size alone, which is public. The tail of every binomial with this mean
+    is below that of the Poisson law used here (Anderson and Samuels 1967), at most 10⁻¹².
     """
     # The width at which the normal law would stop, then as far as the exact tail asks.
     width = batch_size + int(6 * math.sqrt(batch_size))
@@ -102,11 +90,9 @@ def public_width(batch_size: int) -> int:
 
 
 def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
-    """Raise for more samples than the bound on floating-point errors covers.
+    """Raise for more samples than the bound on floating-point errors covers; fewer are no problem.
 
-    Fewer samples than the budget counts on are accepted: sampling follows from the plan alone, so
-    batches are smaller and the guarantee is the same. ``first`` is the number of the first agent,
-    for error messages.
+    ``first`` is the number of the first agent, for error messages.
     """
     queries = budget.queries * len(sizes) if budget.num_agents is None else budget.queries
     for agent, (query, size) in enumerate(zip(queries, sizes, strict=True), start=first):
@@ -114,38 +100,24 @@ def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, firs
             continue
         # The bound that ``ClippedQuery.largest_norm`` and ``BatchSampler`` count on.
         most = int(MOST_SAMPLES * query.batch_size / query.sampling_rate)
-        if size > most:
-            raise InvalidArgumentError(
-                f"samples must be at most {most:,} with a batch size of {query.batch_size} and a "
-                f"sampling rate of {query.sampling_rate:g}, found {size:,} of agent {agent}: raise "
-                "the batch size"
-            )
+        rule = f"at most {most:,} at the plan's batch size and sampling rate"
+        found = f"{size:,} of agent {agent}"
+        require(size <= most, "samples", rule, found, advice="raise the batch size")
 
 
 def note_batch_size(query: ClippedQuery, num_samples: int) -> str | None:
-    """Return what the owner of so many samples should know about its batches; None if all is well.
-
-    The note has the number of samples, which is private.
-    """
-    if query.batch_size is None or query.sampling == "every-step":
+    """Return a private note for the owner of so many samples if its batches are too large."""
+    if query.batch_size is None or query.sampling_rate is None:
         return None
-    if query.sampling_rate is not None:
-        usual = query.sampling_rate * num_samples
-    else:
-        usual = min(num_samples / (query.steps_per_pass or 1), query.batch_size)
-    counts = f"{num_samples:,} samples give batches of {usual:.3g} on average"
-    if usual < _SMALL * query.batch_size:
-        return (
-            f"{counts}, where the plan divides by {query.batch_size}: this agent's part in the "
-            "average is smaller than that of agents with more samples"
-        )
-    if usual > query.batch_size and pdtrc(public_width(query.batch_size), usual) > _NOTED:
-        return (
-            f"{counts}, which can exceed the public width of {public_width(query.batch_size)} "
-            "positions: one sample more may then change how others are rounded (docs/floats.md); "
-            "plan with more --samples-per-agent"
-        )
-    return None
+    usual = query.sampling_rate * num_samples
+    width = public_width(query.batch_size)
+    if usual <= query.batch_size or pdtrc(width, usual) <= _NOTED:
+        return None
+    return (
+        f"{num_samples:,} samples give batches of {usual:.3g} on average, which can exceed the "
+        f"public width of {width} positions: one sample more may then change how others are "
+        "rounded (docs/floats.md); plan with more --samples-per-agent"
+    )
 
 
 def note_large_delta(budget: PrivacyBudget, agent: int, num_samples: int) -> str | None:
@@ -169,10 +141,7 @@ _MOST_SUMMED = 4 * 10**6
 class AgentData:
     """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1].
 
-    Attributes:
-        inputs: shape (samples, …).
-        targets: shape (samples, …).
-        offsets: n + 1 increasing row numbers: every agent has at least one sample.
+    ``inputs`` and ``targets`` have shape (samples, …). Every agent has at least one sample.
     """
 
     inputs: Tensor
@@ -180,27 +149,27 @@ class AgentData:
     offsets: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.targets) or len(self.inputs) != self.offsets[-1]:
-            raise InvalidArgumentError(
-                f"inputs, targets and offsets must agree on the number of samples, found "
-                f"{len(self.inputs)}, {len(self.targets)} and {self.offsets[-1]}"
-            )
+        lengths = len(self.inputs), len(self.targets), self.offsets[-1]
+        rule = "as many as targets and as the last offset"
+        require(len(set(lengths)) == 1, "inputs", rule, lengths)
         for agent, size in enumerate(self.sizes):
-            if size < 1:
-                raise InvalidArgumentError(
-                    f"data must have at least one sample per agent, found none for agent {agent}"
-                )
+            require(size > 0, "data", "at least one sample per agent", f"none for agent {agent}")
 
     @classmethod
     def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> AgentData:
         """Concatenate one pair (inputs, targets) per agent."""
-        _check_parts(parts)
-        offsets = np.cumsum([0, *(len(inputs) for inputs, _ in parts)])
-        return cls(
-            torch.cat([inputs for inputs, _ in parts]),
-            torch.cat([targets for _, targets in parts]),
-            tuple(offsets.tolist()),
-        )
+        require(len(parts) > 0, "data", "that of at least one agent", "none")
+        for agent, pair in enumerate(parts):
+            # Checked agent by agent: equal totals could hide samples with another agent's targets.
+            require_length(f"targets of agent {agent}", len(pair[1]), len(pair[0]), per="sample")
+            for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
+                rule = f"of one shape for all agents, {tuple(first.shape[1:])} for agent 0"
+                shape = tuple(values.shape[1:])
+                is_same = values.shape[1:] == first.shape[1:]
+                require(is_same, name, rule, f"{shape} of agent {agent}")
+        inputs, targets = (torch.cat(own) for own in zip(*parts, strict=True))
+        offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
+        return cls(inputs, targets, tuple(offsets.tolist()))
 
     def of_agent(self, agent: int) -> AgentData:
         """Return the samples of one agent alone."""
@@ -218,28 +187,12 @@ class AgentData:
         return tuple(np.diff(self.offsets).tolist())
 
 
-def _check_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-    if not parts:
-        raise InvalidArgumentError("data must be that of at least one agent, found none")
-    for agent, pair in enumerate(parts):
-        # Checked agent by agent: equal totals could hide samples with another agent's targets.
-        targets = f"targets of agent {agent}"
-        require_length(targets, len(pair[1]), len(pair[0]), per="sample")
-        for name, values, first in zip(("inputs", "targets"), pair, parts[0], strict=True):
-            if values.shape[1:] != first.shape[1:]:
-                raise InvalidArgumentError(
-                    f"{name} of all agents must have one shape, found {tuple(first.shape[1:])} of "
-                    f"agent 0 and {tuple(values.shape[1:])} of agent {agent}"
-                )
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The mini-batches of one step, one row per cell; a cell is an agent in a seed's run.
 
     Attributes:
-        inputs: shape (cells, batch, …).
-        targets: shape (cells, batch, …).
+        inputs: shape (cells, batch, …), as ``targets``.
         weights: shape (cells, batch): the weight of each sample, equal within a cell, and 0 for
             padding. Padding comes last, except in batches of ``BatchSampler.of_agent`` whose
             samples are clipped one by one. In float64 where samples are clipped.
@@ -277,12 +230,9 @@ class BatchSampler:
     - No query, the unit of agents, or every step in a simulation: passes of as many full batches as
       the agent's samples allow. An agent with less than one batch takes all of its samples.
 
-    Args:
-        data: the samples of all agents.
-        queries: one for all agents, one for each, or none where nothing is clipped.
-        batch_size: samples per mini-batch where the query names none; None takes the whole data.
-        choices: the source of randomness of each run.
-        fixed_shape: see ``of_agent``, which sets it.
+    ``queries`` are one for all agents, one for each, or none where nothing is clipped;
+    ``batch_size`` counts where they name none, and None takes the whole data. ``choices`` are those
+    of each run.
     """
 
     def __init__(
@@ -304,16 +254,15 @@ class BatchSampler:
         self._batch_size = (each[0].batch_size if clips_samples else batch_size) or max(self._sizes)
         # A fixed divisor bounds the weight of one sample by 1/B, for agents with fewer too.
         self._divisor = self._batch_size if clips_samples else None
-        # A Poisson batch exceeds this with a probability far below 2⁻¹⁴⁴, because an agent has at
-        # most MOST_SAMPLES times batch_size / sampling_rate samples.
+        # A Poisson batch of MOST_SAMPLES times the batch size on average exceeds this with a
+        # probability far below 2⁻¹⁴⁴.
         self._most = self._batch_size
         if is_poisson:
             self._most = int((MOST_SAMPLES + 1) * self._batch_size) + 2000
-        if self._divisor is not None and self._most > _MOST_SUMMED:
-            raise InvalidArgumentError(
-                f"batch_size must be smaller, found {self._divisor:,}: sums of {self._most:,} "
-                f"clipped samples are too inaccurate even in float64 (at most {_MOST_SUMMED:,})"
-            )
+        if self._divisor is not None:
+            advice = f"sums of {self._most:,} clipped samples are too inaccurate even in float64"
+            fits = self._most <= _MOST_SUMMED
+            require(fits, "batch_size", "smaller", f"{self._divisor:,}", advice=advice)
         self._limits: FloatArray | None = None
         # 0 stands for compact batches, whose padding comes last.
         self._width = self._batch_size if fixed_shape and clips_samples else 0
@@ -322,10 +271,8 @@ class BatchSampler:
             # One limit for each sample of all agents.
             self._limits = np.repeat(rates, self._sizes)
             self._width = public_width(self._batch_size) if self._width else 0
-        self._steps_per_pass = [
-            self._count_steps(query, size)
-            for query, size in zip(each or [None] * data.num_agents, self._sizes, strict=True)
-        ]
+        planned = each or [None] * data.num_agents
+        self._steps_per_pass = list(map(self._count_steps, planned, self._sizes))
         # Padding is one of the agent's own samples: a model that mixes samples must not see those
         # of another agent.
         self._padding = np.array([*data.offsets[:-1]] * len(self._choices), np.int64)[:, None]
@@ -345,13 +292,10 @@ class BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
         Agents, secure simulations and audits all take their batches from here. By default choices
-        follow from new secrets.
-
-        Where samples are clipped one by one, all batches have one public shape, and samples are at
-        secret random positions in them. The rest of the batch then does not move when one sample is
-        added, removed or replaced: a library may round the gradient of a sample differently at
-        another position or in another shape, and one bit can turn a gradient (docs/floats.md). The
-        shape also keeps the time of a step from telling how many samples were drawn.
+        follow from new secrets. Where samples are clipped one by one, all batches have one public
+        shape, and samples are at secret random positions in them: one sample more or less then
+        moves no other, whose gradient a library may round differently at another position or in
+        another shape (docs/floats.md), and the time of a step does not tell how many there were.
         """
         if choices is None:
             choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]
@@ -378,16 +322,15 @@ class BatchSampler:
     def choose_rows(self, number: int) -> list[IntArray]:
         """Return the rows of ``data`` in the batch of each cell; −1 is a slot without a sample."""
         if self._limits is not None:
-            coins = [choices.draw_coins(number, self._sizes) for choices in self._choices]
-            # Coins are of all agents at once. Row numbers increase, so that the offsets cut them
-            # into the agents' own parts.
-            taken = [np.flatnonzero(own < self._limits) for own in coins]
-            cuts = self._data.offsets[1:-1]
-            return [rows for own in taken for rows in np.split(own, np.searchsorted(own, cuts))]
-        runs = range(len(self._choices))
-        agents = range(self._data.num_agents)
+            found = []
+            for choices in self._choices:
+                taken = np.flatnonzero(choices.draw_coins(number, self._sizes) < self._limits)
+                # Coins are of all agents. Row numbers increase, so that offsets cut them apart.
+                found += np.split(taken, np.searchsorted(taken, self._data.offsets[1:-1]))
+            return found
         # Run-major, like ``_padding`` and the cells of a ``Batch``.
-        return [self._read_slots(run, agent, number) for run in runs for agent in agents]
+        cells = itertools.product(range(len(self._choices)), range(self._data.num_agents))
+        return [self._read_slots(run, agent, number) for run, agent in cells]
 
     def _count_steps(self, query: ClippedQuery | None, size: int) -> int:
         """Return the number of batches in a pass."""
@@ -402,8 +345,7 @@ class BatchSampler:
         if not self._width:
             return slice(count)
         run, agent = divmod(cell, self._data.num_agents)
-        # A prefix of one permutation: the positions of the first samples do not depend on how many
-        # follow.
+        # A prefix: the positions of the first samples do not depend on how many follow.
         return self._choices[run].draw_positions(agent, number, size=width)[:count]
 
     def _read_slots(self, run: int, agent: int, number: int) -> IntArray:
@@ -433,21 +375,15 @@ class BatchSampler:
         index = torch.from_numpy(rows.reshape(-1)).to(data.inputs.device)
         inputs = data.inputs.index_select(0, index)
         targets = data.targets.index_select(0, index)
-        return Batch(
-            inputs.view(cells, width, *inputs.shape[1:]),
-            targets.view(cells, width, *targets.shape[1:]),
-            self._weigh(present),
-            # With a fixed divisor the weights are 1/B. They are an average only if B samples are
-            # there.
-            bool(present.all()) and self._divisor in (None, width),
-            self._most,
-        )
-
-    def _weigh(self, present: NDArray[np.bool_]) -> Tensor:
-        inputs = self._data.inputs
-        counts = present.sum(axis=1, keepdims=True)
-        weights = present / (self._divisor or np.maximum(counts, 1))
+        weights = present / (self._divisor or np.maximum(present.sum(axis=1, keepdims=True), 1))
         real = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
         if self._divisor is not None:
             real = torch.float64  # in float32 1/B could round up to more than accounting assumes
-        return torch.from_numpy(weights).to(device=inputs.device, dtype=real)
+        return Batch(
+            inputs.view(cells, width, *inputs.shape[1:]),
+            targets.view(cells, width, *targets.shape[1:]),
+            torch.from_numpy(weights).to(device=inputs.device, dtype=real),
+            # With a fixed divisor weights are an average only if as many samples are there.
+            bool(present.all()) and self._divisor in (None, width),
+            self._most,
+        )

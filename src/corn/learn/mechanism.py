@@ -47,21 +47,21 @@ _TOLERANCE = 1e-9
 _AT_CAP = 1e-3
 # A design that exceeds its cap by rounding, by at most this much, is scaled to meet the cap.
 _DESIGN_TOLERANCE = 1e-6
+# Beyond so many agents noise is designed by a formula, where it has one.
+_MOST_DENSE_DESIGN = 2000
 
 
 @dataclass(frozen=True, eq=False)
 class Mechanism:
     """A way to train: noise, clipping and the promise that they keep.
 
-    Made by ``private``, ``central``, ``non_private`` or ``from_plan``. The budget's query decides
-    what is clipped: a budget for an agent's whole data cannot be run with samples clipped one by
-    one, nor the reverse.
+    Made by ``private``, ``central``, ``non_private`` or ``from_plan``.
 
     Attributes:
         name: the name in tables.
         noise: the noise that each agent draws at each step; None for no noise.
-        queries: clipping and sampling, one query for all agents or one for each; none for no
-            clipping.
+        queries: clipping and sampling, one query for all agents or one for each, as the budget
+            states them; none for no clipping.
         budget: the promise; None without one.
         threat: the adversary against whom the promise holds.
         is_central: whether a trusted server averages, and everybody sees its models alone.
@@ -126,11 +126,9 @@ class Mechanism:
     ) -> Mechanism:
         """Make a mechanism of decentralised training; raise unless the noise keeps the budget.
 
-        The promise holds against ``threat``; by default against the threat that a design was made
-        for, and for other noise against an eavesdropper. It holds for real numbers: where noise
-        protects somebody, make a plan.
+        The promise holds against ``threat``, by default that of a design, and for other noise an
+        eavesdropper. It holds for real numbers: where noise protects somebody, make a plan.
         """
-        ratio = None
         shares = noise.decomposition if isinstance(noise, Design) else noise
         caps = budget.precision_caps(shares.num_agents)
         if isinstance(noise, Design):
@@ -140,22 +138,21 @@ class Mechanism:
                     "eavesdropper: use Mechanism.central or Mechanism.non_private"
                 )
             threat = threat or noise.threat
-            ratio = noise.disagreement_ratio
             max_colluders = _count_colluders(shares, threat)
             worst = float((worst_precisions(shares, max_colluders) / caps).max())
             # A design for these caps may miss them by rounding, and is scaled to meet them. A
             # design for other caps is refused.
             if 1 < worst <= 1 + _DESIGN_TOLERANCE:
                 shares = meet_caps(shares, caps, max_colluders)
-        # Simulations round to the grid too, so that they show its effect on learning.
         return cls(
             name,
             shares,
             budget.queries,
             budget,
             threat or EAVESDROPPER,
+            # Simulations round to the grid too, so that they show its effect on learning.
             grid=choose_grid(shares, caps),
-            disagreement_ratio=ratio,
+            disagreement_ratio=noise.disagreement_ratio if isinstance(noise, Design) else None,
         )
 
     @classmethod
@@ -164,9 +161,7 @@ class Mechanism:
     ) -> Mechanism:
         """Make a mechanism whose noise changes, such as with the graph: (number of steps, noise).
 
-        Every phase keeps the caps of the budget, so that the whole run keeps its promise. Where
-        phases have less noise than their budgets allow, ``corn.privacy.compose_expenses`` adds up
-        what they really spend.
+        Every phase keeps the caps of the budget, so that the whole run keeps its promise.
         """
         counts = [require_count("the steps of a phase", count) for count, _ in phases]
         rule = f"such that their steps add up to the {budget.num_steps} of the budget"
@@ -175,14 +170,13 @@ class Mechanism:
         noises = [own.noise for own in made if own.noise is not None]
         sizes = {noise.num_agents for noise in noises}
         require(len(sizes) == 1, "phases", "for the same number of agents", sorted(sizes))
-        starts = itertools.accumulate(counts[:-1])
         return replace(
             made[0],
             # Together phases hold against no stronger adversary than the weakest of them.
             threat=min((own.threat for own in made), key=lambda threat: threat.max_colluders),
             grid=min(own.grid for own in made),
             disagreement_ratio=None,
-            later_noise=tuple(zip(starts, noises[1:], strict=True)),
+            later_noise=tuple(zip(itertools.accumulate(counts[:-1]), noises[1:], strict=True)),
         )
 
     def noise_at(self, step: int) -> Decomposition | None:
@@ -224,14 +218,9 @@ class Mechanism:
         return cls(name, None, queries)
 
     @property
-    def query(self) -> ClippedQuery | None:
-        """The first agent's query: all agents clip alike, and may differ in their sampling."""
-        return self.queries[0] if self.queries else None
-
-    @property
     def clip(self) -> float:
-        """C, infinite where nothing is clipped."""
-        return math.inf if self.query is None else self.query.clip
+        """C, infinite where nothing is clipped; all agents clip alike."""
+        return self.queries[0].clip if self.queries else math.inf
 
     @property
     def against(self) -> str:
@@ -251,6 +240,11 @@ class Mechanism:
         return budget.precision_caps(self.noise.num_agents)
 
     @property
+    def _phases(self) -> list[Decomposition]:
+        first = [] if self.noise is None else [self.noise]
+        return first + [noise for _, noise in self.later_noise]
+
+    @property
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
@@ -259,16 +253,13 @@ class Mechanism:
         """
         if self.budget is None or self.noise is None:
             return None
-        starts = [0, *(start for start, _ in self.later_noise), self.budget.num_steps]
-        totals = [each.total_variance for each in self._phases]
-        total = float(np.dot(totals, np.diff(starts)) / self.budget.num_steps)
+        total = self.noise.total_variance
+        if self.later_noise:
+            starts = [0, *(start for start, _ in self.later_noise), self.budget.num_steps]
+            totals = [each.total_variance for each in self._phases]
+            total = float(np.dot(totals, np.diff(starts)) / self.budget.num_steps)
         # 1ᵀR1/n² over 1/(n² min b), the floor of docs/theory.md.
-        return (total if self.later_noise else totals[0]) * float(self.precision_caps.min())
-
-    @property
-    def _phases(self) -> list[Decomposition]:
-        noises = [self.noise, *(noise for _, noise in self.later_noise)]
-        return [noise for noise in noises if noise is not None]
+        return total * float(self.precision_caps.min())
 
     @property
     def weighted_central_ratio(self) -> float | None:
@@ -305,11 +296,10 @@ class Mechanism:
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
         """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without.
 
-        It is exact, whatever accounting the budget was designed with. Under Poisson sampling, where
-        each ε takes a while to compute, agents with one promise get the ε of the least protected,
-        and those just below their cap the ε at the cap.
+        Under Poisson sampling, where each ε takes a while to compute, agents with one promise get
+        the ε of the least protected, and those just below their cap the ε at the cap.
         """
-        if self.noise is None or self.budget is None or self.query is None:
+        if self.noise is None or self.budget is None or not self.queries:
             return None
         if num_steps == 0:
             return np.zeros(self.noise.num_agents)
@@ -351,10 +341,6 @@ def _count_colluders(shares: Decomposition, threat: ThreatModel) -> int:
     return threat.max_colluders if shares.seed_groups else 0
 
 
-_MOST_DENSE_DESIGN = 2000
-"""Agents beyond which rings and tori are designed by Fourier transform, where that is possible."""
-
-
 TrainedWith: TypeAlias = MechanismLike | Mechanism | Design | Decomposition
 """A mechanism by name, record or function, or one whose noise is designed already."""
 
@@ -370,74 +356,45 @@ def make_mechanisms(
     """Make mechanisms of training, each designed for the budget under one objective.
 
     ``none`` clips but has no noise; ``unclipped`` has neither; ``central`` trusts a server.
-    ``corn`` is designed against ``threat``, and ``ldp``, which shares no seeds, holds against it
-    too; None is the default of ``corn.design``, one insider. ``decor``, ``zero-sum`` and a
-    covariance of one's own hold against an eavesdropper only: next to others they say so, and alone
-    they refuse insiders. A mapping names mechanisms in tables.
+    ``corn`` and ``ldp`` hold against ``threat``, by default that of ``corn.design``, one insider.
+    Others hold against an eavesdropper only: next to others they say so, and alone they refuse
+    insiders. A mapping names mechanisms in tables.
     """
     # All names are checked before the first design, which can take minutes.
     read = read_mechanisms(given, ready=(Mechanism, Design, Decomposition))
-    is_alone = len(read) == 1
-    return [
-        _make(name, each, network, budget, objective, threat, is_alone=is_alone)
-        for name, each in read.items()
-    ]
 
-
-def _make(
-    name: str,
-    given: covariance.Mechanism | Mechanism | Design | Decomposition,
-    network: Network,
-    budget: PrivacyBudget,
-    objective: Objective,
-    threat: ThreatModel | None,
-    *,
-    is_alone: bool,
-) -> Mechanism:
-    if isinstance(given, Mechanism):
-        return replace(given, name=name)
-    if isinstance(given, Design | Decomposition):
-        return Mechanism.private(name, given, budget, threat=threat)
-    if given.name == "unclipped":
-        return Mechanism.non_private(name=name)
-    if given.name == "none":
-        # Clipped like the private mechanisms: the difference to them is then the noise alone.
-        return Mechanism.non_private(*budget.queries, name=name)
-    if given.name == "central":
-        return Mechanism.central(budget, network.num_agents, name=name)
-    made = _design_at_scale(given, network, budget, threat)
-    if made is None:
+    def make(own: covariance.Mechanism | Mechanism | Design | Decomposition) -> Mechanism:
+        if isinstance(own, Mechanism):
+            return own
+        if isinstance(own, Design | Decomposition):
+            return Mechanism.private("", own, budget, threat=threat)
+        kind = own.name
+        if kind in ("none", "unclipped"):
+            # Clipped like the private mechanisms: the difference to them is then the noise alone.
+            return Mechanism.non_private(*(budget.queries if kind == "none" else ()))
+        if kind == "central":
+            return Mechanism.central(budget, network.num_agents)
+        is_formula = kind == "ldp" or (kind == "corn" and network.mixing == "sum")
+        if is_formula and network.num_agents > _MOST_DENSE_DESIGN:
+            return _design_at_scale(kind, network, budget, threat or DEFAULT_THREAT)
         # Noise that pairs of agents cancel is known to either of them: no ε holds against insiders.
-        holds = is_alone or given.name in ("corn", "ldp")
-        held = threat if holds else EAVESDROPPER
-        noise = design(network, budget, mechanism=given, objective=objective, threat=held)
-        made = Mechanism.private(name, noise, budget)
-    return replace(made, name=name)
+        held = threat if len(read) == 1 or kind in ("corn", "ldp") else EAVESDROPPER
+        noise = design(network, budget, mechanism=own, objective=objective, threat=held)
+        return Mechanism.private("", noise, budget)
+
+    return [replace(make(own), name=name) for name, own in read.items()]
 
 
 def _design_at_scale(
-    mechanism: covariance.Mechanism,
-    network: Network,
-    budget: PrivacyBudget,
-    threat: ThreatModel | None,
-) -> Mechanism | None:
-    """Make a mechanism without matrices of n × n numbers, if the network is large and it can be."""
-    n = network.num_agents
-    name = mechanism.name
-    if n <= _MOST_DENSE_DESIGN:
-        return None
-    caps = budget.precision_caps(n)
-    if name == "ldp":
-        # Noise by a formula, of which the bound on all covariances is not asked here.
-        # Without shared seeds insiders know no more than an eavesdropper (docs/theory.md,
-        # “Insiders”).
-        holds = replace(threat or DEFAULT_THREAT, seeds="global")
-        return Mechanism.private(name, Decomposition(1 / caps), budget, threat=holds)
-    if name == "corn" and network.mixing == "sum":
-        # The optimum is a formula, whose record in ``design`` has matrices of n × n.
-        held = (threat or DEFAULT_THREAT).resolve(network.graph, "sum")
-        groups = held.seed_groups(network.graph, "sum")
-        masks = design_masks(caps, groups, held.max_colluders)
-        made = Mechanism.private(name, masks, budget, threat=held)
-        return replace(made, disagreement_ratio=0.0)
-    return None
+    kind: str, network: Network, budget: PrivacyBudget, threat: ThreatModel
+) -> Mechanism:
+    """Make ``corn`` of exact sums or ``ldp`` by their formulas, without matrices of n × n."""
+    caps = budget.precision_caps(network.num_agents)
+    if kind == "ldp":
+        # Without shared seeds insiders know no more than an eavesdropper (docs/theory.md).
+        held = replace(threat, seeds="global")
+        return Mechanism.private(kind, Decomposition(1 / caps), budget, threat=held)
+    held = threat.resolve(network.graph, "sum")
+    masks = design_masks(caps, held.seed_groups(network.graph, "sum"), held.max_colluders)
+    made = Mechanism.private(kind, masks, budget, threat=held)
+    return replace(made, disagreement_ratio=0.0)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
-from corn.checks import FloatArray, IntArray, require_choice
-from corn.errors import InvalidArgumentError, MissingExtraError
+from corn.checks import FloatArray, IntArray, require, require_choice
+from corn.errors import MissingExtraError
 from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.step import StepStatistics
@@ -30,8 +27,6 @@ _MOST_MEASURED = 1000  # agents, of whom all are scored
 _MEASURED_OF_MORE = 200  # scoring all would take longer than training them
 
 _NUM_EVALUATIONS = 20
-# A loss that grew by this factor will not come back; one that only fluctuates stays far below.
-_DIVERGENCE = 1e6
 
 COLUMNS = (
     "mechanism",
@@ -58,15 +53,14 @@ COLUMNS = (
 )
 """The columns of a table of results.
 
-``mechanism`` is its name. ``test_loss`` is the loss of each agent's own model, averaged
-over agents (200 of them, if there are more than 1000); ``test_loss_of_average`` is the loss of the
-average of all models.
+``test_loss`` is the loss of each agent's own model, averaged over agents (200 of them, if there are
+more than 1000); ``test_loss_of_average`` is that of the average of all models.
 ``consensus_distance`` is the root mean square distance of the agents' models from their average.
 ``epsilon`` is the ε spent so far by the least protected agent, ``epsilon_least`` by the best
-protected; both are empty without a promise. With noise from a public seed nobody is protected, and
-both columns have the prefix ``simulated_``: the ε that a run with secret keys would spend.
-``central_ratio`` is the noise variance that a step adds to the average of all agents, as planned,
-over that of a trusted server with the same promise. A value that was not measured is NaN.
+protected; with noise from a public seed nobody is protected, and both have the prefix
+``simulated_``. ``central_ratio`` is the noise variance that a step adds to the average of all
+agents, as planned, over that of a trusted server with the same promise. A value that was not
+measured is NaN.
 """
 
 TRACED = (
@@ -112,15 +106,34 @@ def measure(
     # A different column name, so that a simulated ε can never be mistaken for a promise.
     prefix = "simulated_" if is_simulated else ""
     scores = _score(task, parameters, parts)
-    scores["consensus_distance"] = _array(spread_of(parameters))
-    for name in ("gradient_norm", "fraction_clipped", "noise_norm"):
-        if statistics is not None:
-            scores[name] = _array(getattr(statistics, name))
-    return [
-        _row(trial, seed, step, prefix, {name: float(of[s, v]) for name, of in scores.items()})
-        for s, seed in enumerate(seeds)
-        for v, trial in enumerate(trials)
-    ]
+    scores["consensus_distance"] = spread_of(parameters)
+    if statistics is not None:
+        scores |= vars(statistics)
+    # All trials of a mechanism share their ε.
+    spent = {own: _privacy_spent(own, step, prefix) for own in {v.mechanism for v in trials}}
+    rows = []
+    for s, seed in enumerate(seeds):
+        for v, trial in enumerate(trials):
+            row: Row = dict.fromkeys(COLUMNS, math.nan)
+            mechanism, step_size = name_of(trial)
+            row |= {"mechanism": mechanism, "step_size": step_size, "seed": seed, "step": step}
+            row |= {name: float(own[s, v]) for name, own in scores.items()}
+            rows.append(row | spent[trial.mechanism])
+    return rows
+
+
+def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, Any]:
+    spent = mechanism.epsilon_spent(step)
+    if spent is None or mechanism.budget is None:
+        return {"unit": ""}
+    return {
+        f"{prefix}epsilon": float(spent.max()),
+        f"{prefix}epsilon_least": float(spent.min()),
+        # Where promises differ, each agent's ε is at its own δ.
+        "delta": max(promise.delta for promise in mechanism.budget.promises),
+        "unit": mechanism.budget.unit,
+        "central_ratio": mechanism.central_ratio,
+    }
 
 
 def name_of(trial: Trial) -> tuple[str, str]:
@@ -142,39 +155,32 @@ def spread_of(parameters: Tensor) -> Tensor:
     return spread.mean(dim=1).sqrt()
 
 
-def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, FloatArray]:
+def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict[str, Tensor]:
     """Return losses and accuracies, each of shape (seeds, trials)."""
     # Of all agents, before those to be scored are selected.
     average = parameters.mean(dim=1)
     parameters = parameters[:, choose_measured(parameters.shape[1])].contiguous()
-    shape = parameters.shape
-    scores: dict[str, FloatArray] = {}
+    scores = {}
     for name, (inputs, targets) in parts.items():
-        # All models of all runs in one call, which shares one product with the samples.
-        own = task.evaluate(parameters.view(-1, shape[-1]), inputs, targets)
-        joint = task.evaluate(average.view(-1, shape[-1]), inputs, targets)
-        scores[f"{name}_loss"] = _array(own.loss.view(shape[:-1]).mean(dim=1))
-        scores[f"{name}_loss_of_average"] = _array(joint.loss.view(shape[0], shape[2]))
-        if own.accuracy is not None and joint.accuracy is not None:
-            scores[f"{name}_accuracy"] = _array(own.accuracy.view(shape[:-1]).mean(dim=1))
-            scores[f"{name}_accuracy_of_average"] = _array(joint.accuracy.view(shape[0], shape[2]))
+        for of, models in (("", parameters), ("_of_average", average.unsqueeze(1))):
+            # All models of all runs in one call, which shares one product with the samples.
+            found = task.evaluate(models.reshape(-1, models.shape[-1]), inputs, targets)
+            shape = models.shape[:-1]
+            scores[f"{name}_loss{of}"] = found.loss.view(shape).mean(dim=1)
+            if found.accuracy is not None:
+                scores[f"{name}_accuracy{of}"] = found.accuracy.view(shape).mean(dim=1)
     return scores
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Scores of predicted probabilities beyond loss and accuracy; NaN where one is not defined.
+    """Scores of predicted probabilities; NaN where one is not defined.
 
-    Attributes:
-        accuracy: the fraction of samples whose most probable class is the right one.
-        auc: the area under the ROC curve of the second of two classes; with more classes, the mean
-            over classes of that of each class against all others.
-        recall: for each class, the fraction of its samples that are recognised.
-        calibration_error: the expected calibration error (ECE) of the most probable class: the mean
-            distance of confidence and accuracy over 15 bins of equal width.
-        brier: the Brier score: the mean squared error of the probability of the second of two
-            classes; with more classes, summed over classes.
-        num_samples: the number of samples.
+    ``auc`` is the area under the ROC curve of the second of two classes, or the mean over classes
+    of that of each against all others. ``recall`` has one number for each class.
+    ``calibration_error`` is the expected one (ECE) of the most probable class, in 15 bins of equal
+    width. ``brier`` is the mean squared error of the probability of the second of two classes, or
+    the sum of that over classes.
     """
 
     accuracy: float
@@ -189,13 +195,7 @@ _NUM_BINS = 15
 
 
 def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
-    """Return the scores of probabilities, shape (samples, classes), for the right classes.
-
-    >>> probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> quality = measure_quality(probabilities, np.array([0, 1, 1]))
-    >>> quality.auc, quality.recall
-    (1.0, (1.0, 0.5))
-    """
+    """Return the scores of probabilities, shape (samples, classes), for the right classes."""
     # Scikit-learn takes a second to import, which runs without classes need not wait for.
     from sklearn.metrics import roc_auc_score
 
@@ -224,64 +224,9 @@ def measure_quality(probabilities: FloatArray, targets: IntArray) -> Quality:
 
 
 def choose_measured(num_agents: int) -> list[int]:
-    """Return the agents whose own models are scored: all of 1000, some of more, evenly spaced.
-
-    >>> choose_measured(3), len(choose_measured(10_000))
-    ([0, 1, 2], 200)
-    """
+    """Return the agents whose own models are scored: all of 1000, some of more, evenly spaced."""
     count = num_agents if num_agents <= _MOST_MEASURED else _MEASURED_OF_MORE
     return [k * num_agents // count for k in range(count)]
-
-
-def _row(trial: Trial, seed: int, step: int, prefix: str, scores: dict[str, float]) -> Row:
-    mechanism = trial.mechanism
-    row: Row = dict.fromkeys(COLUMNS, math.nan)
-    row |= {
-        "mechanism": mechanism.name,
-        "step_size": trial.schedule.describe(),
-        "seed": seed,
-        "step": step,
-        **scores,
-        **_privacy_spent(mechanism, step, prefix),
-    }
-    return row
-
-
-# All trials of a mechanism share their ε, and under Poisson sampling each takes seconds to compute.
-@lru_cache(maxsize=4096)
-def _privacy_spent(mechanism: Mechanism, step: int, prefix: str) -> dict[str, Any]:
-    spent = mechanism.epsilon_spent(step)
-    if spent is None or mechanism.budget is None:
-        return {"unit": ""}
-    return {
-        f"{prefix}epsilon": float(spent.max()),
-        f"{prefix}epsilon_least": float(spent.min()),
-        # Where promises differ, each agent's ε is at its own δ.
-        "delta": max(promise.delta for promise in mechanism.budget.promises),
-        "unit": mechanism.budget.unit,
-        "central_ratio": mechanism.central_ratio,
-    }
-
-
-def _array(values: Tensor) -> FloatArray:
-    return values.to(device="cpu", dtype=torch.float64).numpy()
-
-
-def has_diverged(row: Row, first: Row | None, *, measured: Iterable[str] = ("train",)) -> bool:
-    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
-
-    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
-    """
-    # The distance depends on models alone, which are public: a secret run may stop by it.
-    if not math.isfinite(float(row["consensus_distance"])):
-        return True
-    for name in (f"{part}_loss" for part in measured):
-        found = float(row[name])
-        # At least 1: a loss that starts near zero may grow by any factor and still be small.
-        start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
-        if not math.isfinite(found) or found > _DIVERGENCE * start:
-            return True
-    return False
 
 
 def choose_evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -> frozenset[int]:
@@ -290,10 +235,7 @@ def choose_evaluation_steps(evaluate_at: Sequence[int] | None, num_steps: int) -
         shares = range(_NUM_EVALUATIONS + 1)
         return frozenset(round(num_steps * k / _NUM_EVALUATIONS) for k in shares)
     outside = [step for step in evaluate_at if not 0 <= step <= num_steps]
-    if outside:
-        raise InvalidArgumentError(
-            f"evaluate_at must be steps from 0 to {num_steps}, found {outside}"
-        )
+    require(not outside, "evaluate_at", f"steps from 0 to {num_steps}", outside)
     return frozenset({*evaluate_at, num_steps})
 
 
@@ -421,13 +363,6 @@ class Result:
         # Rows are in order of steps, so that a later one replaces an earlier one.
         return tuple({run_of(row): row for row in self.rows}.values())
 
-    def average(self, column: str) -> dict[tuple[str, str], float]:
-        """Return the mean over seeds of a column's last value, by (mechanism, step size).
-
-        If a run broke down, the mean is infinite for a loss and NaN for any other column.
-        """
-        return {key: sum(found) / len(found) for key, found in self.last_values(column).items()}
-
     def last_values(self, column: str) -> dict[tuple[str, str], list[float]]:
         """Return the last value of a column for each seed, by (mechanism, step size).
 
@@ -445,40 +380,3 @@ class Result:
     def to_pandas(self) -> Any:
         """Return the measurements as a ``pandas.DataFrame``, one row per run and measured step."""
         return make_frame(self.rows)
-
-
-def join_results(first: Result, second: Result) -> Result:
-    """Return the result of one sweep with the trials of two, which ran the same seeds and steps."""
-    if (first.seeds, first.num_steps) != (second.seeds, second.num_steps):
-        raise InvalidArgumentError(
-            f"results must have the same seeds and steps, found {first.seeds} and {second.seeds}, "
-            f"{first.num_steps} and {second.num_steps} steps"
-        )
-    # Runs are ordered by seed first, so the trials of both sweeps alternate.
-    by_seed = [
-        own.parameters.reshape(len(own.seeds), -1, *own.parameters.shape[1:])
-        for own in (first, second)
-    ]
-    return replace(
-        first,
-        trials=first.trials + second.trials,
-        parameters=torch.cat(by_seed, dim=1).flatten(0, 1),
-        rows=tuple(sorted(first.rows + second.rows, key=lambda row: int(row["step"]))),
-        stopped={**first.stopped, **second.stopped},
-        private_notes=first.private_notes + second.private_notes,
-    )
-
-
-def half_width(values: list[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean.
-
-    Over seeds it covers the randomness of batches, noise and initial models, but not that of the
-    data, which all runs share. NaN for one value, and if one is not finite.
-    """
-    count = len(values)
-    if count < 2 or not all(map(math.isfinite, values)):
-        return math.nan
-    mean = sum(values) / count
-    # The mean is estimated too, hence n − 1. The 0.975 quantile leaves 2.5 % on each side.
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)

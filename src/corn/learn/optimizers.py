@@ -79,20 +79,14 @@ def require_exact_sums(network: Network) -> None:
 
 
 def require_one_gradient(optimizer: Optimizer) -> None:
-    """Raise for an optimizer that asks for several gradients in a step."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidArgumentError(
-            "optimizer must take one gradient for a step, found LBFGS, which asks for several: "
-            "each would be a release; use SGD"
-        )
+    """Raise for an optimizer that asks for several gradients in a step: each would be a release."""
+    takes_one = not isinstance(optimizer, torch.optim.LBFGS)
+    rule = "one that takes one gradient for a step"
+    require(takes_one, "optimizer", rule, "LBFGS, which asks for several", advice="use SGD")
 
 
 def read_learning_rate(factory: OptimizerFactory) -> float:
-    """Return the learning rate of the optimizers that a factory makes.
-
-    >>> read_learning_rate(torch.optim.Adam)
-    0.001
-    """
+    """Return the learning rate of the optimizers that a factory makes."""
     return float(_make_one(factory, torch.zeros(1))[1].param_groups[0]["lr"])
 
 
@@ -110,16 +104,7 @@ def _make_one(factory: OptimizerFactory, start: Tensor) -> tuple[nn.Parameter, O
 
 
 def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps between steps: its state and the numbers of its groups.
-
-    >>> parameter = nn.Parameter(torch.ones(2))
-    >>> first, second = (torch.optim.SGD([parameter], lr=lr, momentum=0.9) for lr in (0.1, 0.2))
-    >>> parameter.grad = torch.ones(2)
-    >>> first.step()
-    >>> second.state = restore_state(second, save_state(first))
-    >>> second.state[parameter]["momentum_buffer"].tolist(), second.param_groups[0]["lr"]
-    ([1.0, 1.0], 0.1)
-    """
+    """Return what an optimizer keeps between steps: its state and the numbers of its groups."""
     saved: dict[str, Tensor] = {}
     for place, parameter in enumerate(_list_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -128,31 +113,25 @@ def save_state(optimizer: Optimizer) -> dict[str, Tensor]:
             elif value is not None:
                 saved[f"number {place} {name}"] = _as_tensor(value)
     for place, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if isinstance(value, int | float):
-                saved[f"group {place} {name}"] = _as_tensor(value)
+        numbers = {name: own for name, own in group.items() if isinstance(own, int | float)}
+        saved |= {f"group {place} {name}": _as_tensor(own) for name, own in numbers.items()}
     return saved
 
 
 def restore_state(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> Any:
-    """Return the state to give to an optimizer, and set the numbers of its groups.
-
-    Raises:
-        InvalidArgumentError: the state is of other parameters.
-    """
+    """Return the state to give to an optimizer, and set the numbers of its groups."""
     state = type(optimizer.state)(dict)
     parameters = _list_parameters(optimizer)
     for key, value in saved.items():
         kind, number, name = (*key.split(" ", 2), "", "")[:3]
+        groups: list[Any] = optimizer.param_groups
+        places = len({"group": groups, "tensor": parameters, "number": parameters}.get(kind, ()))
         # int() raises for thousands of digits.
         place = int(number) if number.isdecimal() and len(number) < 10 else -1
-        known = optimizer.param_groups if kind == "group" else parameters
-        fits = 0 <= place < len(known) and kind in ("tensor", "number", "group")
-        if kind == "tensor" and fits:
-            fits = value.dim() == 0 or value.shape == parameters[place].shape
-        else:
-            fits = fits and value.dim() == 0
-        if not fits or name == "params":
+        shapes = [torch.Size()]
+        if kind == "tensor" and place < places:
+            shapes.append(parameters[place].shape)
+        if not 0 <= place < places or value.shape not in shapes or name == "params":
             raise InvalidArgumentError("the optimizer's state is that of other parameters")
         if kind == "group":
             optimizer.param_groups[place][name] = value.item()
@@ -179,18 +158,16 @@ def tabulate_schedule(
     """
     # A stand-in with the same settings: a scheduler replaces methods of its optimizer, and warns
     # unless its steps follow those of the optimizer.
-    stand_in = _StandIn(
-        [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)], optimizer.defaults
-    )
+    groups: Any = [{**own, "params": [torch.zeros(1)]} for own in copy_groups(optimizer)]
+    stand_in = _StandIn(groups, optimizer.defaults)
     scheduler = factory(stand_in)
     is_plateau = isinstance(scheduler, ReduceLROnPlateau)
     if is_plateau or getattr(scheduler, "optimizer", None) is not stand_in:
         raise InvalidArgumentError(
             "schedule must be a function that returns a scheduler of torch for the optimizer that "
             "it is given, by step numbers alone, found "
-            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}: try "
-            "lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps); "
-            "for a loss on public data see optimizer.public_change()"
+            f"{type(scheduler).__name__}{', which follows a loss' if is_plateau else ''}; for a "
+            "loss on public data see optimizer.public_change()"
         )
     table = []
     for _ in range(num_steps):
@@ -222,9 +199,8 @@ def copy_settings(optimizer: Optimizer) -> list[tuple[list[int], dict[str, Any]]
 def copy_state(optimizer: Optimizer) -> Any:
     """Return a copy of the state of each parameter, in their order."""
     # Not by parameter: dictionaries of tensors cannot be compared.
-    every = _list_parameters(optimizer)
-    state = optimizer.state
-    return len(state), [tree_map(_copy_value, dict(state.get(own, {}))) for own in every]
+    states = [dict(optimizer.state.get(own, {})) for own in _list_parameters(optimizer)]
+    return len(optimizer.state), tree_map(_copy_value, states)
 
 
 def _copy_value(value: Any) -> Any:

@@ -1,9 +1,8 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
 ``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all mechanisms of a seed use
-the **same** standard normals s (common random numbers), so that differences between mechanisms are
-not due to chance. ``KeyedNoise`` draws each agent's share from keys, bit for bit as agents do with
-these keys by ``NoiseShare``.
+the **same** standard normals s (common random numbers). ``KeyedNoise`` draws each agent's share
+from keys, bit for bit as agents do with these keys by ``NoiseShare``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -69,11 +68,7 @@ def _prefers_shares(noise: Decomposition) -> bool:
 
 
 def symmetric_root(covariance: FloatArray) -> FloatArray:
-    """Return the symmetric root R^{1/2} of a positive semidefinite R.
-
-    >>> symmetric_root(np.array([[4.0, 0.0], [0.0, 0.0]])).tolist()
-    [[2.0, 0.0], [0.0, 0.0]]
-    """
+    """Return the symmetric root R^{1/2} of a positive semidefinite R."""
     # An eigenvalue of zero may come out slightly negative.
     eigenvalues, vectors = np.linalg.eigh(covariance)
     return np.asarray((vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ vectors.T)
@@ -110,12 +105,10 @@ class JointNoise:
             self._dense = torch.from_numpy(roots.reshape(-1, n)).to(device=device, dtype=dtype)
         else:
             self._roots = [
-                (
-                    torch.from_numpy(root)
-                    if isinstance(root, np.ndarray)
-                    else to_sparse_tensor(root)
-                ).to(device=device, dtype=dtype)
-                for root in map(make_root, noises)
+                (torch.from_numpy(F) if isinstance(F, np.ndarray) else to_sparse_tensor(F)).to(
+                    device=device, dtype=dtype
+                )
+                for F in map(make_root, noises)
             ]
             # The longest root decides; shorter ones use the first normals.
             num_normals = max(root.shape[1] for root in self._roots)
@@ -164,74 +157,55 @@ class KeyedNoise:
     ) -> None:
         self._stop = num_parameters
         self._device = device
-        # For secret noise, each mechanism and run gets keys of its own: no two of them share noise.
+        # With secret keys each mechanism and run gets keys and a nonce of its own: no two of them
+        # share noise, and no run repeats that of another.
         self._draws = [
-            [(shares, make_source(shares, seed, is_secret=is_secret)) for shares in decompositions]
-            for seed in seeds
-        ]
-        # A release takes a new nonce as well: even with equal keys, no run repeats the noise of
-        # another.
-        self._nonces = [
-            secrets.token_bytes(NONCE_BYTES) if is_secret else simulation_nonce(seed)
+            (
+                [(own, make_source(own, seed, is_secret=is_secret)) for own in decompositions],
+                secrets.token_bytes(NONCE_BYTES) if is_secret else simulation_nonce(seed),
+            )
             for seed in seeds
         ]
 
     def draw(self, step: int) -> Tensor:
         """Return the noise of a step, from 0, shape (seeds, agents, mechanisms, parameters)."""
         noise = [
-            # Each draw is (n, d); mechanisms become axis 1 of a run, and runs axis 0 of the whole.
-            np.stack(
-                [
-                    draw_all_shares(own, source=source, nonce=nonce, step=step, stop=self._stop)
-                    for own, source in draws
-                ],
-                axis=1,
-            )
-            for draws, nonce in zip(self._draws, self._nonces, strict=True)
+            [
+                draw_all_shares(own, source=source, nonce=nonce, step=step, stop=self._stop)
+                for own, source in draws
+            ]
+            for draws, nonce in self._draws
         ]
-        return torch.from_numpy(np.stack(noise)).to(self._device)
+        # Each draw is (n, d); runs are axis 0 of the whole, and mechanisms axis 2.
+        return torch.from_numpy(np.ascontiguousarray(np.swapaxes(noise, 1, 2))).to(self._device)
 
     def draw_offset(self, step: int) -> Tensor | None:
         """Return the public offset of the grid, shape (seeds, 1, d), if all noise has masks."""
-        if not all(shares.is_masked for draws in self._draws for shares, _ in draws):
+        if not all(shares.is_masked for draws, _ in self._draws for shares, _ in draws):
             return None
-        offsets = [draw_offset(nonce, step, self._stop) for nonce in self._nonces]
+        offsets = [draw_offset(nonce, step, self._stop) for _, nonce in self._draws]
         return torch.from_numpy(np.stack(offsets)).to(self._device)[:, None]
 
 
 @final
+@dataclass(eq=False, repr=False)
 class NoiseShare:
-    """This agent's share of the noise under one plan.
+    """One agent's share of the noise under one plan, in which it has the number ``agent``.
 
-    Args:
-        plan: The plan, in which this agent has the number ``agent``.
-        agent: This agent's number in the plan.
-        source: The agent's keys.
-        nonce: The nonce of the run, under which no noise was drawn before.
-        num_parameters: d, the number of coordinates.
-        offset_seed: A seed of the offset of the grid, for a single release; by default the offset
-            follows from the nonce, at all agents alike.
+    Under the ``nonce`` of the run no noise was drawn before. ``offset_seed`` is a seed of the
+    offset of the grid, for a single release; by default the offset follows from the nonce.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        agent: int,
-        source: SecureSource,
-        *,
-        nonce: bytes,
-        num_parameters: int,
-        offset_seed: bytes | None = None,
-    ) -> None:
-        self.plan = plan
-        self.agent = agent
-        self.source = source
-        self.nonce = nonce
-        self.offset_seed = offset_seed
-        self._size = num_parameters
-        # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
-        self._values: Tensor | None = None
-        self._prepared: int | None = None
+    plan: Plan
+    agent: int
+    source: SecureSource
+    _: KW_ONLY
+    nonce: bytes
+    num_parameters: int
+    offset_seed: bytes | None = None
+    # Noise is drawn in float64 whatever the model's type: the grid's proof assumes it.
+    _values: Tensor | None = field(default=None, init=False)
+    _prepared: int | None = field(default=None, init=False)
 
     def prepare(self, step: int) -> None:
         """Draw a step's noise of gossip while messages are under way. It is released later, once.
@@ -253,14 +227,14 @@ class NoiseShare:
 
     def draw(self, step: int, *, out: Tensor | None = None) -> Tensor:
         """Return this agent's noise v_i of a step, float64 of shape (d,), in ``out`` if given."""
-        values = torch.empty(self._size, dtype=torch.float64) if out is None else out
+        values = torch.empty(self.num_parameters, dtype=torch.float64) if out is None else out
         draw_share(
             self.plan.decomposition,
             self.agent,
             source=self.source,
             nonce=self.nonce,
             step=step,
-            stop=self._size,
+            stop=self.num_parameters,
             out=values.numpy(),
         )
         return values
@@ -268,13 +242,7 @@ class NoiseShare:
 
 @dataclass(frozen=True, eq=False)
 class DrawnNoise:
-    """One agent's noise of one step.
-
-    Attributes:
-        share: The agent's share of the noise under its plan.
-        step: The step.
-        prepared: v_i under gossip, float64 of shape (d,); the next draw overwrites it.
-    """
+    """One agent's noise of one step; ``prepared`` under gossip, until the next draw."""
 
     share: NoiseShare = field(repr=False)
     step: int
@@ -323,12 +291,11 @@ class DrawnNoise:
 
 
 def make_source(shares: Decomposition, seed: int, *, is_secret: bool) -> SecureSource:
-    """Return keys of all agents that follow from a seed, or new secret ones."""
+    """Return keys of all agents that follow from a seed, or new secret ones, in memory alone."""
     if not is_secret:
         return SecureSource(simulated_keys(shares, seed=seed))
-    everyone = range(shares.num_agents)
-    # One new secret for every agent and every seed group, kept in memory alone.
-    return SecureSource({owner: Secret.random() for owner in owners(shares, everyone)})
+    everyone = owners(shares, range(shares.num_agents))
+    return SecureSource({owner: Secret.random() for owner in everyone})
 
 
 def simulation_nonce(seed: int) -> bytes:

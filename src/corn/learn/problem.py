@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
-from corn.checks import require, require_choice, require_count
+from corn.checks import require, require_choice, require_count, require_length
 from corn.covariance.objective import check_momentum
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import AgentData
@@ -91,36 +91,29 @@ class SweepSettings:
         # The record is frozen. Plain integers, because NumPy's do not become JSON.
         seeds = tuple(require_count("seeds", seed, least=0) for seed in self.seeds)
         object.__setattr__(self, "seeds", seeds)
+        require(len(set(seeds)) == len(seeds) > 0, "seeds", "one or more different numbers", seeds)
         require_count("num_steps", self.num_steps)
         require_count("cooldown_steps", self.cooldown_steps, least=0)
-        check_momentum(self.momentum)
-        if (self.optimizer is not None or self.local_rule is not None) and self.momentum:
-            raise InvalidArgumentError(
-                f"momentum must be 0 with an optimizer or a local rule, found {self.momentum}: "
-                "they have their own"
-            )
-        replaced = (self.clipping, self.mixing, self.local_rule)
-        for name in ("clipping", "mixing", "local_rule"):
-            rule = getattr(self, name)
-            kind = "a class of rules" if name == "local_rule" else "a function"
-            require(rule is None or callable(rule), name, f"{kind} (corn.learn.update)", repr(rule))
-        if self.noise_keys != "none" and any(rule is not None for rule in replaced):
-            raise InvalidArgumentError(
-                "clipping, mixing and local_rule are for simulations without keys, found "
-                f"noise_keys={self.noise_keys!r}: agents run what their plan says"
-            )
         if self.batch_size is not None:
             require_count("batch_size", self.batch_size, advice="None is the whole data")
-        is_unique = len(set(seeds)) == len(seeds) > 0
-        require(is_unique, "seeds", "one or more different numbers", seeds)
         require_choice("dtype", self.dtype, _DTYPES)
         require_choice("noise_keys", self.noise_keys, get_args(NoiseKeys))
-        if self.noise_keys == "secret" and len(self.seeds) > 1:
-            raise InvalidArgumentError(
-                f"seeds must be one for a run with secret keys (secure=True), found "
-                f"{len(self.seeds)}: every run on the same data would spend the budget once more"
-            )
         require_device(self.device)
+        check_momentum(self.momentum)
+        for name in ("clipping", "mixing", "local_rule"):
+            rule = getattr(self, name)
+            is_usable = rule is None or callable(rule)
+            require(is_usable, name, "a function, or a class of local rules", repr(rule))
+            # Agents run what their plan says.
+            is_simulated = rule is None or self.noise_keys == "none"
+            require(is_simulated, name, "for simulations without keys", repr(self.noise_keys))
+        is_free = (self.optimizer, self.local_rule) == (None, None) or not self.momentum
+        rule = "0 with an optimizer or a local rule, which have their own"
+        require(is_free, "momentum", rule, self.momentum)
+        is_one = self.noise_keys != "secret" or len(seeds) == 1
+        advice = "every run on the same data would spend the budget once more"
+        rule = "one for a run with secret keys (secure=True)"
+        require(is_one, "seeds", rule, len(seeds), advice=advice)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -131,11 +124,6 @@ class SweepSettings:
 DataSource: TypeAlias = "TorchDataset[Any] | DataLoader[Any] | tuple[Any, Any]"
 """A map-style torch data set of pairs, or a loader of one; or inputs and targets as tensors, NumPy
 arrays, or data frames and columns of pandas."""
-
-_ADVICE = (
-    "if a model needs no targets, give its inputs twice; if it takes several inputs, stack them in "
-    "one tensor and split it in forward"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +173,10 @@ class TrainingProblem:
 
     def __post_init__(self) -> None:
         # ``train`` is no part of its own: it is made from ``data``.
-        unknown = set(self.parts) - set(PARTS[1:])
-        if unknown:
-            raise InvalidArgumentError(f"parts must be validation and test, found {unknown}")
+        known = set(self.parts) <= set(PARTS[1:])
+        require(known, "parts", "validation and test", ", ".join(self.parts))
         for name, (inputs, targets) in self.parts.items():
-            _require_targets(inputs, targets, of=f"the {name} data")
+            require_length(f"targets of the {name} data", len(targets), len(inputs), per="sample")
 
     def digest(self) -> bytes:
         """Return a digest of the training samples in their order: private, as samples are."""
@@ -209,23 +196,20 @@ class TrainingProblem:
         ``train`` among the latter is the data of all agents, or ``max_train_samples`` evenly spaced
         samples of it.
         """
-        inputs, targets = self._place_samples((self.data.inputs, self.data.targets), settings)
-        data = AgentData(inputs, targets, self.data.offsets)
-        stride = 1
+        placed = {}
+        given = {"train": (self.data.inputs, self.data.targets), **self.parts}
+        for name, (inputs, targets) in given.items():
+            getattr(self.task, "check_targets", lambda _: None)(targets)
+            prepared = self.task.prepare(_cast(inputs, settings)).contiguous()
+            placed[name] = prepared, _cast(targets, settings)
+        inputs, targets = placed["train"]
         if max_train_samples is not None:
             require_count("max_train_samples", max_train_samples, advice="None takes all")
             # Rounded up, so that there are at most as many. Samples are in the order of agents, so
             # that equal distances take from all of them.
             stride = -(-len(inputs) // max_train_samples)
-        parts = {"train": (inputs[::stride], targets[::stride])}
-        return data, parts | {
-            name: self._place_samples(part, settings) for name, part in self.parts.items()
-        }
-
-    def _place_samples(self, samples: Samples, settings: SweepSettings) -> Samples:
-        inputs, targets = samples
-        getattr(self.task, "check_targets", lambda _: None)(targets)
-        return self.task.prepare(_cast(inputs, settings)).contiguous(), _cast(targets, settings)
+            placed["train"] = inputs[::stride], targets[::stride]
+        return AgentData(inputs, targets, self.data.offsets), placed
 
 
 def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
@@ -233,11 +217,10 @@ def _cast(values: Tensor, settings: SweepSettings) -> Tensor:
     if not values.is_floating_point():
         return values.to(device=settings.device)
     narrow = values.to(settings.torch_dtype)
-    if narrow.dtype != values.dtype and bool((narrow.isinf() & values.isfinite()).any()):
-        raise InvalidArgumentError(
-            f"inputs and targets must fit into {settings.dtype}, found values beyond "
-            f"±{torch.finfo(narrow.dtype).max:.2g}: scale them, or choose float64"
-        )
+    fits = not bool((narrow.isinf() & values.isfinite()).any())
+    limit = f"±{torch.finfo(narrow.dtype).max:.2g}"
+    advice = "scale them, or choose float64"
+    require(fits, "inputs and targets", f"within {limit}", "larger values", advice=advice)
     return narrow.to(device=settings.device)
 
 
@@ -275,37 +258,33 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         # The data set alone counts: batches must be drawn as the accounting assumes.
         return read_samples(source.dataset, of=of)
     if isinstance(source, tuple | list):
-        pair = cast("Any", source)
-        _require_pair(pair, f"the data of {of}" if of.startswith("agent") else of)
-        inputs, targets = _as_tensor(pair[0]), _as_tensor(pair[1])
+        inputs, targets = (_as_tensor(part) for part in _require_pair(source, of))
     else:
         inputs, targets = _read_items(source, of)
     for name, values in (("inputs", inputs), ("targets", targets)):
-        if values.dim() < 1 or not len(values):
+        has_some = values.dim() > 0 and len(values) > 0
+        shape = f"shape {tuple(values.shape)}"
+        require(has_some, f"{name} of {of}", "at least one sample", shape)
+        broken = torch.nonzero(~torch.isfinite(values)).tolist()
+        if broken:
             raise InvalidArgumentError(
-                f"{name} of {of} must have at least one sample, found shape {tuple(values.shape)}"
+                f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
+                f"{broken[0][0]}, counted from 0: remove or replace such samples"
             )
-        _require_finite(name, values, of)
-    _require_targets(inputs, targets, of=of)
+    require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
 
 
-def _require_finite(name: str, values: Tensor, of: str) -> None:
-    is_broken = ~torch.isfinite(values)
-    if bool(is_broken.any()):
-        row, *entry = torch.nonzero(is_broken)[0].tolist()
-        column = f", column {entry[0]}" if len(entry) == 1 else f", entry {entry}" if entry else ""
-        raise InvalidArgumentError(
-            f"{name} of {of} must be finite, found {values[(row, *entry)].item()} in row {row}"
-            f"{column}, counted from 0: remove or replace such samples"
-        )
-
-
-def _require_targets(inputs: Tensor, targets: Tensor, *, of: str) -> None:
-    if len(inputs) != len(targets):
-        raise InvalidArgumentError(
-            f"targets of {of} must be {len(inputs)}, one for each sample, found {len(targets)}"
-        )
+def require_plain_loader(loader: DataLoader[Any]) -> None:
+    """Raise for a loader whose own choice of samples would be ignored: CorN draws from all."""
+    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused by _read_items, with the name of its class
+    for sampler in (loader.sampler, loader.batch_sampler):
+        advice = "give torch.utils.data.Subset(dataset, indices) instead"
+        is_usual = type(sampler) in usual
+        found = type(sampler).__name__
+        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
 
 
 def _read_items(source: TorchDataset[Any], of: str) -> Samples:
@@ -313,61 +292,40 @@ def _read_items(source: TorchDataset[Any], of: str) -> Samples:
     if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise InvalidArgumentError(
             "a data set must have a length and items by number, as batches are drawn from it at "
-            f"random, found {type(source).__name__}: read a stream into a list of pairs first"
+            f"random, found {type(source).__name__}: read a stream into tensors first"
         )
     # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
-    items = [source[index] for index in range(len(cast("Any", source)))]
-    for item in items:
-        _require_pair(item, "each item of a data set")
-    if not items:
-        raise InvalidArgumentError(f"inputs of {of} must have at least one sample, found none")
-    inputs, targets = zip(*items, strict=True)
-    return _stack("inputs", inputs), _stack("targets", targets)
+    items = [_require_pair(source[index], of) for index in range(len(cast("Any", source)))]
+    require(len(items) > 0, f"inputs of {of}", "at least one sample", "none")
+    inputs, targets = (
+        [_as_tensor(value) for value in column] for column in zip(*items, strict=True)
+    )
+    shapes = {(x.shape, y.shape) for x, y in zip(inputs, targets, strict=True)}
+    rule = "of one shape for all samples"
+    require(len(shapes) == 1, f"inputs and targets of {of}", rule, "several", advice="pad them")
+    return torch.stack(inputs), torch.stack(targets)
 
 
-def require_plain_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader whose own choice of samples would be ignored."""
-    # CorN draws mini-batches itself, from all samples. A sampler of the loader's own would be
-    # ignored, and with it the user's choice of samples.
-    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
-    if isinstance(loader.dataset, IterableDataset):
-        return  # refused by _read_items, with the name of its class
-    for sampler in (loader.sampler, loader.batch_sampler):
-        if type(sampler) not in usual:
-            raise InvalidArgumentError(
-                f"a data loader must have no sampler of its own, found {type(sampler).__name__}: "
-                "give torch.utils.data.Subset(dataset, indices) instead"
-            )
-
-
-def _require_pair(item: Any, what: str) -> None:
+def _require_pair(item: Any, of: str) -> tuple[Any, Any]:
     # A tensor with two entries could be unpacked too, but is not a pair of inputs and targets.
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
         raise InvalidArgumentError(
-            f"{what} must be a pair of inputs and targets, found {found}: {_ADVICE}"
+            f"data of {of} must be a pair of inputs and targets, or items that are such pairs, "
+            f"found {found}: for a model without targets give the inputs twice"
         )
-
-
-def _stack(name: str, values: tuple[Any, ...]) -> Tensor:
-    tensors = [_as_tensor(value) for value in values]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise InvalidArgumentError(
-            f"{name} of all samples must have one shape, found {sorted(shapes)[:3]}: pad them"
-        )
-    return torch.stack(tensors)
+    return item[0], item[1]
 
 
 def _as_tensor(values: Any) -> Tensor:
-    if isinstance(values, tuple | dict):
-        raise InvalidArgumentError(
-            f"inputs and targets must be tensors or arrays, found a {type(values).__name__}: "
-            f"{_ADVICE}"
-        )
     # Data frames and columns of pandas, and arrays of other libraries, are arrays to NumPy.
     if not isinstance(values, Tensor | np.ndarray) and hasattr(values, "to_numpy"):
         values = values.to_numpy()
+    # Several inputs would be taken for one, of as many samples.
+    advice = "stack several inputs in one tensor and split it in forward"
+    is_one = not isinstance(values, tuple | dict)
+    rule = "one tensor or array each"
+    require(is_one, "inputs and targets", rule, type(values).__name__, advice=advice)
     # An array is copied: it may be read-only, and a caller's array must never be modified.
     try:
         return torch.as_tensor(np.array(values) if isinstance(values, np.ndarray) else values)

@@ -10,26 +10,22 @@ from corn.checks import require, require_choice
 
 ScheduleName: TypeAlias = Literal["constant", "inverse-sqrt", "cosine"]
 
-# A larger step size would overflow single precision.
-_LARGEST = 3e38
-
 
 @dataclass(frozen=True)
 class Schedule:
     """A step size for every step; a schedule of your own overrides ``at`` and ``text``.
 
-    Attributes:
-        initial: η₁, which distinguishes schedules of one kind.
-        text: the schedule in a few characters, with ``{:g}`` for η₁.
+    ``initial`` is η₁, which distinguishes schedules of one kind; ``text`` describes the schedule in
+    a few characters, with ``{:g}`` for η₁.
     """
 
     initial: float
     text: ClassVar[str] = "{:g}"
 
     def __post_init__(self) -> None:
-        is_valid = 0 < self.initial <= _LARGEST
-        rule = f"positive and at most {_LARGEST:g}"
-        require(is_valid, "the step size", rule, self.initial, advice="try 0.01")
+        # A larger step size would overflow single precision.
+        is_valid = 0 < self.initial <= 3e38
+        require(is_valid, "the step size", "positive and at most 3e38", self.initial)
 
     def at(self, step: int, num_steps: int) -> float:  # noqa: ARG002
         """Return η_t at step t = 1 … ``num_steps``."""
@@ -45,11 +41,7 @@ class Constant(Schedule):
 
 
 class InverseSqrt(Schedule):
-    """η_t = η₁/√t.
-
-    >>> InverseSqrt(0.01).at(4, num_steps=10)
-    0.005
-    """
+    """η_t = η₁/√t."""
 
     text = "{:g}/√t"
 
@@ -71,19 +63,11 @@ class Cosine(Schedule):
         return self.initial * (1 + math.cos(math.pi * (step - 1) / num_steps)) / 2
 
 
-_SCHEDULES: dict[ScheduleName, type[Schedule]] = {
-    "constant": Constant,
-    "inverse-sqrt": InverseSqrt,
-    "cosine": Cosine,
-}
+_SCHEDULES = {"constant": Constant, "inverse-sqrt": InverseSqrt, "cosine": Cosine}
 
 
 def make_schedule(step_size: float | Schedule, name: ScheduleName = "constant") -> Schedule:
-    """Return the schedule of this name with this first step size, or a schedule unchanged.
-
-    >>> make_schedule(0.1, "inverse-sqrt")
-    InverseSqrt(initial=0.1)
-    """
+    """Return the schedule of this name with this first step size, or a schedule unchanged."""
     if isinstance(step_size, Schedule):
         return step_size
     is_number = isinstance(step_size, SupportsFloat)

@@ -1,10 +1,8 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters). Trials of a seed use the same
-mini-batches and the same standard normals, whatever their mechanism and step size. Only the models
-are kept from step to step, so memory does not grow with the number of steps.
-
-Where releases are summed exactly all agents hold one model, and the tensor has one in place of n.
+All models are one tensor (seeds, agents, trials, parameters); where releases are summed exactly all
+agents hold one model, and it has one in place of n. Trials of a seed use the same mini-batches and
+the same standard normals, whatever their mechanism and step size.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corn.checks import require, require_length
+from corn.checks import require, require_count, require_length
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     Batch,
@@ -28,7 +25,7 @@ from corn.learn.batches import (
     SeededChoices,
     require_fitting_samples,
 )
-from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.mechanism import Trial
 from corn.learn.optimizers import RunOptimizers, require_exact_sums
 from corn.learn.perturbation import JointNoise, KeyedNoise
 from corn.learn.problem import SweepSettings
@@ -38,7 +35,6 @@ from corn.learn.step import (
     StepStatistics,
     average_integers,
     compute_gradients,
-    join_gradients,
     release,
     release_integers,
     smooth,
@@ -61,6 +57,16 @@ class Simulation:
 
     ``data`` is prepared for the task, in the settings' type and device. Trials that clip must agree
     on unit and batch.
+
+    Attributes:
+        step: The number of completed steps.
+        parameters: The models, shape (seeds, agents, trials, parameters).
+        alive: The runs that continue, shape (seeds, trials), on the CPU as ``broken``.
+        broken: Runs without noise whose gradients were not finite in the last step.
+        num_broken: The gradients of runs with noise that counted as zero; these runs continue, as
+            agents do.
+        on_release: Called in each step with the models before it and with what is released: all
+            that an eavesdropper sees, for audits. Later steps overwrite the second tensor.
     """
 
     def __init__(
@@ -78,7 +84,8 @@ class Simulation:
         queries = _check_trials(self._trials, data, network, settings)
         # Everything that a release needs is checked before the first gradient is computed: an error
         # that depended on a gradient would reveal it.
-        if settings.noise_keys == "secret":
+        is_secret = settings.noise_keys == "secret"
+        if is_secret:
             _check_release(self._trials, task.num_parameters)
         self._clips_samples = bool(queries) and queries[0].unit == "sample"
         self._compute: Callable[..., ClippedGradients] = compute_gradients
@@ -86,7 +93,7 @@ class Simulation:
             check_clipping(settings.clipping, task.num_parameters)
             self._compute = partial(clip_by_rule, rule=settings.clipping)
         size = settings.batch_size
-        if settings.noise_keys == "secret" and queries:
+        if is_secret and queries:
             # One sampler for each agent: in one batch of all agents, the number of one agent's
             # samples would change the last bits of other agents' gradients.
             each = queries * data.num_agents if len(queries) == 1 else queries
@@ -103,16 +110,16 @@ class Simulation:
         self._mixer = None
         if not self._is_sum:
             self._mixer = Mixer(network, dtype=settings.torch_dtype, device=settings.device)
-        elif settings.mixing is not None:
-            raise InvalidArgumentError(
-                "mixing must be None with exact sums, whose masks hide single releases: choose a "
-                "network with mixing='gossip'"
-            )
+        is_mixed = settings.mixing is None or not self._is_sum
+        advice = "their masks hide single releases; choose a network with mixing='gossip'"
+        require(is_mixed, "mixing", "None with exact sums", settings.mixing, advice=advice)
         # Gradients to be released are clipped, and samples summed, in float64.
         real = settings.torch_dtype if settings.noise_keys == "none" else torch.float64
         clips = [trial.mechanism.clip for trial in trials]
         self._clip = torch.tensor(clips, dtype=real, device=settings.device)
-        # On the CPU, like ``_alive``: decisions to stop are taken there.
+        grids = [trial.mechanism.grid for trial in trials]
+        # Shape (trials, 1), which broadcasts over the parameters.
+        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
         self._has_noise = torch.tensor([v.mechanism.noise is not None for v in self._trials])
         self._central = [k for k, v in enumerate(self._trials) if v.mechanism.is_central]
         self.step = 0
@@ -124,21 +131,20 @@ class Simulation:
         # The steps at which some mechanism's noise changes.
         self._changes = {start for each in mechanisms for start, _ in each.later_noise}
         self._source = self._make_source()
+        # The noise of the present step, shape (seeds, agents, mechanisms, d).
+        self._noise: Tensor | None = None
         # The noise of an average is drawn as one, and added at the end.
         self._adds_at_end = isinstance(self._source, JointNoise) and self._source.is_average
-        grids = [trial.mechanism.grid for trial in self._trials]
-        # Shape (trials, 1), which broadcasts over the parameters.
-        self._grid = torch.tensor(grids, dtype=real, device=settings.device).unsqueeze(-1)
-        self._alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
-        # Runs without noise whose gradients were not finite in this step. Runs with noise continue,
-        # as agents do, and count in ``num_broken``.
-        self.broken = torch.zeros_like(self._alive)
-        self.num_broken = torch.zeros(len(settings.seeds), len(trials), dtype=torch.long)
-        self.parameters = self._initial_parameters(1 if self._is_sum else network.num_agents)
-        # Called in each step with the models before it and with what is released: all that an
-        # eavesdropper sees, for audits. Later steps overwrite the second tensor.
+        self.alive = torch.ones(len(settings.seeds), len(trials), dtype=torch.bool)
+        self.broken = torch.zeros_like(self.alive)
+        self.num_broken = torch.zeros(self.alive.shape, dtype=torch.long)
+        # One start per seed, for all agents and trials.
+        starts = torch.stack([task.initialize(seed) for seed in settings.seeds])
+        models = self._tensor(starts)[:, None, None, :]
+        num_models = 1 if self._is_sum else network.num_agents
+        self.parameters = models.expand(-1, num_models, len(trials), -1).contiguous()
         self.on_release: Callable[[Tensor, Tensor], None] | None = None
-        self.memory = torch.zeros_like(self.parameters) if settings.momentum else None
+        self._memory = torch.zeros_like(self.parameters) if settings.momentum else None
         self._rule = None if settings.local_rule is None else settings.local_rule()
         self._optimizers = None
         if settings.optimizer is not None:
@@ -147,89 +153,96 @@ class Simulation:
         # Exact sums by keys are those of agents: of whole numbers, in units of the grid.
         is_keyed = isinstance(self._source, KeyedNoise)
         self._sums_integers = self._is_sum and is_keyed and min(grids) > 0
-        # The noise of the present step, shape (seeds, agents, mechanisms, d).
-        self._noise: Tensor | None = None
         # What agents release, or its average in exact sums, in memory that every step overwrites.
         self._released = torch.empty_like(self.parameters)
         self._total = self._released.flatten(0, 1)
         if self._sums_integers:
             self._total = torch.zeros_like(self._total, dtype=torch.int64)
-        self._cells_at_once = self._choose_cells()
-
-    @property
-    def alive(self) -> Tensor:
-        """The runs that continue, shape (seeds, trials)."""
-        return self._alive.clone()
+        # Other devices keep memory for the next step by themselves, and are faster with much work.
+        self._cells_at_once = len(settings.seeds) * self._num_agents
+        if self.parameters.device.type == "cpu":
+            size_of_cell = len(trials) * task.num_parameters
+            self._cells_at_once = max(1, _MODEL_VALUES_AT_ONCE // size_of_cell)
 
     def stop_runs(self, runs: Tensor) -> None:
         """Stop the runs marked in a mask of shape (seeds, trials); their models stay at zero."""
         # A step size of zero alone would not stop a run that broke down: 0 times an infinite
         # gradient is NaN, and mixing would keep it.
-        self._alive &= ~runs
+        self.alive &= ~runs
         stopped = runs.to(self.parameters.device)[:, None, :, None]
         self.parameters.masked_fill_(stopped, 0.0)
-        if self.memory is not None:
-            self.memory.masked_fill_(stopped, 0.0)
+        if self._memory is not None:
+            self._memory.masked_fill_(stopped, 0.0)
 
     @torch.no_grad()
     def advance(self, *, observe: bool = False) -> StepStatistics | None:
         """Run one step; return its statistics if ``observe``. Look at ``broken`` after it."""
         norms, fraction = self._release_all()
-        released = self._released
         if self.on_release is not None:
-            self.on_release(self.parameters, released)
-        self.parameters = self._update(released)
+            self.on_release(self.parameters, self._released)
+        self.parameters = self._update(self._released)
         self.step += 1
         if not observe:
             return None
-        noise_norms = torch.zeros_like(norms[:, 0])
-        if self._noise is not None:
-            noise_norms = self._measure(self._noise).to(norms)
-        return StepStatistics(norms.mean(1), fraction.mean(1), noise_norms)
+        return StepStatistics(norms.mean(1), fraction.mean(1), self.measure_noise().to(norms))
+
+    def measure_noise(self, *, of_average: bool = False) -> Tensor:
+        """Return the mean norm of the agents' noise, or that of its average, (seeds, trials)."""
+        if self._noise is None:
+            return torch.zeros(self.alive.shape)
+        noise = self._noise.mean(1, keepdim=True) if of_average else self._noise
+        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
+        return norms.index_select(1, self._mechanism_of)
 
     def _update(self, g: Tensor) -> Tensor:
         """Return the models after a step along what was released, which it overwrites."""
         total = self._settings.num_steps
         step_sizes = [v.schedule.at(self.step + 1, total) for v in self._trials]
         if self._optimizers is not None:
-            return self._optimizers.step(self.parameters, g, step_sizes, self._alive)
-        # Zero for runs that were stopped, shape (seeds, 1, trials).
+            return self._optimizers.step(self.parameters, g, step_sizes, self.alive)
+        # Zero for runs that were stopped, shape (seeds, 1, trials, 1).
         eta = self._tensor(step_sizes)
-        eta = torch.mul(eta, self._alive.to(eta.device).unsqueeze(1))
+        eta = torch.mul(eta, self.alive.to(eta.device).unsqueeze(1)).unsqueeze(-1)
         if self._rule is not None:
-            moved = self._rule.take_step(self.parameters, g, eta.unsqueeze(-1), self._mix)
+            moved = self._rule.take_step(self.parameters, g, eta, self._mix)
             shape = tuple(self.parameters.shape)
-            keeps_shape = moved.shape == shape
-            require(
-                keeps_shape, "local_rule", f"one that returns models of shape {shape}", moved.shape
-            )
+            rule = f"one that returns models of shape {shape}"
+            require(moved.shape == shape, "local_rule", rule, moved.shape)
             return moved
-        momentum = self._settings.momentum
-        direction = smooth(self.memory, g, momentum) if self.memory is not None else g
+        direction = g
+        if self._memory is not None:
+            direction = smooth(self._memory, g, self._settings.momentum)
         if self._mixer is None:
-            return torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1)
+            return torch.addcmul(self.parameters, direction, eta, value=-1)
         # X − η·m, written into the memory of g, which is needed no more.
-        half = torch.addcmul(self.parameters, direction, eta.unsqueeze(-1), value=-1, out=g)
-        return self._mix(half)
+        return self._mix(torch.addcmul(self.parameters, direction, eta, value=-1, out=g))
 
     def _mix(self, values: Tensor) -> Tensor:
         """Return values of shape (seeds, agents, trials, d) mixed over agents, as in a step."""
+        mixed = self._mix_by_links(values, self.step)
+        # A trusted server gives all agents the exact average, whatever the network.
+        for k in self._central if self._mixer is not None else ():
+            mixed[:, :, k] = values[:, :, k].mean(dim=1, keepdim=True)
+        return mixed
+
+    def _mix_by_links(self, values: Tensor, step: int) -> Tensor:
         if self._mixer is None:
             return values
         # W acts on agents alone, so trials and parameters are one axis to it.
         flat = values.view(*values.shape[:2], -1)
         rule = self._settings.mixing
-        mixed = self._mixer.mix(flat) if rule is None else rule(flat, self.step)
-        if mixed.shape != flat.shape:
-            raise InvalidArgumentError(
-                f"mixing must keep the shape (seeds, agents, values) = {tuple(flat.shape)}, found "
-                f"{tuple(mixed.shape)}"
-            )
-        mixed = mixed.view(values.shape)
-        # A trusted server gives all agents the exact average, whatever the network.
-        for k in self._central:
-            mixed[:, :, k] = values[:, :, k].mean(dim=1, keepdim=True)
-        return mixed
+        mixed = self._mixer.mix(flat) if rule is None else rule(flat, step)
+        expected = f"a rule that keeps the shape (seeds, agents, values) = {tuple(flat.shape)}"
+        require(mixed.shape == flat.shape, "mixing", expected, tuple(mixed.shape))
+        return mixed.view(values.shape)
+
+    @torch.no_grad()
+    def cool_down(self) -> None:
+        """Mix without new gradients, for the settings' number of steps."""
+        # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
+        # leaves them as they are, up to rounding.
+        for number in range(self._settings.cooldown_steps):
+            self.parameters = self._mix_by_links(self.parameters, self.step + number)
 
     def _release_all(self) -> tuple[Tensor, Tensor]:
         """Release all gradients, into ``_released``; return their norms and fractions clipped.
@@ -248,16 +261,17 @@ class Simulation:
         models = self.parameters.flatten(0, 1)
         statistics = []
         start = 0
-        for batches in self._draw_batches():
-            cells = slice(start, start + sum(len(batch.inputs) for batch in batches))
+        for batch in self._draw_batches():
+            cells = slice(start, start + len(batch.inputs))
             # A cell is an agent in a seed's run. With exact sums a seed has one model for all.
             seed_of = torch.arange(start, cells.stop, device=models.device) // self._num_agents
             start = cells.stop
-            chosen = models[seed_of if self._is_sum else cells]
-            sizes = [len(batch.inputs) for batch in batches]
-            found = join_gradients(
-                self._compute(self._task, own, batch, self._clip, clips_samples=self._clips_samples)
-                for own, batch in zip(torch.split(chosen, sizes), batches, strict=True)
+            found = self._compute(
+                self._task,
+                models[seed_of if self._is_sum else cells],
+                batch,
+                self._clip,
+                clips_samples=self._clips_samples,
             )
             statistics.append((found.norms, found.fraction_clipped, found.num_broken))
             values = self._add_noise(found, cells, None if offset is None else offset[seed_of])
@@ -276,7 +290,11 @@ class Simulation:
             torch.cat(column).view(-1, self._num_agents, len(self._trials))
             for column in zip(*statistics, strict=True)
         )
-        self._note_broken(norms, num_broken)
+        # A run with noise must not stop: whether it does would reveal data that no noise covers.
+        is_finite = torch.isfinite(norms).all(dim=1).cpu()
+        count = num_broken.sum(dim=1).cpu()
+        self.broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
+        self.num_broken += count * self._has_noise * self.alive
         return norms, fraction
 
     def _add_noise(self, found: ClippedGradients, cells: slice, offset: Tensor | None) -> Tensor:
@@ -293,46 +311,10 @@ class Simulation:
             return release_integers(gradients, factors, noise, self._grid, offset)
         return release(gradients, factors, noise, self._grid)
 
-    def _draw_batches(self) -> list[list[Batch]]:
-        """Return the mini-batches of each piece: one for all its cells, or one for each cell."""
-        count = self._cells_at_once
-        drawn = [own.draw(self.step) for own in self._samplers]
-        if len(drawn) == 1:
-            return [[batch] for batch in drawn[0].split(count)]
-        return [drawn[start : start + count] for start in range(0, len(drawn), count)]
-
-    @torch.no_grad()
-    def cool_down(self) -> None:
-        """Mix without new gradients, for the settings' number of steps."""
-        if self._mixer is None:
-            return
-        shape = self.parameters.shape
-        # Models of a trusted server are equal for all agents. Rows of W sum to one, so that mixing
-        # leaves them as they are, up to rounding.
-        flat = self.parameters.view(shape[0], shape[1], -1)
-        rule = self._settings.mixing
-        for number in range(self._settings.cooldown_steps):
-            flat = self._mixer.mix(flat) if rule is None else rule(flat, self.step + number)
-        self.parameters = flat.view(shape)
-
-    def _note_broken(self, norms: Tensor, num_broken: Tensor) -> None:
-        """Mark runs without noise that broke down; count dropped gradients of the others."""
-        # A run with noise must not stop: whether it does would reveal data that no noise covers.
-        is_finite = torch.isfinite(norms).all(dim=1).cpu()
-        count = num_broken.sum(dim=1).cpu()
-        self.broken = (count > 0).logical_or(~is_finite) & ~self._has_noise
-        self.num_broken += count * self._has_noise * self._alive
-
-    def measure_average_noise(self) -> Tensor:
-        """Return the norm of the average of all agents' noise in this step, (seeds, trials)."""
-        if self._noise is None:
-            return torch.zeros(self._alive.shape)
-        return self._measure(self._noise.mean(1, keepdim=True))
-
-    def _measure(self, noise: Tensor) -> Tensor:
-        """Return the norm of noise averaged over agents, shape (seeds, trials)."""
-        norms: Tensor = torch.linalg.vector_norm(noise, dim=-1).mean(1)
-        return norms.index_select(1, self._mechanism_of)
+    def _draw_batches(self) -> list[Batch]:
+        """Return the mini-batches of each piece: of some cells, or of one agent."""
+        first, *others = [own.draw(self.step) for own in self._samplers]
+        return [first, *others] if others else first.split(self._cells_at_once)
 
     def _make_source(self) -> JointNoise | KeyedNoise | None:
         """Return the source of all mechanisms' noise from this step on; None if none has noise."""
@@ -362,20 +344,6 @@ class Simulation:
         # Without keys only the joint distribution matters, so R^{1/2} replaces the agents' shares.
         return JointNoise(shares, dtype=settings.torch_dtype, is_average=self._is_sum, **where)
 
-    def _choose_cells(self) -> int:
-        """Return the number of cells that are computed at a time."""
-        seeds, _, trials, d = self.parameters.shape
-        # Other devices keep memory for the next step by themselves, and are faster with much work.
-        if self.parameters.device.type != "cpu":
-            return seeds * self._num_agents
-        return max(1, _MODEL_VALUES_AT_ONCE // (trials * d))
-
-    def _initial_parameters(self, num_models: int) -> Tensor:
-        # One start per seed, for all agents and trials.
-        starts = [self._task.initialize(seed) for seed in self._settings.seeds]
-        x = self._tensor(torch.stack(starts))[:, None, None, :]
-        return x.expand(-1, num_models, len(self._trials), -1).contiguous()
-
     def _tensor(self, values: object) -> Tensor:
         settings = self._settings
         return torch.as_tensor(values, dtype=settings.torch_dtype, device=settings.device)
@@ -385,58 +353,48 @@ def _check_trials(
     trials: Sequence[Trial], data: AgentData, network: Network, settings: SweepSettings
 ) -> tuple[ClippedQuery, ...]:
     """Return the queries that all clipping trials share, up to their norm; none if none clips."""
-    if not trials:
-        raise InvalidArgumentError("trials must be at least one, found none")
+    require(len(trials) > 0, "trials", "at least one", "none")
     require_length("data", data.num_agents, network.num_agents, per="agent")
+    # All trials share their mini-batches, so they must agree on the sampling. With one norm for
+    # all, queries that differ in their norm alone become equal.
+    kinds = {}
     for mechanism in dict.fromkeys(trial.mechanism for trial in trials):
-        _check_mechanism(mechanism, network, settings.num_steps)
-        if mechanism.budget is not None:
-            require_fitting_samples(mechanism.budget, data.sizes)
-    # All trials share their mini-batches, so they must agree on the sampling. Their clipping norms
-    # may differ.
-    clipping = [trial.mechanism.queries for trial in trials if trial.mechanism.queries]
-    # With one norm for all, queries that differ in their norm alone become equal.
-    kinds = {tuple(replace(own, clip=1.0) for own in each): each for each in clipping}
-    if len(kinds) > 1:
-        found = sorted({describe_queries(each) for each in kinds.values()})
-        raise InvalidArgumentError(
-            "all mechanisms of a sweep must have the same unit, batch size and sampling, "
-            f"found {'; and '.join(found)}: run one sweep for each"
+        if mechanism.queries:
+            kinds[tuple(replace(own, clip=1.0) for own in mechanism.queries)] = mechanism.queries
+        if mechanism.noise is None or mechanism.budget is None:
+            continue
+        of = f"the noise of {mechanism.name!r}"
+        require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
+        require_mixing(mechanism.noise, network)
+        # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
+        require_count(
+            "num_steps",
+            settings.num_steps,
+            most=mechanism.budget.num_steps,
+            advice=f"the budget of {mechanism.name!r} was made for so many",
         )
+        require_fitting_samples(mechanism.budget, data.sizes)
+    found = sorted({describe_queries(each) for each in kinds.values()})
+    rule = "of one unit, batch size and sampling"
+    advice = "run one sweep for each"
+    require(len(kinds) <= 1, "all mechanisms", rule, "; and ".join(found), advice=advice)
     queries = next(iter(kinds.values()), ())
-    if queries and queries[0].batch_size not in (None, settings.batch_size):
-        raise InvalidArgumentError(
-            f"batch_size must be {queries[0].batch_size}, for which privacy was counted, found "
-            f"{settings.batch_size}"
-        )
+    batch_size = queries[0].batch_size if queries else None
+    is_counted = batch_size in (None, settings.batch_size)
+    rule = f"{batch_size}, for which privacy was counted"
+    require(is_counted, "batch_size", rule, settings.batch_size)
     return queries
 
 
 def _check_release(trials: Sequence[Trial], num_parameters: int) -> None:
     """Raise unless there is one run whose promise holds in floating point, as releases need."""
     # Trials of a mechanism share its noise: the difference of their releases would have none.
-    if len(trials) > 1:
-        raise InvalidArgumentError(
-            f"trials must be one for a run with secret keys, found {len(trials)}: every run on the "
-            "same data would spend the budget once more"
-        )
+    advice = "every run on the same data would spend the budget once more"
+    rule = "one for a run with secret keys"
+    require(len(trials) == 1, "trials", rule, len(trials), advice=advice)
     mechanism = trials[0].mechanism
-    if mechanism.budget is not None and (not mechanism.counts_floats or mechanism.grid <= 0):
-        raise InvalidArgumentError(
-            f"{mechanism.name!r} must count floating point to be released with secret keys: use a "
-            "plan, or corn.train with secure=True"
-        )
+    is_exact = mechanism.budget is None or (mechanism.counts_floats and mechanism.grid > 0)
+    rule = "one that counts floating point, for secret keys"
+    advice = "use a plan, or corn.train with secure=True"
+    require(is_exact, "mechanism", rule, repr(mechanism.name), advice=advice)
     mechanism.check_parameters(num_parameters)
-
-
-def _check_mechanism(mechanism: Mechanism, network: Network, num_steps: int) -> None:
-    if mechanism.noise is not None:
-        of = f"the noise of {mechanism.name!r}"
-        require_length(of, mechanism.noise.num_agents, network.num_agents, per="agent")
-        require_mixing(mechanism.noise, network)
-    # Every step spends ε. Fewer steps than planned spend less, more would exceed the promise.
-    if mechanism.budget is not None and num_steps > mechanism.budget.num_steps:
-        raise InvalidArgumentError(
-            f"num_steps must be at most {mechanism.budget.num_steps}, for which the budget of "
-            f"{mechanism.name!r} was made, found {num_steps}"
-        )

@@ -1,12 +1,10 @@
 """One step of Algorithm 1, for a simulation and for an agent alike.
 
 Clip the gradient, add the noise, round the sum to the public grid, take the half step from the
-model; then mix the models, or step along the average of all releases.
+model; then mix the models, or step along the average of all releases. Privacy rests on this order.
+Everything after :func:`release` is computed from the released sum and the public model, so it may
+round in any way.
 
-Privacy rests on this order. Everything after :func:`release` is computed from the released sum and
-the public model, so it may round in any way.
-
-The unit of the budget decides whether the mini-batch's gradient is clipped once, or each sample's.
 Gradients to be released are clipped in float64, so that the true norm is at most C, as accounting
 assumes. Simulations may clip in float32, because their noise protects nobody.
 """
@@ -22,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corn.checks import require, require_length
 from corn.errors import CornError, InvalidArgumentError
 from corn.learn.batches import Batch, BatchSampler
 from corn.learn.perturbation import DrawnNoise, NoiseShare, to_sparse_tensor
@@ -65,14 +64,9 @@ def no_statistics() -> StepStatistics:
 class ClippedGradients:
     """Clipped gradients, which may be released with noise, and statistics for their owner alone.
 
-    Attributes:
-        values: shape (cells, trials, parameters), not yet multiplied by ``factors``.
-        factors: clipping factors, shape (cells, trials) as all that follow; 1 where each sample was
-            clipped.
-        norms: norms before an agent's gradient is clipped.
-        fraction_clipped: see ``Gradients``, or that of mini-batch gradients.
-        num_broken: number of gradients, of the batch or of samples, that were not finite and count
-            as zero.
+    ``values`` have shape (cells, trials, parameters), all others (cells, trials). ``factors`` are
+    still to be multiplied with; they are 1 where each sample was clipped. ``num_broken`` is the
+    number of gradients, of the batch or of samples, that were not finite and count as zero.
     """
 
     values: Tensor
@@ -87,7 +81,7 @@ def compute_gradients(
 ) -> ClippedGradients:
     """Compute and clip one gradient for each model, shape (cells, trials, parameters).
 
-    ``clip`` is C of each trial, shape (trials,), in the type to clip in: float64 for releases. With
+    ``clip`` is C of each trial, in the type to clip in: float64 for releases. With
     ``clips_samples`` each sample's gradient is clipped instead of the mini-batch's.
     """
     found = task.gradient(parameters, batch, sample_clip=clip if clips_samples else None)
@@ -100,32 +94,19 @@ def clip_gradients(found: Gradients, clip: Tensor, *, clips_samples: bool) -> Cl
     norms = gradient_norms(found.values, clip.dtype)
     if not clips_samples:
         factors = clip_factors(norms, clip)
-        return ClippedGradients(
-            values=drop_broken(found.values, factors),
-            factors=factors,
-            norms=norms,
-            fraction_clipped=(factors < 1).to(norms),
-            # A factor is 0 only where the norm is not finite: C is positive.
-            num_broken=(factors == 0).long(),
-        )
+        values = drop_broken(found.values, factors)
+        # A factor is 0 only where the norm is not finite: C is positive.
+        num_broken = (factors == 0).long()
+        return ClippedGradients(values, factors, norms, (factors < 1).to(norms), num_broken)
     # A task that ignored sample_clip, or summed in float32, would return gradients whose
     # sensitivity exceeds the one that ε was computed for.
+    rule = "one that clips each sample, for a budget of unit sample"
     if found.fraction_clipped is None or found.num_broken is None:
-        raise InvalidArgumentError(
-            "a budget with the sample unit needs a task that clips each sample, found one whose "
-            "gradient() ignores sample_clip"
-        )
-    if found.values.dtype != clip.dtype:
-        raise InvalidArgumentError(
-            f"clipped samples must be summed in {clip.dtype}, found {found.values.dtype}"
-        )
-    return ClippedGradients(
-        values=found.values,
-        factors=torch.ones_like(norms),
-        norms=norms,
-        fraction_clipped=found.fraction_clipped,
-        num_broken=found.num_broken,
-    )
+        raise InvalidArgumentError(f"task must be {rule}, found one that ignores sample_clip")
+    is_exact = found.values.dtype == clip.dtype
+    require(is_exact, "sums of clipped samples", f"in {clip.dtype}", found.values.dtype)
+    ones = torch.ones_like(norms)
+    return ClippedGradients(found.values, ones, norms, found.fraction_clipped, found.num_broken)
 
 
 def sum_clipped_samples(
@@ -134,9 +115,8 @@ def sum_clipped_samples(
     """Return Σ_i w_i · clip(g_i) along the dimension of samples, and the clipping factors.
 
     ``slopes`` has one gradient for each sample, shape (…, samples, parameters), in the type to clip
-    in: float64 for releases. Those that are not finite are set to zero in place. ``clip`` and
-    ``weights`` broadcast against (…, samples); the weight of padding is 0. ``most_samples`` is a
-    public bound on the number of samples.
+    in; those that are not finite are set to zero in place. ``clip`` and ``weights`` broadcast
+    against (…, samples). ``most_samples`` is a public bound on the number of samples.
     """
     factors = clip_factors(norms_at_least(slopes), clip, rounding=most_samples**2)
     # Before the product: 0 times NaN is NaN, which would spoil the whole sum.
@@ -147,20 +127,13 @@ def sum_clipped_samples(
 
 def join_gradients(parts: Iterable[ClippedGradients]) -> ClippedGradients:
     """Concatenate the gradients of several cells."""
-    first, *others = parts
-    if not others:
-        return first
     # The fields of all parts in their order, each a column to concatenate along cells.
-    columns = zip(*(vars(part).values() for part in (first, *others)), strict=True)
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
     return ClippedGradients(*(torch.cat(column) for column in columns))
 
 
 def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return ‖g‖ along the last dimension, correct up to the margin of :func:`clip_factors`.
-
-    >>> gradient_norms(torch.ones(2, 9)).tolist()
-    [3.0, 3.0]
-    """
+    """Return ‖g‖ along the last dimension, correct up to the margin of :func:`clip_factors`."""
     if (gradients.dtype, dtype) == (torch.float32, torch.float64) and gradients.is_cpu:
         rows = gradients.reshape(-1, gradients.shape[-1]).contiguous()
         squares = np.empty(len(rows))
@@ -179,11 +152,7 @@ def gradient_norms(gradients: Tensor, dtype: torch.dtype | None = None) -> Tenso
 
 
 def norms_at_least(values: Tensor) -> Tensor:
-    """Return ‖x‖ along the last dimension, or an upper bound where squares would underflow.
-
-    >>> norms_at_least(torch.tensor([[3.0, 4.0]])).tolist()
-    [5.0]
-    """
+    """Return ‖x‖ along the last dimension, or an upper bound where squares would underflow."""
     norms = gradient_norms(values)
     # Squares of numbers below √tiny lose digits or vanish; 10⁶ leaves room for many of them.
     tiny = norms < math.sqrt(torch.finfo(values.dtype).tiny) * 1e6
@@ -198,15 +167,11 @@ def clip_factors(norms: Tensor, clip: Tensor | float, *, rounding: Tensor | floa
     """Return the factors min(1, C/‖g‖) that clip gradients of these norms.
 
     ``clip`` broadcasts against ``norms``; an infinite one leaves gradients unchanged. A gradient
-    whose norm is not finite gets 0: it must count as a zero gradient, see :func:`drop_broken`.
+    whose norm is not finite gets 0, see :func:`drop_broken`.
 
-    Where clipped gradients are summed, the rounding of the sum can differ between neighbouring data
-    sets by up to ``rounding`` ulps of one sample's sensitivity: m² for m samples. The factors are
-    smaller by that much. The number must be public: if it depended on the data, one sample would
-    change the contributions of the others.
-
-    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf]), 2.0).round(decimals=4).tolist()
-    [1.0, 1.0, 0.5, 0.0]
+    Where m clipped gradients are summed, rounding the sum can add up to ``rounding`` = m² ulps to
+    one sample's sensitivity, by which the factors are smaller. The number must be public: otherwise
+    one sample would change the contributions of the others.
     """
     margin = torch.as_tensor(_MARGIN[norms.dtype], dtype=norms.dtype)
     if norms.dtype == torch.float64:
@@ -239,9 +204,8 @@ def release(gradient: Tensor, factor: Tensor, noise: Tensor, grid: Tensor) -> Te
     """Return γ·rint((f g + v)/γ), in the type of factor and noise: float64 for releases.
 
     The result depends on the gradient through the noisy sum alone, without the sum's low-order
-    bits, which would reveal the gradient's own rounding (Mironov 2012).
-    Rounding the gradient or the noise alone would not remove them. Where the grid is 0, the sum is
-    returned unrounded, for comparisons that protect nobody.
+    bits, which would reveal the gradient's own rounding (Mironov 2012). Where the grid is 0, the
+    sum is returned unrounded, for comparisons that protect nobody.
 
     >>> g, f, v, grid = torch.tensor([[0.6], [0.5], [1.1], [0.5]], dtype=torch.float64)
     >>> release(g, f, v, grid).tolist()
@@ -260,32 +224,20 @@ def release_integers(
     """Return rint((f g + v)/γ + o) as integers, for exact sums with the public offset o, if any.
 
     Under masks the noise of one agent protects nobody: ε holds for the sum of these integers over
-    all agents, and for whatever is computed from it. So nothing else may be computed from them, not
-    even a sum of floats, whose rounding would depend on its single terms.
+    all agents, so that nothing else may be computed from them, not even a sum of floats.
     """
     units = torch.mul(gradient, factor).add_(noise).div_(grid)
     return (units if offset is None else units.add_(offset)).round_().long()
 
 
 def average_integers(total: Tensor, num_agents: int, grid: Tensor, offset: Tensor | None) -> Tensor:
-    """Return γ·(Σ − n o)/n, the average release from the sum of all agents' integers.
-
-    It has the bits of :func:`corn.noise.masks.read_average`.
-
-    >>> grid, offset = torch.tensor([[0.5], [0.25]], dtype=torch.float64)
-    >>> average_integers(torch.tensor([5]), 2, grid, offset).tolist()
-    [1.125]
-    """
+    """Return γ·(Σ − n o)/n from the sum Σ of all integers, the bits of ``masks.read_average``."""
     units = total.double()
     return (units if offset is None else units - num_agents * offset) * (grid / num_agents)
 
 
 def smooth(memory: Tensor, released: Tensor, momentum: float) -> Tensor:
-    """Return m ← β m + (1 − β) s, in the memory's place: an average of what was released so far.
-
-    >>> smooth(torch.tensor([1.0]), torch.tensor([3.0]), 0.5).tolist()
-    [2.0]
-    """
+    """Return m ← β m + (1 − β) s, in the memory's place: an average of what was released so far."""
     # Two products and a sum, each rounded, so that simulations and agents get the same bits.
     return memory.mul_(momentum).add_(released * (1 - momentum))
 
@@ -326,19 +278,12 @@ class UpdateRule(Protocol):
 
 @final
 class AgentStepper:
-    """One agent's steps, without the messages: ``begin``, ``clip``, ``release``, ``finish``.
+    """One agent's steps, without the messages: ``begin``, ``clip``, ``release…``, ``finish``.
 
     Under gossip ``release_half_step`` returns the message, which neighbours mix. With exact sums
-    ``release_masked`` returns it, and ``finish`` takes the step along the average of all agents'
-    messages. Whoever carries messages comes in between.
-
-    Args:
-        query: The gradient that is released, and its sensitivity.
-        reserve: Allows the release of a step, once and durably, and returns its number.
-        batches: The sampler of the agent's batches; none where others compute gradients.
-        num_parameters: The length of the model, for momentum.
-        momentum: The part of the average of all releases so far that stays in a step.
-        update: A rule that replaces the step along the release, or along the average of all.
+    ``release_masked`` returns it, and ``finish`` takes the step along the average of all messages.
+    ``reserve`` allows the release of a step, once and durably, and returns its number. ``batches``
+    is None where others compute gradients. ``update`` replaces the step along what was released.
 
     Attributes:
         step: The step under way.
@@ -346,7 +291,6 @@ class AgentStepper:
         statistics: Those of the last release, for the agent's owner.
         num_broken: The number of gradients so far that were not finite and counted as zero. It
             depends on data without noise, so that it is for the owner alone.
-        memory: The average of releases that steps follow; None without momentum.
     """
 
     def __init__(
@@ -374,7 +318,7 @@ class AgentStepper:
         self.parameters = torch.empty(0)
         self.statistics = no_statistics()
         self.num_broken = 0
-        self.memory = torch.zeros(num_parameters) if momentum else None
+        self._memory = torch.zeros(num_parameters) if momentum else None
 
     @property
     def batch(self) -> Batch:
@@ -388,7 +332,6 @@ class AgentStepper:
         # No noise is released twice: the step is durably reserved before anything of it is sent, so
         # a run that crashes from here on can never release it again.
         number = self._reserve(step)
-        self._plan = noise.plan
         self._drawn = noise.take(step)
         self._is_released = False
         self._found = None
@@ -411,14 +354,13 @@ class AgentStepper:
         self.hand_over(clip_gradients(found, self._clip, clips_samples=is_sample))
 
     def hand_over(self, clipped: ClippedGradients) -> None:
-        """Take the gradient of the step, clipped as the query demands."""
+        """Take the gradient of the step, which is clipped already."""
         self._found = clipped
         self.num_broken += int(clipped.num_broken.sum())
 
     def _take(self, *, observe: bool) -> tuple[Tensor, Tensor, DrawnNoise]:
         """Return gradient, factor and noise of the step, once."""
-        found = self._found
-        drawn = self._drawn
+        found, drawn = self._found, self._drawn
         # A second gradient of the step must not get the noise of the first: the difference of both
         # messages would be free of noise.
         if found is None or drawn is None or self._is_released:
@@ -437,12 +379,11 @@ class AgentStepper:
         With momentum, the average of all releases so far takes the place of this one.
         """
         gradient, factor, drawn = self._take(observe=observe)
-        model = self.parameters
-        grid = self._plan.grid
+        model, grid = self.parameters, drawn.share.plan.grid
+        # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so one
+        # function does both.
         terms = (gradient, factor, drawn.values)
-        if self._update is None and self.memory is None:
-            # Rounding to the grid must follow the sum of gradient and noise (docs/floats.md), so
-            # one function does both.
+        if self._update is None and self._memory is None:
             return take_half_step(model, *terms, grid=grid, step_size=step_size)
         # A step of size −1 from zero is the release itself.
         released = take_half_step(torch.zeros_like(model), *terms, grid=grid, step_size=-1.0)
@@ -465,19 +406,19 @@ class AgentStepper:
         return self.move(torch.from_numpy(average), step_size=step_size)
 
     def move(self, released: Tensor, *, step_size: float) -> Tensor:
-        """Return the step along a release, or the average of all agents'; by the caller's rule.
+        """Return the step along a release or an average, whose memory is taken over.
 
         Operations round one by one, in a fixed order: where releases are summed exactly all agents
-        get the same bits, on whatever machine. The memory of ``released`` is taken over.
+        get the same bits, on whatever machine.
         """
         if self._update is not None:
             return self._update.take_step(released).to(released)
         parameters = self.parameters
-        if self.memory is not None:
-            self.memory = smooth(self.memory.to(parameters), released, self._momentum)
-            released = self.memory
+        if self._memory is not None:
+            self._memory = smooth(self._memory.to(parameters), released, self._momentum)
+            released = self._memory
         # In memory that exists: new memory would take longer than the subtraction.
-        out = released if self.memory is None else torch.empty_like(released)
+        out = released if self._memory is None else torch.empty_like(released)
         scaled = torch.mul(released, parameters.new_full((1,), step_size), out=out)
         return torch.sub(parameters, scaled, out=scaled)
 
@@ -485,16 +426,16 @@ class AgentStepper:
         """Return what this agent keeps between steps where releases are summed exactly."""
         if self._update is not None:
             return self._update.save()
-        return {} if self.memory is None else {"memory": self.memory}
+        return {} if self._memory is None else {"memory": self._memory}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on with what another agent keeps; raise ``InvalidArgumentError`` for other models."""
         if self._update is not None:
             self._update.restore(state)
-        elif self.memory is not None and "memory" in state:
-            if state["memory"].shape != self.memory.shape:
-                raise InvalidArgumentError("the average of releases has another length")
-            self.memory = state["memory"]
+        elif self._memory is not None and "memory" in state:
+            length, expected = len(state["memory"]), len(self._memory)
+            require_length("the average of releases", length, expected, per="parameter")
+            self._memory = state["memory"]
 
 
 # An entry of a sparse matrix takes about as long as this many entries of a dense one.
@@ -503,10 +444,7 @@ _SPARSE_COST = 12
 
 @final
 class Mixer:
-    """The rounds of a step of gossip, for models of all agents.
-
-    Products run over links if they then take less time.
-    """
+    """The rounds of a step of gossip, for models of all agents; over links if that is faster."""
 
     def __init__(
         self, network: Network, *, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -528,18 +466,16 @@ class Mixer:
         return torch.stack([self._mix_one(own) for own in models])
 
     def _mix_one(self, models: Tensor) -> Tensor:
-        current = models
         change = None
         for momentum, gain in self._rounds:
-            mixed: Tensor = self._matrix @ current
+            mixed: Tensor = self._matrix @ models
             # A plain round x ← W x. It also forgets the change of earlier Chebyshev rounds.
             if gain == 1 and not momentum:
-                current = mixed
-                change = None
+                models, change = mixed, None
                 continue
             # x ← x + m_k (x − the x before) + g_k (W x − x): docs/theory.md, “Chebyshev rounds”.
-            moved = mixed.sub_(current).mul_(gain)
+            moved = mixed.sub_(models).mul_(gain)
             # The first Chebyshev round has no momentum, so that a change is known from then on.
             change = moved if change is None else moved.add_(change, alpha=momentum)
-            current = current + change
-        return current
+            models = models + change
+        return models

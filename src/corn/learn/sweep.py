@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, final
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from corn.errors import InvalidArgumentError
+from corn.checks import require
 from corn.learn.mechanism import Trial
 from corn.learn.metrics import (
     PUBLIC_SEEDS,
@@ -28,10 +29,8 @@ from corn.learn.metrics import (
     Row,
     choose_evaluation_steps,
     choose_measured,
-    has_diverged,
     measure,
     name_of,
-    run_of,
     spread_of,
 )
 from corn.learn.problem import SweepSettings, TrainingProblem
@@ -74,6 +73,8 @@ def catch_interruption() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
+# A loss that grew by this factor will not come back; one that only fluctuates stays far below.
+_DIVERGENCE = 1e6
 # Seconds between lines of progress where there is no terminal, such as in the log of a cluster.
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -135,11 +136,10 @@ def run_sweep(
             of `TRACED`. Traces are of gradients without noise: they are private, for simulations
             only, and refused with secret keys.
     """
-    if on_step is not None and settings.noise_keys == "secret":
-        raise InvalidArgumentError(
-            "on_step must be None with secret keys (secure=True): a trace has norms of gradients "
-            "and of noise, which no ε covers"
-        )
+    is_public = on_step is None or settings.noise_keys != "secret"
+    advice = "a trace has norms of gradients and of noise, which no ε covers"
+    rule = "None with secret keys (secure=True)"
+    require(is_public, "on_step", rule, "a function", advice=advice)
     shown = _showing_progress(settings.num_steps, len(trials) * len(settings.seeds))
     hidden: Any = nullcontext(lambda: None)
     # Threads gain little on products of this size, and lose much on a busy machine.
@@ -149,13 +149,7 @@ def run_sweep(
         shown if show_progress else hidden as count_step,
     ):
         loop = SweepLoop(
-            problem,
-            network,
-            trials,
-            settings=settings,
-            evaluate_at=evaluate_at,
-            max_train_samples=max_train_samples,
-            on_step=on_step,
+            problem, network, trials, settings, evaluate_at, max_train_samples, on_step
         )
         while loop.step < settings.num_steps and not interruption.requested:
             loop.advance()
@@ -164,37 +158,45 @@ def run_sweep(
 
 
 @final
+@dataclass(eq=False, repr=False)
 class SweepLoop:
     """The state of a sweep between steps: models, measurements, and the runs that broke down.
 
     See :func:`run_sweep` for the arguments.
     """
 
-    def __init__(
-        self,
-        problem: TrainingProblem,
-        network: Network,
-        trials: Sequence[Trial],
-        *,
-        settings: SweepSettings,
-        evaluate_at: Sequence[int] | None = None,
-        max_train_samples: int | None = None,
-        on_step: Callable[[Sequence[Row]], None] | None = None,
-    ) -> None:
-        _check_names(trials)
-        self._on_step = on_step
-        self._problem = problem
-        self._network = network
-        self._trials = tuple(trials)
-        self._settings = settings
-        self._data, self._parts = problem.place(settings, max_train_samples=max_train_samples)
-        self._steps = choose_evaluation_steps(evaluate_at, settings.num_steps)
-        self._simulation = Simulation(
-            problem.task, self._data, network, self._trials, settings=settings
+    problem: TrainingProblem
+    network: Network
+    trials: Sequence[Trial]
+    settings: SweepSettings
+    evaluate_at: Sequence[int] | None = None
+    max_train_samples: int | None = None
+    on_step: Callable[[Sequence[Row]], None] | None = None
+
+    def __post_init__(self) -> None:
+        settings, problem = self.settings, self.problem
+        # The name of each run, in the order of rows.
+        self._runs = {
+            (s, v): (*name_of(trial), seed)
+            for s, seed in enumerate(settings.seeds)
+            for v, trial in enumerate(self.trials)
+        }
+        names = list(self._runs.values())
+        # Rows and files identify a run by its name.
+        repeated = sorted(
+            {f"{own[0]}, step size {own[1]}" for own in names if names.count(own) > 1}
         )
-        # (seed, trial) of each run, in the order of rows.
-        self._runs = list(itertools.product(range(len(settings.seeds)), range(len(trials))))
+        require(not repeated, "trials", "different in name or step size", "; ".join(repeated))
+        data, self._parts = problem.place(settings, max_train_samples=self.max_train_samples)
+        self._steps = choose_evaluation_steps(self.evaluate_at, settings.num_steps)
+        self._simulation = Simulation(
+            problem.task, data, self.network, self.trials, settings=settings
+        )
+        # The reason why ε is simulated; empty if it is a promise.
+        seeds = "" if settings.noise_keys == "secret" else PUBLIC_SEEDS
+        self._simulated = "; ".join(filter(None, (seeds, problem.simulation)))
         self._rows: list[Row] = []
+        self._first: dict[tuple[str, str, int], Row] = {}
         self._stopped: dict[tuple[int, int], str] = {}
         if 0 in self._steps:
             self._measure(None)
@@ -208,11 +210,11 @@ class SweepLoop:
         """Run one step, with the cool-down after the last, and measure if a measurement is due."""
         # Statistics of a step must be asked for before it runs.
         due = self.step + 1 in self._steps
-        statistics = self._simulation.advance(observe=due or self._on_step is not None)
-        if self._on_step is not None and statistics is not None:
-            self._on_step(self._trace(statistics))
+        statistics = self._simulation.advance(observe=due or self.on_step is not None)
+        if self.on_step is not None and statistics is not None:
+            self.on_step(self._trace(statistics))
         self._stop(self._simulation.broken, "its gradients are not finite")
-        if self.step == self._settings.num_steps:
+        if self.step == self.settings.num_steps:
             # Within the last step, so that its measurement is of the models that agents keep.
             self._simulation.cool_down()
         if due:
@@ -220,91 +222,79 @@ class SweepLoop:
 
     def finish(self) -> Result:
         """Return the result; an interrupted sweep is measured once more at its present step."""
-        complete = self.step == self._settings.num_steps
+        complete = self.step == self.settings.num_steps
         if not complete and (not self._rows or self._rows[-1]["step"] != self.step):
             self._measure(None)
         # Stopped runs stay at zero in the simulation, which would pass for a model.
         parameters = self._simulation.parameters.clone()
         for s, v in self._stopped:
             parameters[s, :, v] = math.nan
-        # Exact sums have one model for all agents.
-        parameters = parameters.expand(-1, self._network.num_agents, -1, -1)
+        n = self.network.num_agents
+        notes = self.problem.notes
+        scored = len(choose_measured(n))
+        if scored < n and self.network.mixing != "sum":
+            notes += (f"Scores of own models are of {scored} agents at equal distances, of {n:,}.",)
+        counts = self._simulation.num_broken
         return Result(
-            trials=self._trials,
-            seeds=self._settings.seeds,
-            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d).
-            parameters=parameters.transpose(1, 2).flatten(0, 1),
+            trials=tuple(self.trials),
+            seeds=self.settings.seeds,
+            # (seeds, agents, trials, d) becomes (seeds · trials, agents, d). Exact sums have one
+            # model for all agents.
+            parameters=parameters.expand(-1, n, -1, -1).transpose(1, 2).flatten(0, 1),
             rows=tuple(self._rows),
             num_steps=self.step,
             status="complete" if complete else "interrupted",
-            stopped={self._name(run): why for run, why in self._stopped.items()},
-            notes=self._problem.notes + self._note_measured(),
+            stopped={self._runs[run]: why for run, why in self._stopped.items()},
+            notes=notes,
             simulation=self._simulated,
-            private_notes=tuple(self._describe_broken()),
-            cooldown_steps=self._settings.cooldown_steps if complete else 0,
+            private_notes=tuple(
+                f"{', '.join(map(str, name))}: {int(counts[run])} gradients were not finite and "
+                "counted as zero; try a smaller step size"
+                for run, name in self._runs.items()
+                if counts[run]
+            ),
+            cooldown_steps=self.settings.cooldown_steps if complete else 0,
         )
-
-    @property
-    def _simulated(self) -> str:
-        """The reason why ε is simulated; empty if it is a promise."""
-        seeds = "" if self._settings.noise_keys == "secret" else PUBLIC_SEEDS
-        return "; ".join(filter(None, (seeds, self._problem.simulation)))
-
-    def _note_measured(self) -> tuple[str, ...]:
-        n = self._network.num_agents
-        count = len(choose_measured(n))
-        if count == n or self._network.mixing == "sum":
-            return ()
-        return (f"Scores of own models are of {count} agents at equal distances, of {n:,}.",)
-
-    def _describe_broken(self) -> list[str]:
-        counts = self._simulation.num_broken
-        return [
-            f"{', '.join(map(str, self._name((s, v))))}: {int(counts[s, v])} gradients were not "
-            "finite and counted as zero; try a smaller step size"
-            for s, v in torch.nonzero(counts).tolist()
-        ]
 
     def _trace(self, statistics: StepStatistics) -> list[Row]:
         """Return the columns of `TRACED` for each run."""
         columns = (
-            *(statistics.gradient_norm, statistics.fraction_clipped, statistics.noise_norm),
-            self._simulation.measure_average_noise(),
+            *vars(statistics).values(),
+            self._simulation.measure_noise(of_average=True),
             spread_of(self._simulation.parameters),
         )
         rows: list[Row] = []
-        for s, v in self._runs:
-            ratio = self._trials[v].mechanism.disagreement_ratio
-            values = (float(column[s, v]) for column in columns)
-            kappa = math.nan if ratio is None else ratio
-            facts: Sequence[Any] = (*self._name((s, v)), self.step, *values, kappa)
+        for run, name in self._runs.items():
+            ratio = self.trials[run[1]].mechanism.disagreement_ratio
+            values = (float(column[run]) for column in columns)
+            facts: Sequence[Any] = (*name, self.step, *values, math.nan if ratio is None else ratio)
             rows.append(dict(zip(TRACED, facts, strict=True)))
         return rows
 
     def _measure(self, statistics: StepStatistics | None) -> None:
         """Measure all runs, stop those that diverged, and keep the rows of the others."""
         rows = measure(
-            self._problem.task,
+            self.problem.task,
             self._simulation.parameters,
-            self._trials,
-            seeds=self._settings.seeds,
+            tuple(self.trials),
+            seeds=self.settings.seeds,
             step=self.step,
             parts=self._parts,
             statistics=statistics,
             is_simulated=bool(self._simulated),
         )
-        # Reversed, so that the earliest row of each run is the one that stays.
-        first = {run_of(row): row for row in reversed(self._rows)}
         # Stopping a release is itself an output. It may depend on the models, which are public, and
         # not on losses, which would reveal private data without noise.
-        judged = () if self._settings.noise_keys == "secret" else tuple(self._parts)
+        judged = () if self.settings.noise_keys == "secret" else tuple(self._parts)
         diverged = torch.zeros_like(self._simulation.alive)
-        for run, row in zip(self._runs, rows, strict=True):
-            diverged[run] = has_diverged(row, first.get(run_of(row)), measured=judged)
-        self._stop(diverged & self._simulation.alive, "its loss diverged")
+        for (run, name), row in zip(self._runs.items(), rows, strict=True):
+            diverged[run] = _has_diverged(row, self._first.get(name), measured=judged)
+        self._stop(diverged, "its loss diverged")
         # Rows of a run end before it broke down: a table has no losses of models that are zero.
-        kept = zip(self._runs, rows, strict=True)
-        self._rows += [row for run, row in kept if run not in self._stopped]
+        for (run, name), row in zip(self._runs.items(), rows, strict=True):
+            if run not in self._stopped:
+                self._rows.append(row)
+                self._first.setdefault(name, row)
 
     def _stop(self, runs: Tensor, cause: str) -> None:
         for s, v in torch.nonzero(runs & self._simulation.alive).tolist():
@@ -313,15 +303,19 @@ class SweepLoop:
         if bool(runs.any()):
             self._simulation.stop_runs(runs)
 
-    def _name(self, run: tuple[int, int]) -> tuple[str, str, int]:
-        return *name_of(self._trials[run[1]]), self._settings.seeds[run[0]]
 
+def _has_diverged(row: Row, first: Row | None, *, measured: Iterable[str]) -> bool:
+    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
 
-def _check_names(trials: Sequence[Trial]) -> None:
-    # Rows and files identify a run by these names.
-    names = [", step size ".join(name_of(own)) for own in trials]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidArgumentError(
-            f"trials must differ in name or step size, found twice: {'; '.join(repeated)}"
-        )
+    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
+    """
+    # The distance depends on models alone, which are public: a secret run may stop by it.
+    if not math.isfinite(float(row["consensus_distance"])):
+        return True
+    for name in (f"{part}_loss" for part in measured):
+        found = float(row[name])
+        # At least 1: a loss that starts near zero may grow by any factor and still be small.
+        start = 1.0 if first is None else max(1.0, float(np.nan_to_num(float(first[name]))))
+        if not math.isfinite(found) or found > _DIVERGENCE * start:
+            return True
+    return False

@@ -13,6 +13,7 @@ import networkx as nx
 import torch
 from torch import Tensor, nn
 
+from corn.checks import require
 from corn.covariance import (
     Decomposition,
     Design,
@@ -99,66 +100,56 @@ def train(
     ('complete', torch.Size([1, 4, 8]), 5.0)
     """
     task = make_task(model, loss)
-    plan = source if isinstance(source, Plan) else None
     given = _take_settings(options)
     objective = options.pop("objective", None)
-    optimizer = given.get("optimizer")
-    if step_size is None:
-        step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
+    plan = source if isinstance(source, Plan) else None
+    is_name = isinstance(mechanism, str)
     if isinstance(source, Plan):
         # A plan was checked as a whole: another budget or other noise would void its promise.
-        is_default = isinstance(mechanism, str) and mechanism == "corn"
+        is_default = is_name and mechanism == "corn"
         if any((budget, not is_default, threat, objective is not None)):
             raise InvalidArgumentError(
                 "budget, mechanism, threat and objective must not be given with a plan, which has "
                 "all of them"
             )
-        network = source.network
+        network, target = source.network, source.objective
     else:
         network = source if isinstance(source, Network) else load_network(source)
-        needs_none = isinstance(mechanism, str) and mechanism in ("corn", "none", "unclipped")
-        is_private = not needs_none or threat is not None or secure
-        if budget is None and is_private:
+        needs_none = is_name and mechanism in ("corn", "none", "unclipped")
+        if budget is None and (not needs_none or threat is not None or secure):
             raise InvalidArgumentError("mechanism, threat and secure need a budget, found None")
-    if plan is None:
-        design_steps = 1 if budget is None else budget.num_steps
-        target = _choose_objective(objective, network, design_steps, given)
-    else:
-        target = plan.objective
-    if secure and plan is None and budget is not None:
-        if isinstance(mechanism, Design | Decomposition | Mechanism):
-            raise InvalidArgumentError(
-                "mechanism must be a name, a record or a function with secure=True, found noise: "
-                "give a plan instead"
+        if budget is None and "num_steps" not in given:
+            raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
+        num_steps = 1 if budget is None else budget.num_steps
+        target = _choose_objective(objective, network, num_steps, given)
+        if secure and budget is not None:
+            if isinstance(mechanism, Design | Decomposition | Mechanism):
+                raise InvalidArgumentError(
+                    "mechanism must be a name, a record or a function with secure=True, found "
+                    "noise: give a plan instead"
+                )
+            # Noise that protects somebody must also cover the rounding of floating point.
+            plan = make_plan(
+                network,
+                budget,
+                mechanism=mechanism,
+                threat=threat,
+                objective=target,
+                cooldown_steps=given.get("cooldown_steps"),
             )
-        # Noise that protects somebody must also cover the rounding of floating point.
-        plan = make_plan(
-            network,
-            budget,
-            mechanism=mechanism,
-            threat=threat,
-            objective=target,
-            cooldown_steps=given.get("cooldown_steps"),
-        )
-    if plan is not None:
-        made = Mechanism.from_plan(plan)
-    elif budget is None:
-        made = Mechanism.non_private()
-    else:
+    made = Mechanism.non_private() if plan is None else Mechanism.from_plan(plan)
+    if plan is None and budget is not None:
         designed = make_mechanisms([mechanism], network, budget, objective=target, threat=threat)
         (made,) = _forget_kappa(designed, given)
-    if given.get("num_steps") is None and plan is None and budget is None:
-        raise InvalidArgumentError("num_steps must be given if there is no budget, found None")
+    usual = {} if plan is None else {"cooldown_steps": plan.cooldown_steps, "dtype": plan.dtype}
+    keys = "secret" if secure else "none"
     settings = _make_settings(
-        given,
-        network,
-        made.budget or budget,
-        momentum=target.momentum,
-        cooldown_steps=None if plan is None else plan.cooldown_steps,
-        dtype="float32" if plan is None else plan.dtype,
-        noise_keys="secret" if secure else "none",
+        {**usual, "noise_keys": keys, **given}, network, made.budget or budget, target
     )
     problem = make_problem(task, datasets, network.agent_names, validation=validation, test=test)
+    if step_size is None:
+        optimizer = settings.optimizer
+        step_size = 0.01 if optimizer is None else read_learning_rate(optimizer)
     trials = [Trial(made, make_schedule(step_size))]
     result = run_sweep(problem, network, trials, settings=settings, **options)
     for (_, _, seed), why in result.stopped.items():
@@ -169,46 +160,38 @@ def train(
     return result
 
 
-_SETTINGS = tuple(field.name for field in fields(SweepSettings))
+def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of sweeps among a function's options, without which those are left."""
+    names = [field.name for field in fields(SweepSettings) if field.name in options]
+    given = {name: options.pop(name) for name in names}
+    # None is the default of the network too, as for make_plan.
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _forget_kappa(mechanisms: list[Mechanism], given: Mapping[str, Any]) -> list[Mechanism]:
     """Return mechanisms without κ where models are not mixed as their designs assume."""
-    if all(given.get(name) is None for name in ("mixing", "local_rule")):
+    if "mixing" not in given and "local_rule" not in given:
         return mechanisms
     return [replace(each, disagreement_ratio=None) for each in mechanisms]
 
 
-def _take_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of sweeps among a function's options, without which those are left."""
-    return {name: options.pop(name) for name in _SETTINGS if name in options}
+def _has_own_momentum(given: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer or a rule takes the steps; settings refuse a second momentum."""
+    return "optimizer" in given or "local_rule" in given
 
 
 def _make_settings(
-    given: Mapping[str, Any],
-    network: Network,
-    budget: PrivacyBudget | None,
-    *,
-    momentum: float,
-    cooldown_steps: int | None = None,
-    **more: Any,
+    given: Mapping[str, Any], network: Network, budget: PrivacyBudget | None, objective: Objective
 ) -> SweepSettings:
-    """Return the settings that a caller gave, and those of plan and budget for the others."""
-    # None is the default of the network too, as for make_plan.
-    given = {name: value for name, value in given.items() if value is not None}
-    num_steps = given.get("num_steps") or (budget.num_steps if budget is not None else 1)
-    if cooldown_steps is None and "cooldown_steps" not in given:
-        cooldown_steps = choose_cooldown(network, num_steps)
-    usual = {
-        "num_steps": num_steps,
-        # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
-        "batch_size": None if budget is None else budget.batch_size,
-        "cooldown_steps": cooldown_steps,
-        # The momentum that the designs count on: trained with another, they would be suboptimal.
-        "momentum": 0.0 if "optimizer" in given or "local_rule" in given else momentum,
-    }
-    seeds = tuple(given.get("seeds", (0,)))
-    return SweepSettings(**{**usual, **more, **given, "seeds": seeds})
+    """Return the settings that a caller gave, and those of network and budget for the others."""
+    # The momentum that the designs count on: trained with another, they would be suboptimal.
+    usual: dict[str, Any] = {"momentum": 0.0 if _has_own_momentum(given) else objective.momentum}
+    # A budget of unit sample counted on its batch size; ``Simulation`` refuses another.
+    usual["batch_size"] = None if budget is None else budget.batch_size
+    usual["num_steps"] = given.get("num_steps") or (1 if budget is None else budget.num_steps)
+    if "cooldown_steps" not in given:
+        usual["cooldown_steps"] = choose_cooldown(network, usual["num_steps"])
+    return SweepSettings(**{**usual, **given, "seeds": tuple(given.get("seeds", (0,)))})
 
 
 def _choose_objective(
@@ -217,9 +200,7 @@ def _choose_objective(
     """Return the objective of designs: the caller's, or the default for this momentum."""
     if objective is not None:
         return read_objective(objective, network, num_steps)
-    # An optimizer or a rule has a momentum of its own; settings refuse a second one.
-    is_replaced = given.get("optimizer") is not None or given.get("local_rule") is not None
-    momentum = given.get("momentum") or (0.0 if is_replaced else given.get("momentum"))
+    momentum = given.get("momentum", 0.0 if _has_own_momentum(given) else None)
     return default_objective(num_steps, mixing=network.mixing, momentum=momentum)
 
 
@@ -232,11 +213,9 @@ def load_parameters(model: nn.Module, vector: Tensor) -> nn.Module:
     filled = copy.deepcopy(model)
     trained = trained_parameters(filled)
     expected = sum(parameter.numel() for parameter in trained)
-    if vector.shape != (expected,):
-        raise InvalidArgumentError(
-            f"vector must have the model's {expected} parameters, found shape "
-            f"{tuple(vector.shape)}: take parameters[run, agent]"
-        )
+    shape, advice = tuple(vector.shape), "take parameters[run, agent]"
+    rule = f"the model's {expected} parameters"
+    require(shape == (expected,), "vector", rule, f"shape {shape}", advice=advice)
     # Copied into the model's own memory and type: training the copy must not change the result.
     pieces = torch.split(vector.detach(), [parameter.numel() for parameter in trained])
     with torch.no_grad():
@@ -299,13 +278,6 @@ def compare(
     )
     designed = make_mechanisms(mechanisms, chosen, budget, objective=target, threat=threat)
     made = _forget_kappa(designed, given)
-    settings = _make_settings(given, chosen, budget, momentum=target.momentum)
-    return tune(
-        problem,
-        chosen,
-        made,
-        settings=settings,
-        step_sizes=step_sizes,
-        schedule=schedule,
-        **options,
-    )
+    settings = _make_settings(given, chosen, budget, target)
+    options |= {"step_sizes": step_sizes, "schedule": schedule}
+    return tune(problem, chosen, made, settings=settings, **options)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
+from scipy.special import stdtrit
 
 from corn.checks import require_choice
 from corn.covariance import ThreatModel
 from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.learn.mechanism import Mechanism, Trial
-from corn.learn.metrics import (
-    COLUMNS,
-    PARTS,
-    Result,
-    Row,
-    half_width,
-    is_missing,
-    join_results,
-    make_frame,
-)
+from corn.learn.metrics import COLUMNS, PARTS, Result, Row, is_missing, make_frame, name_of
 from corn.learn.optimizers import read_learning_rate
 from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.schedule import Schedule, ScheduleName, make_schedule
@@ -69,7 +62,7 @@ class Comparison:
 
     def score(self, column: str) -> dict[str, float]:
         """Return a column's last value at the best step size, averaged over seeds, by name."""
-        return {name: sum(own) / len(own) for name, own in self._last_values(column).items()}
+        return {name: _mean(own) for name, own in self._last_values(column).items()}
 
     def interval(self, column: str) -> dict[str, float]:
         """Return half the width of Student's 95 % interval over seeds of ``score``, by name."""
@@ -84,18 +77,15 @@ class Comparison:
     def differences(self, column: str, to: str | None = None) -> dict[str, tuple[float, float]]:
         """Return each mechanism's score minus that of a reference, and half its 95 % interval.
 
-        Both are at their best step sizes. In each seed both have the same batches, normals and
-        first model, so that what they have in common cancels in the paired interval. ``to`` is the
-        name of the reference, by default `reference`.
+        In each seed both have the same batches, normals and first model, so that what they have in
+        common cancels in the paired interval. ``to`` is by default `reference`.
         """
         values = self._last_values(column)
         target = require_choice("to", self.reference if to is None else to, tuple(values))
         found = {}
-        for name, own in values.items():
-            pairs = zip(own, values[target], strict=True)
-            differences = [mine - theirs for mine, theirs in pairs]
-            found[name] = sum(differences) / len(differences), half_width(differences)
-        del found[target]
+        for name in [name for name in values if name != target]:
+            paired = np.subtract(values[name], values[target]).tolist()
+            found[name] = _mean(paired), half_width(paired)
         return found
 
     def _last_values(self, column: str) -> dict[str, list[float]]:
@@ -110,16 +100,13 @@ class Comparison:
     @property
     def ends(self) -> dict[str, GridEnd]:
         """Mechanisms whose best step size is an end of those tried, if several were."""
-        tried: dict[str, list[float]] = {}
-        for trial in self.result.trials:
-            # By the first step size: schedules of a grid differ in nothing else.
-            tried.setdefault(trial.mechanism.name, []).append(trial.schedule.initial)
         ends: dict[str, GridEnd] = {}
         for name, schedule in self.schedules.items():
-            if len(tried[name]) > 1 and schedule.initial == min(tried[name]):
-                ends[name] = "smallest"
-            elif len(tried[name]) > 1 and schedule.initial == max(tried[name]):
-                ends[name] = "largest"
+            # By the first step size: schedules of a grid differ in nothing else.
+            mine = [own.schedule for own in self.result.trials if own.mechanism.name == name]
+            tried = sorted(own.initial for own in mine)
+            if len(tried) > 1 and schedule.initial in (tried[0], tried[-1]):
+                ends[name] = "smallest" if schedule.initial == tried[0] else "largest"
         return ends
 
     @cached_property
@@ -131,37 +118,36 @@ class Comparison:
         ``intervals`` are half widths; ``differences`` are pairs of a mean and a half width, paired
         with `reference`.
         """
-        gap = ["optimality_gap"] if isinstance(self.problem.task, Quadratic) else []
-        facts: dict[str, dict[str, Any]] = {
-            mechanism.name: {"intervals": {}, "differences": {}} for mechanism in self.mechanisms
-        }
-        for column in (*_SCORE_COLUMNS, *gap):
-            # Those that were measured.
-            for name, mean in self.score(column).items():
-                if not math.isnan(mean):
-                    facts[name][column] = mean
-            for name, width in self.interval(column).items():
-                if not math.isnan(width):
-                    facts[name]["intervals"][column] = width
-            for name, difference in self.differences(column).items():
-                if not math.isnan(difference[0]):
-                    facts[name]["differences"][column] = difference
+        # For the steps that were run, which are fewer than planned after an interruption.
+        num_steps = self.result.num_steps
         prefix = "simulated_" if self.result.is_simulated else ""
-        for mechanism in self.mechanisms:
-            schedule = self.schedules.get(mechanism.name)
-            # For the steps that were run, which are fewer than planned after an interruption.
-            spent = mechanism.epsilon_spent(self.result.num_steps)
-            facts[mechanism.name] |= {
-                "step_size": None if schedule is None else schedule.describe(),
-                "num_step_sizes": sum(trial.mechanism is mechanism for trial in self.result.trials),
+        facts: dict[str, dict[str, Any]] = {}
+        for own in self.mechanisms:
+            spent = own.epsilon_spent(num_steps)
+            facts[own.name] = {
+                "intervals": {},
+                "differences": {},
+                "step_size": self.best_step_sizes.get(own.name),
+                "num_step_sizes": sum(trial.mechanism is own for trial in self.result.trials),
                 f"{prefix}epsilon": None if spent is None else float(spent.max()),
                 f"{prefix}epsilon_of_each_agent": spent,
-                "unit": None if mechanism.budget is None else mechanism.budget.unit,
-                "central_ratio": mechanism.central_ratio,
-                "weighted_central_ratio": mechanism.weighted_central_ratio,
-                "disagreement_ratio": mechanism.disagreement_ratio,
-                "against": mechanism.against,
+                "unit": None if own.budget is None else own.budget.unit,
+                "central_ratio": own.central_ratio,
+                "weighted_central_ratio": own.weighted_central_ratio,
+                "disagreement_ratio": own.disagreement_ratio,
+                "against": own.against,
             }
+        gap = ["optimality_gap"] if isinstance(self.problem.task, Quadratic) else []
+        for column in (*_SCORE_COLUMNS, *gap):
+            intervals, differences = self.interval(column), self.differences(column)
+            for name, mean in self.score(column).items():
+                # Those that were measured.
+                if not math.isnan(mean):
+                    facts[name][column] = mean
+                if not math.isnan(intervals[name]):
+                    facts[name]["intervals"][column] = intervals[name]
+                if name in differences and not math.isnan(differences[name][0]):
+                    facts[name]["differences"][column] = differences[name]
         return facts
 
     @property
@@ -170,8 +156,7 @@ class Comparison:
         rows = self.result.rows
         columns = [name for name in COLUMNS if not all(is_missing(row[name]) for row in rows)]
         chosen: list[Row] = [{name: row[name] for name in columns} for row in rows]
-        # The quadratic's minimum is 1434, next to which the differences between losses are
-        # invisible.
+        # Next to the quadratic's minimum, 1434, differences between losses are invisible.
         if isinstance(self.problem.task, Quadratic):
             for row in chosen:
                 row["optimality_gap"] = float(row.pop("train_loss")) - self.problem.task.minimum
@@ -182,13 +167,28 @@ class Comparison:
 
         ``is_best`` marks the runs at their mechanism's best step size.
         """
-        best = set(self.best_step_sizes.items())
+        best = self.best_step_sizes.items()
+        rows = self.result.rows
         return make_frame(
-            [
-                {**row, "is_best": (row["mechanism"], row["step_size"]) in best}
-                for row in self.result.rows
-            ]
+            [row | {"is_best": (row["mechanism"], row["step_size"]) in best} for row in rows]
         )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of Student's 95 % interval of the mean.
+
+    Over seeds it covers the randomness of batches, noise and initial models, but not that of the
+    data, which all runs share. NaN for one value, and if one is not finite.
+    """
+    count = len(values)
+    if count < 2 or not np.isfinite(values).all():
+        return math.nan
+    # The mean is estimated too, hence n − 1. The 0.975 quantile leaves 2.5 % on each side.
+    return float(stdtrit(count - 1, 0.975)) * math.sqrt(np.var(values, ddof=1) / count)
 
 
 def tune(
@@ -203,18 +203,24 @@ def tune(
 ) -> Comparison:
     """Run all mechanisms with all step sizes together, and keep the best of each.
 
-    Without step sizes they are searched for. ``options`` are those of
-    :func:`corn.learn.sweep.run_sweep`.
+    Without step sizes they are searched for: each mechanism starts with three, and goes on with
+    those that ``propose_places`` returns. An interrupted round of a search is left out, unless it
+    is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
-    if not step_sizes:
-        result = search_step_sizes(
-            problem, network, mechanisms, settings=settings, schedule=schedule, **options
-        )
-    else:
+
+    def run(trials: Sequence[Trial]) -> Result:
+        return run_sweep(problem, network, trials, settings=settings, **options)
+
+    if step_sizes:
         schedules = [make_schedule(step_size, schedule) for step_size in step_sizes]
         trials = [Trial(mechanism, own) for mechanism in mechanisms for own in schedules]
-        result = run_sweep(problem, network, trials, settings=settings, **options)
-    return choose_best(problem, result)
+        return choose_best(problem, run(trials))
+    if settings.optimizer is None:
+        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in mechanisms}
+    else:
+        # An optimizer may scale releases as it likes, so its own learning rate is the best guess.
+        starts = dict.fromkeys(mechanisms, nearest_place(read_learning_rate(settings.optimizer)))
+    return choose_best(problem, _search(run, starts, schedule, _column_to_tune(problem)))
 
 
 def _column_to_tune(problem: TrainingProblem) -> str:
@@ -225,15 +231,14 @@ def _column_to_tune(problem: TrainingProblem) -> str:
 def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
     """Return each mechanism at its best step size, by the last validation loss.
 
-    Raises:
-        InfeasibleError: every run of every mechanism broke down.
+    ``InfeasibleError`` if every run of every mechanism broke down.
     """
-    losses = result.average(_column_to_tune(problem))
+    values = result.last_values(_column_to_tune(problem))
     least: dict[str, float] = {}
     schedules: dict[str, Schedule] = {}
     for trial in result.trials:
         name = trial.mechanism.name
-        loss = losses[name, trial.schedule.describe()]
+        loss = _mean(values[name_of(trial)])
         # A run that broke down has an infinite loss, which is less than none.
         if loss < least.get(name, math.inf):
             least[name] = loss
@@ -245,63 +250,59 @@ def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
 
 # Nearly equal factors of 2, 2.5 and 2, with names that are short in tables.
 _MANTISSAS = (1, 2, 5)
-# Two places are a factor of 4 to 5. A search ends 5 times as far from its start at most, which is a
-# factor of about 2000.
-_STRIDE = 2
-_FURTHEST = 10
+# Two places are a factor of 4 to 5. A search ends a factor of about 2000 from its start at most.
+_STRIDE, _FURTHEST = 2, 10
 # An end whose loss is less than this better than the last one is not worth another run.
 _LEAST_GAIN = 0.01
 # The paper's largest step size. Without clipping there is nothing to tell the scale of gradients.
 _UNCLIPPED_START = 0.1
 
 
-def search_step_sizes(
-    problem: TrainingProblem,
-    network: Network,
-    mechanisms: Sequence[Mechanism],
-    *,
-    settings: SweepSettings,
-    schedule: ScheduleName = "constant",
-    **options: Any,
+def _search(
+    run: Callable[[Sequence[Trial]], Result],
+    starts: Mapping[Mechanism, int],
+    schedule: ScheduleName,
+    column: str,
 ) -> Result:
-    """Run each mechanism with three step sizes, then with those that ``propose_places`` returns.
-
-    An interrupted round is left out, unless it is the first. Mechanisms that do not clip are
-    searched only as long as one that does is. ``options`` are those of
-    :func:`corn.learn.sweep.run_sweep`.
-    """
-    if settings.optimizer is None:
-        starts = {m: expect_place(m, problem, settings.num_steps, schedule) for m in mechanisms}
-    else:
-        # An optimizer may scale releases as it likes, so its own learning rate is the best guess.
-        starts = dict.fromkeys(mechanisms, nearest_place(read_learning_rate(settings.optimizer)))
-    wanted: dict[Mechanism, tuple[int, ...]] = {
-        m: (place - _STRIDE, place, place + _STRIDE) for m, place in starts.items()
-    }
-    losses: dict[Mechanism, dict[int, float]] = {m: {} for m in mechanisms}
+    """Return all runs of a search from the place of each mechanism, for the least of a column."""
+    losses: dict[Mechanism, dict[int, float]] = {m: {} for m in starts}
+    wanted = [
+        (m, k) for m, start in starts.items() for k in (start - _STRIDE, start, start + _STRIDE)
+    ]
     found: Result | None = None
     while found is None or wanted:
-        schedules = {
-            (m, k): make_schedule(step_size_at(k), schedule)
-            for m, places in wanted.items()
-            for k in places
-        }
-        trials = [Trial(m, own) for (m, _), own in schedules.items()]
-        new = run_sweep(problem, network, trials, settings=settings, **options)
+        trials = [Trial(m, make_schedule(step_size_at(k), schedule)) for m, k in wanted]
+        new = run(trials)
         # Half a round would compare runs of different lengths.
         if new.status == "interrupted":
             return new if found is None else replace(found, status="interrupted")
-        found = new if found is None else join_results(found, new)
-        average = new.average(_column_to_tune(problem))
-        for (m, k), own in schedules.items():
-            losses[m][k] = average[m.name, own.describe()]
-        proposed = {m: propose_places(losses[m], start=starts[m]) for m in mechanisms}
-        wanted = {m: places for m, places in proposed.items() if places}
+        found = new if found is None else _join(found, new)
+        values = new.last_values(column)
+        for (m, k), trial in zip(wanted, trials, strict=True):
+            losses[m][k] = _mean(values[name_of(trial)])
+        wanted = [(m, k) for m in starts for k in propose_places(losses[m], start=starts[m])]
         # Mechanisms that clip samples decide how batches are drawn. A round without any would have
         # other batches than the rounds before.
-        if not any(m.queries for m in wanted) and any(m.queries for m in mechanisms):
-            wanted = {}
+        if not any(m.queries for m, _ in wanted) and any(m.queries for m in starts):
+            wanted = []
     return found
+
+
+def _join(first: Result, second: Result) -> Result:
+    """Return the result of one sweep with the trials of two, which ran the same seeds and steps."""
+    # Runs are ordered by seed first, so the trials of both sweeps alternate.
+    by_seed = [
+        own.parameters.reshape(len(own.seeds), -1, *own.parameters.shape[1:])
+        for own in (first, second)
+    ]
+    return replace(
+        first,
+        trials=first.trials + second.trials,
+        parameters=torch.cat(by_seed, dim=1).flatten(0, 1),
+        rows=tuple(sorted(first.rows + second.rows, key=lambda row: int(row["step"]))),
+        stopped={**first.stopped, **second.stopped},
+        private_notes=first.private_notes + second.private_notes,
+    )
 
 
 def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
@@ -309,28 +310,19 @@ def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...
 
     Beyond an end that is the best so far there may be a better one, unless the end has gained less
     than one percent. An inner place is refined by its two neighbours.
-
-    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6}, start=0)
-    (4,)
-    >>> propose_places({-2: 0.9, 0: 0.7, 2: 0.6, 4: 0.8}, start=0)
-    (1, 3)
     """
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
-    if best == tried[0]:
-        outward = best - _STRIDE
-        inner = tried[1]
-    else:
-        outward = best + _STRIDE
-        inner = tried[tried.index(best) - 1]
+    is_first = best == tried[0]
+    outward = best + (-_STRIDE if is_first else _STRIDE)
+    inner = tried[1] if is_first else tried[tried.index(best) - 1]
     gain = losses[inner] - losses[best]
     # If all runs broke down, the least step size counts as the best, and a smaller one is tried.
     is_worthwhile = math.isinf(losses[best]) or gain > _LEAST_GAIN * abs(losses[best])
-    is_end = best in (tried[0], tried[-1])
-    if is_end and is_worthwhile and abs(outward - start) <= _FURTHEST:
+    if best in (tried[0], tried[-1]) and is_worthwhile and abs(outward - start) <= _FURTHEST:
         return (outward,)
     between = (best - 1, best + 1)
-    # Beyond the ends nothing is refined: an end that gained too little is the end of the search.
+    # Beyond an end that gained too little nothing is refined.
     return tuple(k for k in between if k not in losses and tried[0] < k < tried[-1])
 
 
@@ -340,19 +332,16 @@ def expect_place(
     """Return the place of the step size that a mechanism's clip and noise suggest."""
     if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
-    noise = mechanism.noise
-    query = mechanism.query
-    # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
     n = problem.data.num_agents
-    variance = 0.0 if noise is None else noise.total_variance / n**2
+    batch_size = mechanism.queries[0].batch_size
+    noise = mechanism.noise
     expected = expect_step_size(
         num_steps=num_steps,
         clip=mechanism.clip,
         num_parameters=problem.task.num_parameters,
-        noise_variance=variance,
-        gradient_variance=bound_gradient_variance(
-            mechanism.clip, n, None if query is None else query.batch_size
-        ),
+        # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
+        noise_variance=0.0 if noise is None else noise.total_variance / n**2,
+        gradient_variance=bound_gradient_variance(mechanism.clip, n, batch_size),
     )
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)
@@ -361,22 +350,14 @@ def expect_place(
 
 
 def step_size_at(place: int) -> float:
-    """Return a member of the series of step sizes.
-
-    >>> [step_size_at(place) for place in (-3, -1, 0, 1, 5)]
-    [0.1, 0.5, 1.0, 2.0, 50.0]
-    """
+    """Return a member of the series of step sizes."""
     decade, digit = divmod(place, len(_MANTISSAS))
     # Read from text: a product with a rounded power of ten need not print as 0.2 or 0.05.
     return float(f"{_MANTISSAS[digit]}e{decade}")
 
 
 def nearest_place(step_size: float) -> int:
-    """Return the place of the member nearest to a step size.
-
-    >>> nearest_place(0.5), nearest_place(1.1)
-    (-1, 0)
-    """
+    """Return the place of the member nearest to a step size."""
     # Three places per decade, so that places are nearly logarithms.
     return round(len(_MANTISSAS) * math.log10(step_size))
 
@@ -385,14 +366,9 @@ def nearest_place(step_size: float) -> int:
 class TuningPrice:
     """Price of all runs with noise together, for the agent that loses most.
 
-    Attributes:
-        num_runs: The number of runs.
-        epsilon: ε of all runs together at ``delta``, floating point included.
-        delta: δ of the budget.
-        epsilon_of_one: ε that a single run promises that agent.
-        protects: The unit, its clipping, sampling and adjacency, in words.
-        against: The adversary against whom all runs hold, in words.
-        assumes: The condition under which this is their price, in words.
+    ``epsilon`` is that of all runs together, floating point included, and ``epsilon_of_one`` what a
+    single run promises that agent; the rest says in words what is protected, against whom, and on
+    which condition.
     """
 
     num_runs: int
@@ -411,46 +387,43 @@ def price_tuning(result: Result) -> TuningPrice | None:
     """Return the price of all runs that have noise and no trusted server; None if there are none.
 
     It is that of their releases. A choice between them by losses without noise, as `tune` makes it,
-    may depend on one sample of the validation data, and has no price.
-    A server's runs have another adversary, which does not add up. A run that broke down counts:
-    its models were released until it stopped. An interrupted search is refused: it has left out the
-    runs of its last round.
+    may depend on one sample of the validation data, and has no price. A run that broke down counts:
+    its models were released until it stopped. An interrupted search has left out runs.
     """
     if result.status == "interrupted":
         raise InvalidArgumentError("result must be complete to be priced, found an interrupted one")
-    # Every step size and every seed is a run of its own on the same data.
-    runs = [
-        trial.mechanism
-        for trial in result.trials
-        for _ in result.seeds
-        if trial.mechanism.budget is not None and not trial.mechanism.is_central
-    ]
-    budgets = {mechanism: mechanism.budget for mechanism in runs if mechanism.budget is not None}
+    budgets = {
+        own.mechanism: own.mechanism.budget
+        for own in result.trials
+        if own.mechanism.budget is not None and not own.mechanism.is_central
+    }
     if not budgets:
         return None
-    first, *_ = budgets
+    # Every step size and every seed is a run of its own on the same data.
+    runs = [
+        own.mechanism for own in result.trials for _ in result.seeds if own.mechanism in budgets
+    ]
     # Agents with the same promises differ in their noise only, and the least counts.
     alike: dict[tuple[object, ...], list[int]] = {}
-    for agent in range(first.precision.size):
+    for agent in range(runs[0].precision.size):
         key = tuple(budget.of_agent(agent).promise for budget in budgets.values())
         alike.setdefault(key, []).append(agent)
     prices = []
     for agents in alike.values():
-        # All agents of a class have the same promises, so the first stands for them.
-        terms = {
-            mechanism: PlanTerms(budget.of_agent(agents[0]), mechanism.threat.max_colluders)
+        expenses = {
+            mechanism: Expense(
+                PlanTerms(budget.of_agent(agents[0]), mechanism.threat.max_colluders),
+                # A larger [R⁻¹]_ii means less privacy: the maximum bounds every agent of the class.
+                float(mechanism.precision[agents].max()),
+                result.num_steps,
+            )
             for mechanism, budget in budgets.items()
         }
-        spent = [
-            # A larger [R⁻¹]_ii means less privacy, so the maximum bounds every agent of the class.
-            Expense(terms[mechanism], float(mechanism.precision[agents].max()), result.num_steps)
-            for mechanism in runs
-        ]
-        own = terms[first].budget
-        total = compose_expenses(spent, own.promise.delta)
+        own = budgets[runs[0]].of_agent(agents[0])
+        total = compose_expenses([expenses[mechanism] for mechanism in runs], own.promise.delta)
         prices.append(
             TuningPrice(
-                num_runs=len(spent),
+                num_runs=len(runs),
                 epsilon=total.epsilon,
                 delta=total.delta,
                 epsilon_of_one=own.promise.epsilon,

@@ -49,7 +49,7 @@ def make_named_task(
     Args:
         model: ``linear``, ``network`` (32 hidden units), ``cnn``, or ``FILE.py:FUNCTION``.
         input_shape: the shape of one sample.
-        num_classes: the number of classes; None for numbers to predict, with squared loss.
+        num_classes: None for numbers to predict, with squared loss.
         is_image: whether a sample is an image: (height, width) or with channels first.
         l2: the penalty λ of linear classifiers.
         of: the data, for errors.
@@ -68,24 +68,19 @@ def make_named_task(
             )
         return small_cnn_task(input_shape, num_classes)
     if num_classes is None:
-        return _make_regression(model, num_features)
+        is_linear = model == "linear"
+        output = nn.Linear(num_features if is_linear else _HIDDEN, 1)
+        hidden = [] if is_linear else [nn.Linear(num_features, _HIDDEN), nn.ReLU()]
+        # Least squares is convex: zero is a start that does not depend on a seed.
+        for parameter in output.parameters() if is_linear else ():
+            nn.init.zeros_(parameter)
+        # Flattening makes one number per sample out of one row per sample, as targets are.
+        module = nn.Sequential(nn.Flatten(), *hidden, output, nn.Flatten(0))
+        # A linear model keeps its zeros; a network needs new random weights for each seed.
+        return ModuleTask(module, functional.mse_loss, reset=not is_linear)
     if model == "linear":
         return LinearClassifier(num_features, num_classes, l2=l2)
     return ShallowNetwork(num_features, num_classes, num_hidden=_HIDDEN)
-
-
-def _make_regression(model: str, num_features: int) -> Task:
-    output = nn.Linear(num_features if model == "linear" else _HIDDEN, 1)
-    # Flattening makes one number per sample out of one row per sample, as targets are.
-    layers: list[nn.Module] = [nn.Flatten(), output, nn.Flatten(0)]
-    if model == "network":
-        layers[1:1] = [nn.Linear(num_features, _HIDDEN), nn.ReLU()]
-    else:
-        # Least squares is convex: zero is a start that does not depend on a seed.
-        nn.init.zeros_(output.weight)
-        nn.init.zeros_(output.bias)
-    # A linear model keeps its zeros; a network needs new random weights for each seed.
-    return ModuleTask(nn.Sequential(*layers), functional.mse_loss, reset=model == "network")
 
 
 def _load_task(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Task:
@@ -147,8 +142,13 @@ class Workload:
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all."""
         require_choice("task", self.name, WORKLOADS)
-        make = self._make_quadratic if self.name == "quadratic" else self._make_from_data
-        problem = make(num_agents)
+        if self.name == "quadratic":
+            task = Quadratic.from_paper(num_agents)
+            # float64, because gaps are differences of losses near 1434.
+            data = task.agent_data(torch.float64)
+            problem = TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
+        else:
+            problem = self._make_from_data(num_agents)
         notes = "".join(f"; {note}" for note in problem.notes)
         problem = replace(
             problem,
@@ -156,12 +156,6 @@ class Workload:
             description=f"{self.name}, {self.partition}, seed {self.seed}{notes}",
         )
         return problem if agents is None else select_agents(problem, agents)
-
-    def _make_quadratic(self, num_agents: int) -> TrainingProblem:
-        task = Quadratic.from_paper(num_agents)
-        # float64, because gaps are differences of losses near 1434.
-        data = task.agent_data(torch.float64)
-        return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
 
     def _make_from_data(self, num_agents: int) -> TrainingProblem:
         dataset = load_dataset(self.name, directory=self.directory)
@@ -196,7 +190,5 @@ def _pick(dataset: Dataset, rows: IntArray) -> Samples:
 
 def select_agents(problem: TrainingProblem, agents: Sequence[int]) -> TrainingProblem:
     """Return the same problem with the training data of some agents alone."""
-    data = problem.data
-    rows = [slice(data.offsets[agent], data.offsets[agent + 1]) for agent in agents]
-    own = AgentData.from_parts([(data.inputs[r].clone(), data.targets[r].clone()) for r in rows])
-    return replace(problem, data=own)
+    own = map(problem.data.of_agent, agents)
+    return replace(problem, data=AgentData.from_parts([(one.inputs, one.targets) for one in own]))
