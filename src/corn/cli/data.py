@@ -22,9 +22,7 @@ def data(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Argument(
-            help="Folder with its files, or the address of a server. (Default: its usual servers.)"
-        ),
+        typer.Argument(help="Folder with its files. (Default: they are downloaded.)"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
