@@ -158,7 +158,7 @@ class Workload:
         return problem if agents is None else select_agents(problem, agents)
 
     def _make_quadratic(self, num_agents: int) -> TrainingProblem:
-        task = Quadratic.from_paper(num_agents)
+        task = Quadratic(num_agents)
         # float64, because gaps are differences of losses near 1434.
         data = task.agent_data(torch.float64)
         return TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)
