@@ -7,7 +7,6 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.checks import require
-from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, Scores, Task, seeded
@@ -141,10 +140,10 @@ class ModuleTask:
                 )
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
-        self._loss = loss
-        self._input_shape = input_shape
+        self.loss = loss
+        self.input_shape = input_shape
         self._reset = reset
-        trained_parameters(self._model)
+        self.num_parameters = sum(p.numel() for p in trained_parameters(self._model))
         named = dict(self._model.named_parameters())
         self._shapes = {name: p.shape for name, p in named.items() if p.requires_grad}
         self._constants = {name: p.detach() for name, p in named.items() if not p.requires_grad}
@@ -156,14 +155,9 @@ class ModuleTask:
         self._map: Callable[..., Any] = vmap
         self._grad: Callable[..., Any] = grad
 
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``; frozen parameters do not count."""
-        return sum(shape.numel() for shape in self._shapes.values())
-
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return samples in the model's input shape."""
-        return inputs if self._input_shape is None else inputs.view(-1, *self._input_shape)
+        return inputs if self.input_shape is None else inputs.view(-1, *self.input_shape)
 
     def initialize(self, seed: int) -> Tensor:
         """Return the model's own parameters, or new ones for the seed."""
@@ -180,76 +174,65 @@ class ModuleTask:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        # All cells' samples in a row, for the rehearsal and for error messages.
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
-        with _explained(inputs, targets):
-            self._rehearse(parameters[0, 0], inputs, targets)
-            if sample_clip is None:
-                return self._batch_gradient(parameters, batch)
-            return self._clipped_gradient(parameters, batch, sample_clip)
+        self._rehearse(parameters[0, 0], inputs, targets)
+        if sample_clip is None:
+            return self._batch_gradient(parameters, batch)
+        return self._clipped_gradient(parameters, batch, sample_clip)
 
+    @torch.no_grad()
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; with accuracy if outputs score classes and targets are classes."""
-        with _explained(inputs, targets), torch.no_grad():
-            self._rehearse(parameters[0], inputs, targets)
-            # A mean loss over a piece of the rows is weighted by their number.
-            rows = min(_ROWS_AT_ONCE, len(inputs))
-            models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
-            score = self._map(self._score, (0, None, None))
-            pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
-            total = parameters.new_zeros(len(parameters), 2)
-            for X, y in pairs:
-                parts = [score(own, X, y) for own in torch.split(parameters, models)]
-                total += torch.cat(parts) * len(X)
-            loss, accuracy = (total / len(inputs)).unbind(dim=1)
-            return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
+        self._rehearse(parameters[0], inputs, targets)
+        # A mean loss over a piece of the rows is weighted by their number.
+        rows = min(_ROWS_AT_ONCE, len(inputs))
+        models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
+        score = self._map(self._score, (0, None, None))
+        pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
+        total = parameters.new_zeros(len(parameters), 2)
+        for X, y in pairs:
+            parts = [score(own, X, y) for own in torch.split(parameters, models)]
+            total += torch.cat(parts) * len(X)
+        loss, accuracy = (total / len(inputs)).unbind(dim=1)
+        return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
 
     def describe(self) -> str:
         """See ``Task``."""
         return f"{type(self._model).__name__} with {self.num_parameters} parameters"
 
-    @property
-    def loss(self) -> MeanLoss:
-        """The loss."""
-        return self._loss
-
-    @property
-    def input_shape(self) -> tuple[int, ...] | None:
-        """The shape of one sample for the model; None is its shape in the data."""
-        return self._input_shape
-
     def to_module(self, parameters: Tensor) -> nn.Module:
         """Return a copy of the user's model with these parameters; constants keep their values."""
         filled = copy.deepcopy(self._model)
-        sizes = [shape.numel() for shape in self._shapes.values()]
         with torch.no_grad():
-            for name, piece in zip(self._shapes, torch.split(parameters, sizes), strict=True):
-                own = filled.get_parameter(name)
-                own.copy_(piece.view_as(own))
+            for name, piece in self._split(parameters).items():
+                filled.get_parameter(name).copy_(piece)
         return filled
 
     def fingerprint(self) -> bytes:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
-        loss = getattr(self._loss, "__qualname__", repr(self._loss))
+        loss = getattr(self.loss, "__qualname__", repr(self.loss))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self._shapes.items())
         # Memory addresses differ between processes.
         text = _ADDRESS.sub("", f"{self._model!r}; {loss}; training {shapes}")
         digest = hashlib.sha256(text.encode())
         constants = list(self._constants.values())
-        if isinstance(self._loss, nn.Module):
-            constants += self._loss.state_dict().values()
+        if isinstance(self.loss, nn.Module):
+            constants += self.loss.state_dict().values()
         for tensor in constants:
             digest.update(tensor_bytes(tensor))
         return digest.digest()
 
+    def _split(self, vector: Tensor) -> dict[str, Tensor]:
+        pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()])
+        pairs = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(shape) for (name, shape), piece in pairs}
+
     def _outputs(self, vector: Tensor, inputs: Tensor) -> Any:
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        pieces = zip(self._shapes.items(), torch.split(vector, sizes), strict=True)
-        weights = {name: piece.view(shape) for (name, shape), piece in pieces}
-        return functional_call(self._model, {**self._place_constants(vector), **weights}, (inputs,))
+        weights = {**self._place_constants(vector), **self._split(vector)}
+        return functional_call(self._model, weights, (inputs,))
 
     def _mean_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(self._outputs(vector, inputs), targets)
+        return self.loss(self._outputs(vector, inputs), targets)
 
     def _sample_loss(self, vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
         """Return the loss of one sample, alone in its batch."""
@@ -258,7 +241,7 @@ class ModuleTask:
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, and the accuracy or NaN, shape (2,)."""
         outputs = self._outputs(vector, inputs)
-        loss = self._loss(outputs, targets)
+        loss = self.loss(outputs, targets)
         is_class = targets.dim() == 1 and not targets.is_floating_point()
         is_score = isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[-1] > 1
         accuracy = torch.full_like(loss, torch.nan)
@@ -271,9 +254,7 @@ class ModuleTask:
         where = vector.dtype, vector.device
         if where not in self._placed:
             self._placed[where] = {
-                name: tensor.to(device=where[1], dtype=where[0], copy=True)
-                if tensor.is_floating_point()
-                else tensor.to(device=where[1], copy=True)
+                name: tensor.to(vector if tensor.is_floating_point() else vector.device, copy=True)
                 for name, tensor in self._constants.items()
             }
         return self._placed[where]
@@ -438,40 +419,14 @@ class ModuleTask:
 
 def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     """Return a task unchanged, or a task made from a module and its loss."""
-    if isinstance(model, nn.Module):
-        if loss is None:
-            raise InvalidArgumentError(
-                "loss must be given with a module, found None: try "
-                "torch.nn.functional.cross_entropy"
-            )
-        return ModuleTask(model, loss)
-    if loss is not None:
+    if not isinstance(model, nn.Module):
+        require(loss is None, "loss", f"None for a {type(model).__name__}, which has its own", loss)
+        return model
+    if loss is None:
         raise InvalidArgumentError(
-            f"loss must be None for a {type(model).__name__}, which has its own: give a loss with "
-            "a torch.nn.Module only"
+            "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
         )
-    return model
-
-
-@contextmanager
-def _explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
-    """Raise ``InvalidArgumentError`` with the samples on which the user's model or loss failed."""
-    try:
-        yield
-    except CornError:
-        raise
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        # Running out of memory is no fault of the samples.
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        kinds = [
-            f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape[1:])}"
-            for values in (inputs, targets)
-        ]
-        raise InvalidArgumentError(
-            f"model and loss must accept the samples, found inputs {kinds[0]} and targets "
-            f"{kinds[1]}, on which they failed: {_first_line(error)}"
-        ) from error
+    return ModuleTask(model, loss)
 
 
 def _first_line(error: Exception) -> str:
