@@ -59,7 +59,12 @@ from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import require_device, require_plain_loader
 from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients
-from corn.learn.user_model import UserModel, has_same_values, seeded_randomness
+from corn.learn.user_model import (
+    SampleGradients,
+    UserModel,
+    has_same_values,
+    seeded_randomness,
+)
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -172,10 +177,13 @@ def make_private(
         # As in Opacus: a pass has as many batches as the loader.
         sampling_rate=1 / steps_per_epoch,
     )
-    plan = make_plan(agents, budget)
-    print(describe_adjacency(plan), file=sys.stderr)  # noqa: T201 - once, for whoever knows Opacus
+    print(  # noqa: T201 - once, for whoever knows Opacus
+        f"corn: ε = {write_exactly(target_epsilon)} for one sample, with adjacency {adjacency!r}; "
+        "Opacus counts 'add-remove'",
+        file=sys.stderr,
+    )
     return simulate(
-        plan,
+        make_plan(agents, budget),
         source,
         seed=seed,
         ledger=ledger,
@@ -184,27 +192,6 @@ def make_private(
         accumulation=accumulation,
         schedule=schedule,
         device=device,
-    )
-
-
-def describe_adjacency(plan: Plan) -> str:
-    """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
-    budget = plan.budget
-    # The noise in the sum over all agents, in units of the clip. Its square is inverse to the cap.
-    contribution = budget.queries[0].contribution
-    multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
-    both: tuple[Adjacency, ...] = ("replace", "add-remove")
-    caps = {each: replace(budget, adjacency=each).precision_caps(1)[0] for each in both}
-    alone = {each: 1 / math.sqrt(cap) / contribution for each, cap in caps.items()}
-    factor = multiplier / alone[budget.adjacency]
-    against = plan.threat.describe_colluders()
-    # Floating point takes a small part of the budget.
-    price = f", {factor:.3g} × that of one place to hold against {against}" if factor > 1.01 else ""
-    return (
-        f"corn: ε = {write_exactly(budget.promises[0].epsilon)} for one sample, with adjacency "
-        f"{budget.adjacency!r}: noise multiplier {multiplier:.3g}{price}. In one place, a sample "
-        f"whose values change ('replace') needs {alone['replace']:.3g}, one that is added or "
-        f"removed ('add-remove', as Opacus counts) {alone['add-remove']:.3g}"
     )
 
 
@@ -222,8 +209,7 @@ def simulate(
     require_fitting_samples(plan.budget, sizes)
 
     def open_steps(model: UserModel, update: UpdateRule) -> Simulation:
-        path = None if ledger is None else Path(ledger)
-        return Simulation(plan, model, sizes, update, seed=seed, ledger=path)
+        return Simulation(plan, model, sizes, update, seed=seed, ledger=ledger)
 
     return open_loop(plan, open_steps, source, **options)
 
@@ -245,7 +231,7 @@ def open_loop(
     if device is not None:
         require_device(device)
         module.to(device)
-    model = UserModel(module, clips_samples=plan.budget.unit == "sample")
+    model = UserModel(module)
     # Longer models than the proof for floats covers are refused (docs/floats.md).
     plan.check_parameters(model.num_parameters)
     num_steps = plan.budget.num_steps
@@ -283,11 +269,8 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 class LoopSteps(Protocol):
     """The steps of a loop: of all agents of a simulation, or of one agent of a network.
 
-    Attributes:
-        is_simulated: Whether the noise follows from a public seed.
-        run: A name of the run, by which checkpoints know it.
-        position: The number of the next step.
-        model: The model that it begins with.
+    ``position`` is the number of the next step, and ``model`` what it begins with. Checkpoints know
+    a run by its name ``run``. ``is_simulated`` tells whether the noise follows from a public seed.
     """
 
     is_simulated: bool
@@ -313,10 +296,7 @@ class LoopSteps(Protocol):
 
 @final
 class Simulation:
-    """The steps of all agents of a plan with exact sums, in one process; see ``LoopSteps``.
-
-    ``sizes`` are the numbers of samples of the agents.
-    """
+    """The steps of all agents of a plan with exact sums, which have ``sizes`` samples."""
 
     def __init__(
         self,
@@ -326,7 +306,7 @@ class Simulation:
         update: UpdateRule,
         *,
         seed: int | None,
-        ledger: Path | None,
+        ledger: Path | str | None,
     ) -> None:
         self.is_simulated = seed is not None
         self._plan = plan
@@ -341,7 +321,7 @@ class Simulation:
             is_sampled = plan.budget.sampling != "passes" and seed is None
             require(is_sampled, "ledger", "None with a seed or passes", ledger)
             self._ledger = ReleaseLedger.open(
-                ledger,
+                Path(ledger),
                 plan_fingerprint=fingerprint(plan),
                 agent=0,
                 terms=self._terms_of(0),
@@ -351,17 +331,16 @@ class Simulation:
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
         # Keys are used once, in this run.
         nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
-        self._agents = []
+        self._shares, self._steppers = [], []
         for agent, size in enumerate(sizes):
             query = plan.budget.of_agent(agent).query
             # A seed for each agent: agents of one size would draw the same samples from one.
             choices = None if seed is None else [SeededChoices((seed << 20) + agent)]
             sampler = BatchSampler.of_agent(query, number_rows(size), choices)
-            share = NoiseShare(
-                plan, agent, source, nonce=nonce, num_parameters=model.num_parameters
+            self._steppers.append(AgentStepper(query, lambda step: step, sampler, update=update))
+            self._shares.append(
+                NoiseShare(plan, agent, source, nonce=nonce, num_parameters=model.num_parameters)
             )
-            stepper = AgentStepper(query, lambda step: step, sampler, update=update)
-            self._agents.append((stepper, share))
 
     def _terms_of(self, agent: int) -> PlanTerms:
         return PlanTerms(self._plan.budget.of_agent(agent), self._plan.threat.max_colluders)
@@ -383,18 +362,17 @@ class Simulation:
             # One count for all agents, which release together.
             self._ledger.reserve(self._begun)
         self._begun += 1
-        for stepper, share in self._agents:
+        for stepper, share in zip(self._steppers, self._shares, strict=True):
             stepper.begin(self.position, share, self.model)
-        return [stepper for stepper, _ in self._agents]
+        return self._steppers
 
     def finish(self) -> None:
         """See ``LoopSteps``."""
         self._require_own_process()
-        steppers = [stepper for stepper, _ in self._agents]
-        messages = [stepper.release_masked(observe=False) for stepper in steppers]
+        messages = [stepper.release_masked(observe=False) for stepper in self._steppers]
         total = np.add.reduce(messages, dtype=messages[0].dtype)
         # Sizes of steps are those of the user's optimizer.
-        moved = steppers[0].finish(total, step_size=1.0)
+        moved = self._steppers[0].finish(total, step_size=1.0)
         if moved is None:
             raise CornError("masks of a simulation must cancel, found that they did not")
         self.model = moved
@@ -539,14 +517,6 @@ class PrivateOptimizer(Optimizer):
     Between two steps nothing else may change the parameters, the optimizer's state or
     ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
     belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
-
-    Args:
-        inner: The user's optimizer.
-        model: The user's module.
-        plan: The network, the budget and the noise.
-        open_steps: Opens the steps, with this optimizer as the rule of steps along releases.
-        schedule: The hyperparameters of each step; None leaves them as they are.
-        num_pieces: The number of batches with which the loader shows the samples of one step.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -562,6 +532,7 @@ class PrivateOptimizer(Optimizer):
     ) -> None:
         self._inner = inner
         self._model = model
+        self._samples = SampleGradients(model.module) if plan.budget.unit == "sample" else None
         self._plan = plan
         self._schedule = schedule
         self.num_pieces = num_pieces
@@ -661,7 +632,7 @@ class PrivateOptimizer(Optimizer):
                 "param_groups follow the schedule that make_private was given: use either "
                 "schedule=… or optimizer.public_change()"
             )
-        self._require_same_settings()
+        self._require_same_rule()
         yield
         changed = copy_settings(self._inner)
         if [held for held, _ in changed] != [held for held, _ in self._now.settings]:
@@ -684,7 +655,12 @@ class PrivateOptimizer(Optimizer):
                 self.leave()
                 return []
             self._model.write(now.steppers[0].parameters)
-            self._follow_schedule(now.steppers[0].step)
+            if self._schedule is not None:
+                self._require_same_rule()
+                values = self._schedule[now.steppers[0].step]
+                for group, own in zip(self._inner.param_groups, values, strict=True):
+                    group.update(own)
+                now.settings = copy_settings(self._inner)
             now.sums = ClippedSums(
                 [stepper.batch for stepper in now.steppers],
                 clip=self._plan.budget.clip,
@@ -695,14 +671,7 @@ class PrivateOptimizer(Optimizer):
 
     def show(self, batch: Any, num_samples: int) -> Any:
         """Return a batch for the user's loop."""
-        return self._model.begin(batch, num_samples)
-
-    def _follow_schedule(self, step: int) -> None:
-        if self._schedule is not None:
-            self._require_same_settings()
-            for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
-                group.update(values)
-            self._now.settings = copy_settings(self._inner)
+        return batch if self._samples is None else self._samples.begin(batch, num_samples)
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -723,10 +692,27 @@ class PrivateOptimizer(Optimizer):
         computed from the whole batch without gradients, such as class weights from its counts, is
         not noticed and breaks the promise.
         """
-        sums = self._now.sums
+        sums, samples = self._now.sums, self._samples
+        if samples is None:
+            raise CornError(
+                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
+                "loss.backward() with any loss of the batch"
+            )
         if sums is None:
             raise CornError("optimizer.mean(losses) must follow a batch of the private loader")
-        return self._model.mean(losses, sums.add)
+
+        def take(_: Tensor) -> None:
+            # Gradients at parameters that depend on the batch would depend on all of its samples.
+            self._model.require_unchanged()
+            # A backward pass has them disabled.
+            with torch.enable_grad():
+                gradients = samples.take(losses)
+            sums.add(gradients)
+
+        # Whatever the mean is multiplied by, its backward pass calls this once.
+        anchor = losses.new_zeros((), requires_grad=True)
+        anchor.register_hook(take)  # type: ignore[no-untyped-call]
+        return losses.detach().mean() + anchor
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it."""
@@ -750,10 +736,13 @@ class PrivateOptimizer(Optimizer):
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
-        self._require_same_settings()
-        self._require_same_state()
-        if self._plan.budget.unit == "sample":
-            self._model.require_no_gradient()
+        self._require_same_rule()
+        if self._samples is not None:
+            if self._model.has_gradient:
+                raise CornError(
+                    "with unit='sample' gradients must come from optimizer.mean(losses), found "
+                    "others: remove them by optimizer.zero_grad()"
+                )
             if not now.sums.is_complete:
                 raise CornError(
                     "call optimizer.mean(losses).backward() before optimizer.step(), with one loss "
@@ -765,7 +754,8 @@ class PrivateOptimizer(Optimizer):
             now.steppers[0].differentiate(self._model)
         with self._keeping_error():
             self._steps.finish()
-            self._model.end()
+            if self._samples is not None:
+                self._samples.end()
             self._model.write(self._steps.model)
             now.steppers = ()
             now.sums = None
@@ -796,21 +786,15 @@ class PrivateOptimizer(Optimizer):
         self._inner.state = restore_state(self._inner, state)
         self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
-    def _require_same_settings(self) -> None:
+    def _require_same_rule(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        if not has_same_values(self._now.settings, copy_settings(self._inner)):
+        present = copy_settings(self._inner), copy_state(self._inner)
+        if not has_same_values((self._now.settings, self._now.state), present):
             raise CornError(
-                "param_groups must not change between steps, found that they did: a learning rate "
-                "that depends on data is public with the models; give a schedule of the step "
-                "number as make_private(schedule=…), or make a change that depends on public data "
+                "param_groups and the optimizer's state must not change between steps, found that "
+                "they did: what depends on data is public with the models; give a schedule of the "
+                "step number as make_private(schedule=…), or change learning rates by public data "
                 "alone inside of optimizer.public_change()"
-            )
-
-    def _require_same_state(self) -> None:
-        if not has_same_values(self._now.state, copy_state(self._inner)):
-            raise CornError(
-                "the optimizer's state must not change between steps, found that it did: the "
-                "change could depend on data, and would be sent without noise"
             )
 
     def get_epsilon(self, delta: float | None = None) -> float:
@@ -843,7 +827,7 @@ class _GivenSchedule(LRScheduler):
     """A scheduler that changes nothing: the optimizer follows the table of its schedule."""
 
     def __init__(self, optimizer: PrivateOptimizer) -> None:
-        # The base class would change learning rates, and replace the method ``step``.
+        # The base class would change learning rates and the method ``step``.
         self.optimizer = optimizer
 
     def step(self, epoch: int | None = None) -> None:
@@ -863,13 +847,9 @@ class _GivenSchedule(LRScheduler):
 
 @dataclass(frozen=True, eq=False)
 class LoopData:
-    """The samples of the agents of a loop.
+    """The samples of all agents, and the rows of each agent's samples among them.
 
-    Attributes:
-        dataset: the samples of all agents.
-        collate: makes a batch of several samples.
-        rows: the numbers of each agent's samples in the data set.
-        batch_size: the number of samples in a batch of all agents, on average.
+    ``batch_size`` is the number of samples in a batch of all agents, on average.
     """
 
     dataset: Any
@@ -955,6 +935,10 @@ _COLLATE_TRIALS = 10
 _COLLATE_SAMPLES = 5
 
 
+def _to_tensor(values: Any) -> Any:
+    return torch.from_numpy(values) if values.dtype.kind in "biufc" else values.tolist()
+
+
 def _keeps_others(before: Any, after: Any, count: int) -> bool:
     """Return whether two batches whose first samples differ agree in all others."""
     if type(before) is not type(after):
@@ -973,30 +957,21 @@ def _keeps_others(before: Any, after: Any, count: int) -> bool:
     if isinstance(before, Tensor | np.ndarray) and before.ndim:
         start = 1 if len(before) == count else 0
         return _is_common_part_equal(before[start:], after[start:])
-    if hasattr(before, "__dict__") and not isinstance(before, Tensor):
-        return _keeps_others(vars(before), vars(after), count)
-    return True  # a number or a name of the whole batch
+    # Numbers and names of the whole batch. Objects of other kinds could hold samples.
+    return isinstance(before, Tensor | np.ndarray | int | float | str | None)
 
 
 def _is_common_part_equal(before: Any, after: Any) -> bool:
     """Return whether two values are equal, tensors as far as padding leaves them comparable."""
-    if isinstance(before, np.ndarray) and before.dtype.kind in "biufc":
-        before, after = torch.from_numpy(before), torch.from_numpy(after)
-    if not isinstance(before, Tensor):
-        if hasattr(before, "__dict__"):
-            before, after = vars(before), vars(after)
+    before, after = (tree_map_only(np.ndarray, _to_tensor, each) for each in (before, after))
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return has_same_values(before, after)
     if before.dim() != after.dim():
         return False
     # Batches are padded to their longest sample, at the end or at the start.
-    least = [min(sizes) for sizes in zip(before.shape, after.shape, strict=True)]
-    first = tuple(slice(0, size) for size in least)
-    return has_same_values(before[first], after[first]) or has_same_values(
-        *(
-            each[tuple(slice(own - size, own) for own, size in zip(each.shape, least, strict=True))]
-            for each in (before, after)
-        )
-    )
+    least = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
+    turned = [each.flip(tuple(range(each.dim())))[least] for each in (before, after)]
+    return has_same_values(before[least], after[least]) or has_same_values(*turned)
 
 
 def require_different_samples(datasets: Sequence[Any]) -> None:

@@ -409,28 +409,22 @@ _PLAIN = (int, float, bool, str)
 class UserModel:
     """The user's module as a ``Task``, and a check that values without noise stay as they are.
 
-    It is trained where ``requires_grad`` is set. ``clips_samples`` tells whether gradients of
-    single samples are needed.
+    It is trained where ``requires_grad`` is set.
     """
 
-    def __init__(self, module: nn.Module, *, clips_samples: bool) -> None:
+    def __init__(self, module: nn.Module) -> None:
         require_no_batch_statistics(module)
         self.module = module
         self._trained = trained_parameters(module)
+        self.num_parameters = sum(p.numel() for p in self._trained)
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
         # Copies of all values that get no noise, with which every step is compared.
         self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
-        self._samples = SampleGradients(module) if clips_samples else None
         # Copies of the trained parameters as CorN left them last, in their own types.
         self._written = [p.detach().clone() for p in self._trained]
         self._start = self.read()
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``; frozen parameters do not count."""
-        return sum(p.numel() for p in self._trained)
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return row numbers as they are."""
@@ -454,7 +448,7 @@ class UserModel:
         """Return the gradient of a batch as a whole after the user's backward pass."""
         if sample_clip is not None:
             raise CornError("gradients of samples are handed over by the loop")
-        if all(p.grad is None for p in self._trained):
+        if not self.has_gradient:
             raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
         # A parameter that this batch did not reach counts as zero: the vector always has length d.
         pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
@@ -495,43 +489,10 @@ class UserModel:
         for parameter in self._trained:
             parameter.grad = None
 
-    def begin(self, batch: Any, num_samples: int) -> Any:
-        """Return a batch for the user's loop; see ``SampleGradients.begin``."""
-        return batch if self._samples is None else self._samples.begin(batch, num_samples)
-
-    def end(self) -> None:
-        """Let calls of the module run as usual, until the next batch."""
-        if self._samples is not None:
-            self._samples.end()
-
-    def mean(self, losses: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-        """Return the mean of losses; its backward pass hands over each sample's gradient."""
-        samples = self._samples
-        if samples is None:
-            raise CornError(
-                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
-                "loss.backward() with any loss of the batch"
-            )
-
-        def take(_: Tensor) -> None:
-            # Gradients at parameters that depend on the batch would depend on all of its samples.
-            self.require_unchanged()
-            # A backward pass has them disabled.
-            with torch.enable_grad():
-                receive(samples.take(losses))
-
-        # Whatever the mean is multiplied by, its backward pass calls this once.
-        anchor = losses.new_zeros((), requires_grad=True)
-        anchor.register_hook(take)  # type: ignore[no-untyped-call]
-        return losses.detach().mean() + anchor
-
-    def require_no_gradient(self) -> None:
-        """Raise if a parameter has a gradient, where gradients of samples are handed over."""
-        if self._samples is not None and any(p.grad is not None for p in self._trained):
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
-                "remove them by optimizer.zero_grad()"
-            )
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a trained parameter has a gradient."""
+        return any(p.grad is not None for p in self._trained)
 
     def require_frozen(self) -> None:
         """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""
