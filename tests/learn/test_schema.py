@@ -1,6 +1,7 @@
 """The public schema: encoding, imputation, and problems of data that are reported together."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -106,6 +107,20 @@ def test_a_missing_value_may_be_a_class_that_is_listed(tmp_path: Path) -> None:
     found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(path, cells)
     assert found.targets is not None
     assert found.targets.tolist() == [0, 1, 2]
+
+
+def test_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -> None:
+    """A text for each row would take 15 times the bytes of a short row."""
+    path = write(tmp_path / "a.csv", "x,y", *["0,yes"] * 100_000)
+    tracemalloc.start()
+    try:
+        found = Schema("y", (Column("x"),), ("no", "yes")).read(path, read_file(path).cells)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.targets is not None
+    assert found.targets.tolist() == [1] * 100_000
+    assert most < 60 * 100_000
 
 
 def test_public_test_data_needs_no_column_of_people(tmp_path: Path) -> None:

@@ -91,10 +91,9 @@ class LearningOptions:
     partition: Annotated[
         str | None,
         in_learning(
-            help="Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; only iid "
-            "moves no sample when another changes, so that ε is simulated with the others. "
-            "(Default: dirichlet:10; with --data: iid, which agents on several hosts must state "
-            "if all have the same file.)"
+            help="Partition of the samples of a task over agents: iid, dirichlet:ALPHA or shards:K "
+            "(default: dirichlet:10). With --data it is iid, which agents on several hosts must "
+            "state if all have the same file."
         ),
     ] = None
     data_seed: Annotated[int, in_learning(min=0, help="Seed of split and partition.")] = 0
@@ -156,6 +155,9 @@ class LearningOptions:
             )
 
     def _make_file_workload(self, data: Path) -> learn.FileWorkload:
+        # Others look at all labels, which no ε covers.
+        if self.partition not in (None, "iid"):
+            raise typer.BadParameter("must be iid with --data", param_hint="--partition")
         return learn.FileWorkload(
             data=data,
             target=self.target,
@@ -165,7 +167,6 @@ class LearningOptions:
             bounds=learn.parse_bounds(self.bounds),
             model=self.model or "linear",
             test_data=self.test_data,
-            partition=self.partition,
             seed=self.data_seed,
         )
 

@@ -8,14 +8,12 @@ files that differ in one sample for training too, so each row's own coins decide
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +21,13 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
 
-from corn.checks import FloatArray, IntArray, require_fraction
+from corn.checks import FloatArray, IntArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
 from corn.learn.partition import (
     TEST_FRACTION,
     deal_by_coins,
-    partition_samples,
     split_by_coins,
     toss_coins,
 )
@@ -58,11 +55,10 @@ _IMAGE_SUFFIXES = frozenset(
 _SEPARATORS = ",;\t|"
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
 _WIDE_MODES = ("I", "F")
-_MOST_UNPACKED_BYTES = 1 << 28
-_MOST_SHRINKING = 100
 # More different values than this suggest numbers to predict, not classes.
 _MOST_CLASSES = 1000
 _FOLDER = "folder"
+_READ_CLASSES = "the list of classes was read from the data, and no ε covers that"
 
 AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
@@ -86,7 +82,7 @@ def read_file(path: Path) -> DataFile:
         return _read_images(path)
     if not path.exists():
         raise FileFormatError(f"{path}: no such file")
-    name = path.name.lower().removesuffix(".gz")
+    name = path.name.lower()
     if not name.endswith(_TABLE_SUFFIXES):
         raise FileFormatError(
             f"{path}: data must be a .csv, .tsv or .parquet file, or a folder of images"
@@ -112,12 +108,12 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
 def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
     """Return all columns as text."""
     try:
-        content = _read_content(path).removeprefix(b"\xef\xbb\xbf")
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         # All of it: pyarrow would skip a short row that is not UTF-8 without a word.
         head = content.decode().partition("\n")[0]
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error}") from error
     # The header decides: European spreadsheets write semicolons, and names rarely contain one.
     separator = max(_SEPARATORS, key=head.count)
@@ -128,74 +124,24 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
     if not names:
         raise FileFormatError(f"{path}: must have a line with the names of its columns, found none")
     _require_names(path, names)
-    short: list[tuple[int, int]] = []
-
-    def note_row(row: Any) -> str:
-        # Rows are counted from the header.
-        short.append((row.number - 1, row.actual_columns))
-        return "skip"
-
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(content),
             # In one thread, which knows the numbers of rows.
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter=separator, newlines_in_values=True, invalid_row_handler=note_row
-            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
         )
     except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            raise FileFormatError(f"{path}: must have at least one row, found none") from error
-        raise FileFormatError(f"{path}: not a CSV file in UTF-8: {error}") from error
-    if short:
-        row, count = short[0]
-        raise FileFormatError(
-            f"{path}: row {row} must have {len(names)} values, one for each column, found {count} "
-            f"(number of such rows: {len(short)})"
-        )
+        raise FileFormatError(f"{path}: must be CSV with at least one row: {error}") from error
     return {name: table.column(name) for name in names}
-
-
-def _read_content(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        # By content: programs differ in whether they decompress ``.gz``.
-        is_compressed = stream.read(2) == b"\x1f\x8b"
-    if not is_compressed:
-        return path.read_bytes()
-    content = bytearray()
-    with gzip.open(path) as stream:
-        while chunk := stream.read(1 << 20):
-            content += chunk
-            # While it grows: the header of a gzip file does not state a size.
-            _require_unpacked(path, len(content))
-    return bytes(content)
-
-
-def _require_unpacked(path: Path, num_bytes: int) -> None:
-    """Raise unless the content of a compressed file may have so many bytes.
-
-    A small file can decompress to more than any memory holds. Ordinary data shrinks to a hundredth
-    at best, and what is less than 256 MiB does no harm.
-    """
-    size = path.stat().st_size
-    most = max(_MOST_UNPACKED_BYTES, _MOST_SHRINKING * size)
-    if num_bytes > most:
-        raise FileFormatError(
-            f"{path}: decompressed content must be at most {most:,} bytes for a file of {size:,}, "
-            f"found {num_bytes:,} or more: store genuine data without compression"
-        )
 
 
 def _read_parquet(path: Path) -> dict[str, pa.ChunkedArray]:
     try:
         with ParquetFile(path) as file:
-            # A column of equal values has almost no bytes in the file, and eight a row in memory.
-            shape = file.metadata
-            _require_unpacked(path, 8 * shape.num_rows * max(shape.num_columns, 1))
             table = file.read()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise FileFormatError(f"{path}: not a Parquet file: {error}") from error
@@ -235,8 +181,6 @@ def _read_image(path: Path) -> FloatArray:
 
     try:
         with Image.open(path) as image:
-            # By its header, before a pixel is decompressed.
-            _require_unpacked(path, image.width * image.height * len(image.getbands()))
             if image.mode.startswith(_WIDE_MODES):
                 raise FileFormatError(
                     f"{path}: an image must have 8 bits per channel, found mode {image.mode}: "
@@ -271,9 +215,7 @@ class FileWorkload:
         test_data: a public file to measure on; every agent has it.
         held_out: the fraction of each file that is measured on, not trained on, without test data;
             each row is held out with this probability.
-        partition: the partition of one file over the agents, by default ``iid``. Others look at
-            all labels, which makes every run a simulation.
-        seed: the seed of split and partition.
+        seed: the seed of the split, and of the partition of one file over the agents.
         l2: the penalty λ of linear classifiers.
         device: the device on which gradients are computed.
     """
@@ -289,7 +231,6 @@ class FileWorkload:
     model: str = "linear"
     test_data: Path | None = None
     held_out: float = TEST_FRACTION
-    partition: str | None = None
     seed: int = 0
     l2: float = 1e-4
     device: str = "cpu"
@@ -300,18 +241,12 @@ class FileWorkload:
             raise InvalidArgumentError("classes must be None for regression: leave them out")
         if self.classes is not None:
             Schema(self.target or _FOLDER, classes=self.classes or ("",))
-        if self.has_file_per_agent and self.partition is not None:
-            raise InvalidArgumentError(
-                f"partition must be None where every agent has a file of its own ({AGENT_FIELD} in "
-                "--data): leave it out"
-            )
 
     @property
     def has_file_per_agent(self) -> bool:
         """Whether every agent has a file of its own."""
-        return bool(self.sites) or any(
-            field in str(self.data) for field in (AGENT_FIELD, SITE_FIELD)
-        )
+        text = str(self.data)
+        return bool(self.sites) or AGENT_FIELD in text or SITE_FIELD in text
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all.
@@ -345,6 +280,7 @@ class FileWorkload:
                 held_out[name] = torch.cat([X for X, _ in found]), torch.cat([y for _, y in found])
         for own in public:
             held_out["test"] = _encode(schema, own)
+        is_declared = bool(self.schema or self.classes or self.is_regression)
         task = make_named_task(
             self.model,
             tuple(parts[0]["train"][0].shape[1:]),
@@ -362,7 +298,7 @@ class FileWorkload:
             private_notes=tuple(f"{own.path}: {note}" for own in tables for note in own.notes),
             schema=schema,
             description=self._describe(schema, tables[0], public),
-            simulation=self._explain_simulation(),
+            simulation="" if is_declared else _READ_CLASSES,
             is_dealt_out=not self.has_file_per_agent,
         )
 
@@ -387,8 +323,6 @@ class FileWorkload:
         target = self.target or _FOLDER
         if not is_image and self.target is None:
             raise FileFormatError(f"{first.path}: name the column of the targets with --target")
-        if is_image and self.bounds:
-            raise FileFormatError(f"{first.path}: has no columns with bounds: omit --bounds")
         for own in files:
             require_columns(own.path, own.cells, [target])
         names = self.features
@@ -401,11 +335,9 @@ class FileWorkload:
                         f"{own.path}: must have the columns of {first.path}, found a difference in "
                         f"{list_some(differing)}: --features selects those that all have"
                     )
-        if target in names:
-            raise FileFormatError(f"column {target!r} is the target and cannot be a feature")
         if not names and not is_image:
             raise FileFormatError(f"{first.path}: must have a column besides {target!r}")
-        known = {"", *names, *([target] if self.is_regression else [])}
+        known = [*names, *([""] if names else []), *([target] if self.is_regression else [])]
         unknown = [name for name in self.bounds if name not in known]
         report_problems(
             first.path, [f"column {name!r} has bounds, but is missing" for name in unknown]
@@ -469,18 +401,6 @@ class FileWorkload:
         parts = {part: _pick(samples, rows) for part, rows in vars(split).items()}
         return parts, coins[split.train, 1]
 
-    def _explain_simulation(self) -> str:
-        """Return why a run on this data is a simulation; empty if it is none."""
-        kind = (self.partition or "iid").partition(":")[0]
-        if kind != "iid":
-            return (
-                f"{kind} looks at the labels of all rows to decide which agent has which, and no ε "
-                "covers that"
-            )
-        if self.schema is None and self.classes is None and not self.is_regression:
-            return "the list of classes was read from the data, and no ε covers that"
-        return ""
-
     def _deal_out(
         self,
         whole: dict[str, Samples],
@@ -491,16 +411,7 @@ class FileWorkload:
         """Return the parts of agents of one file, by the coins of its training samples."""
         train = whole["train"]
         # The same seed in every process: agents deal out one file alike without talking.
-        if (self.partition or "iid") == "iid":
-            rows = deal_by_coins(coins, num_agents)
-        elif self.is_regression:
-            raise InvalidArgumentError(
-                "partition must be iid for regression, which has no classes, found "
-                f"{self.partition!r}"
-            )
-        else:
-            labels = train[1].numpy()
-            rows = partition_samples(self.partition or "", labels, num_agents, seed=self.seed)
+        rows = deal_by_coins(coins, num_agents)
         for agent in agents:
             if not len(rows[agent]):
                 raise FileFormatError(
@@ -517,9 +428,7 @@ class FileWorkload:
         ]
 
     def _describe(self, schema: Schema, first: Rows, tests: Sequence[Rows]) -> str:
-        files = "a file for each agent"
-        if not self.has_file_per_agent:
-            files = f"one file, {self.partition or 'iid'}"
+        files = "a file for each agent" if self.has_file_per_agent else "one file, iid"
         public = ""
         for test in tests:
             # Public, so that a hash of it may be compared: scores on other samples would not
@@ -544,15 +453,14 @@ def parse_bounds(text: str | None) -> dict[str, Interval]:
         # The last equals sign separates: a column's own name may contain one.
         name, _, interval = part.rpartition("=")
         least, _, most = interval.partition(":")
-        if name.strip() in bounds:
-            raise InvalidArgumentError(f"bounds of {name or 'all columns'} are given twice")
+        require(name.strip() not in bounds, "bounds", "given once", f"those of {name} twice")
         try:
-            bounds[name.strip()] = float(least), float(most)
+            found = float(least), float(most)
         except ValueError as error:
             raise InvalidArgumentError(
                 f"bounds must be LEAST:MOST for all columns, or COLUMN=LEAST:MOST,…, found {text!r}"
             ) from error
-        Column(name or "all columns", bounds=bounds[name.strip()])
+        bounds[name.strip()] = Column(name or "all columns", bounds=found).limits or found
     return bounds
 
 
