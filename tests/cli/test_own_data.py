@@ -143,16 +143,17 @@ def test_an_agent_does_not_take_its_own_file_for_the_common_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partition", ["iid", "dirichlet:10"])
-def test_epsilon_is_simulated_where_all_labels_decide_who_has_which_row(
-    corn: Runner, clinics: Path, partition: str
+@pytest.mark.parametrize("is_own", [True, False], ids=["own file", "task"])
+def test_epsilon_is_simulated_where_all_rows_decide_who_has_which(
+    corn: Runner, clinics: Path, is_own: bool
 ) -> None:
     plan, out = clinics / "plan.corn", clinics / "out"
     assert corn("plan", "--graph", "complete:2", "--steps", 3, "--out", plan).exit_code == 0
-    outcome = corn(
-        *("launch", plan, "--data", clinics / "agent-0.csv", "--target", "ill", "--out", out),
-        *("--classes", "no,yes", "--partition", partition, "--test-data", clinics / "public.csv"),
-    )
+    data: tuple[object, ...] = ("--task", "breast-cancer")
+    if is_own:
+        data = ("--data", clinics / "agent-0.csv", "--target", "ill", "--classes", "no,yes")
+        data += ("--partition", "iid", "--test-data", clinics / "public.csv")
+    outcome = corn("launch", plan, *data, "--out", out)
     assert outcome.exit_code == 0, outcome.stderr
     shared = json.loads((out / "shared/run.json").read_text())
     status = corn("status", out).stdout
@@ -160,14 +161,14 @@ def test_epsilon_is_simulated_where_all_labels_decide_who_has_which_row(
     simulated = (
         "accuracy at simulated ε = " in outcome.stdout,
         "simulated ε spent" in outcome.stdout,
-        "simulated ε: dirichlet looks at the labels of all rows" in outcome.stderr,
+        "simulated ε: all rows of a public data set decide" in outcome.stderr,
         shared["promise"].startswith("simulated: "),
         bool(shared["simulation"]),
         "simulated" in status,
         "simulated ε spent at most" in log,
         "simulated: ε = 10" in log,
     )
-    assert simulated == (partition != "iid",) * len(simulated)
+    assert simulated == (not is_own,) * len(simulated)
 
 
 @pytest.mark.parametrize(

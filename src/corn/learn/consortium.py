@@ -36,14 +36,9 @@ _LONGEST_PROBLEM = 300
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its name, the number of rows that it declares publicly, and its address.
+    """A site: its name, and its address HOST:PORT if others can connect to it.
 
-    Attributes:
-        name: the name by which ``corn agent --agent`` calls the site; sites are agents 0, 1, … in
-            order.
-        samples: the declared number of rows of its file. ε does not cover it.
-        address: HOST:PORT at which others reach it.
-        accepts: whether others can connect to it.
+    ``samples`` is the number of rows that it declares publicly. ε does not cover it.
     """
 
     name: str
@@ -72,14 +67,9 @@ class Promise:
 class Training:
     """The training, the same at every site.
 
-    Attributes:
-        steps: T.
-        batch_size: the expected size of a mini-batch at a site of average size.
-        step_size: the first step size, along the mean gradient of ``batch_size`` samples.
-        clip: the largest norm of a clipped gradient.
-        model: ``linear``, ``network`` or a function of a file.
-        held_out: the probability with which a row is held out for tests without ``test_data``.
-        test_data: a public file, beside the consortium file.
+    ``batch_size`` is expected at a site of average size, and ``step_size`` is that along the mean
+    gradient of so many samples. Rows are held out with probability ``held_out``, unless there is
+    ``test_data``, a public file beside the consortium file.
     """
 
     steps: int
@@ -100,14 +90,8 @@ class Training:
 class Consortium:
     """Everything that sites agree on before they look at their data; all of it is public.
 
-    Attributes:
-        path: the file.
-        data: the schema of the files.
-        promise: the promise to each row or site.
-        training: the training.
-        sites: agents 0, 1, … in order.
-        graph: spec or file of the graph.
-        store: HOST:PORT of the rendezvous, which the first site that accepts connections opens.
+    Sites are agents 0, 1, … in order. ``graph`` is the spec or the file of a graph, and ``store``
+    HOST:PORT of the rendezvous, which the first site that accepts connections opens.
     """
 
     path: Path
@@ -147,13 +131,10 @@ class Consortium:
     def load_network(self) -> Network:
         """Return the network: one agent for each site, with its name and in the order of sites."""
         network = load_network(self.graph)
-        require(
-            network.num_agents == len(self.sites),
-            "graph",
-            f"of {len(self.sites)} agents, one for each site",
-            network.num_agents,
-        )
-        place = list(range(network.num_agents))
+        count = len(self.sites)
+        rule = f"of {count} agents, one for each site"
+        require(network.num_agents == count, "graph", rule, network.num_agents)
+        place = list(range(count))
         if network.has_names:
             # A graph with names says which site has which links, in any order.
             place = look_up_agents(self.names, network.agent_names, argument="an agent of graph")
@@ -201,23 +182,19 @@ class Consortium:
                 f"{self.plan_path}: no such file: make it with corn plan {self.path}, or copy it "
                 "from the site that did"
             )
-        plan = load_plan(self.plan_path)
-        network = self.load_network()
-        differences = [
-            name
-            for name, is_same in {
-                "promise and sampling": plan.budget == self.make_budget(),
-                "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
-                "graph": set(map(frozenset, plan.network.graph.edges))
-                == set(map(frozenset, network.graph.edges)),
-                "names of sites": plan.network.agent_names == network.agent_names,
-            }.items()
-            if not is_same
-        ]
-        if differences:
+        plan, network = load_plan(self.plan_path), self.load_network()
+        links = [set(map(frozenset, own.graph.edges)) for own in (plan.network, network)]
+        is_same = {
+            "promise and sampling": plan.budget == self.make_budget(),
+            "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
+            "graph": links[0] == links[1],
+            "names of sites": plan.network.agent_names == network.agent_names,
+        }
+        if not all(is_same.values()):
             raise FileFormatError(
                 f"{self.plan_path}: must be the plan of {self.path}, found another "
-                f"{', '.join(differences)}: all sites need the same two files"
+                f"{', '.join(name for name in is_same if not is_same[name])}: all sites need the "
+                "same two files"
             )
         return plan
 
@@ -266,7 +243,7 @@ def load_consortium(path: Path) -> Consortium:
     tables = {name: document.pop(name, None) for name in ("data", "promise", "training", "sites")}
     listed = tables["sites"] if isinstance(tables["sites"], list) else []
     try:
-        consortium: Consortium = read_record(
+        consortium = read_record(
             Consortium,
             document,
             "the file:",

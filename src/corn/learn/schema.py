@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from corn.parsing import build, quote
 
 if TYPE_CHECKING:  # pyarrow takes a moment to import, which corn plan need not wait for
     import pyarrow as pa
+    from _typeshed import DataclassInstance
 
+_Record = TypeVar("_Record", bound="DataclassInstance")
 ColumnKind: TypeAlias = Literal["number", "category", "date", "boolean"]
 Constant: TypeAlias = float | str | bool
 
@@ -386,7 +388,7 @@ def read_schema(content: object) -> Schema:
         raise InvalidArgumentError("[data.columns] must have a table for each column of the inputs")
     plain = {key: value for key, value in table.items() if key != "columns"}
     made = tuple(_read_column(str(name), rules) for name, rules in columns.items())
-    return cast("Schema", read_record(Schema, plain, "[data]", columns=made))
+    return read_record(Schema, plain, "[data]", columns=made)
 
 
 def _read_column(name: str, rules: object) -> Column:
@@ -396,35 +398,29 @@ def _read_column(name: str, rules: object) -> Column:
     if not isinstance(table, Mapping):
         raise InvalidArgumentError(f"{place} must be a table, found {quote(table)}")
     kind = {"kind": "category"} if "categories" in table else {}
-    return cast("Column", read_record(Column, {**kind, **table}, place, name=name))
+    return read_record(Column, {**kind, **table}, place, name=name)
 
 
-def read_record(record: type[Any], content: object, place: str, **given: Any) -> Any:
+def read_record(record: type[_Record], content: object, place: str, **given: Any) -> _Record:
     """Return the record of a table of TOML or JSON; errors begin with ``place``.
 
     Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
     """
     table = _as_table(content)
-    hints = {
-        name.replace("_", "-"): hint
-        for name, hint in get_type_hints(record).items()
-        if name not in given
-    }
+    declared = {own.name.replace("_", "-"): own for own in fields(record) if own.name not in given}
     for name in table:
-        if name not in hints:
+        if name not in declared:
             raise InvalidArgumentError(
-                f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
+                f"{place} unknown entry {quote(name)}: entries are {', '.join(declared)}"
             )
-    for own in fields(record):
-        name = own.name.replace("_", "-")
-        if name in hints and name not in table and own.default is own.default_factory:
+    for name, own in declared.items():
+        if name not in table and own.default is own.default_factory:
             raise InvalidArgumentError(f"{place} {name} is missing")
-    values = {
-        name.replace("-", "_"): build(
-            hints[name], _as_declared(value, hints[name]), f"{place} {name}"
-        )
-        for name, value in table.items()
-    }
+    hints = get_type_hints(record)
+    values = {}
+    for name, value in table.items():
+        hint = hints[declared[name].name]
+        values[declared[name].name] = build(hint, _as_declared(value, hint), f"{place} {name}")
     try:
         return record(**given, **values)
     except InvalidArgumentError as error:
@@ -549,13 +545,11 @@ def _as_declared(value: Any, hint: Any) -> Any:
     """Return a value of TOML as JSON has it, and lists of names as text."""
     if isinstance(value, list | tuple):
         items = [_as_declared(item, None) for item in value]
-        return [_as_text(item) for item in items] if hint == tuple[str, ...] else items
+        if hint == tuple[str, ...]:
+            # True and 1 in TOML stand for what files write.
+            return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+        return items
     return value.isoformat() if isinstance(value, date) else value
-
-
-def _as_text(value: object) -> str:
-    # True and 1 in TOML stand for what files write.
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _count_days(text: str) -> float | None:
