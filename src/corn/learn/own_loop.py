@@ -5,9 +5,6 @@ sample. The gradient of each is clipped, the sums get noise and are rounded by
 :mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
 long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
 must be those that CorN has left.
-
-``make_private`` simulates all agents of a network with exact sums, which have one model, so that a
-batch has the samples of all agents. :func:`corn.distributed.make_private` runs one agent.
 """
 
 from __future__ import annotations
@@ -161,8 +158,7 @@ def make_private(
     agents = network if isinstance(network, Network) else load_network(network)
     if agents.mixing != "sum":
         raise InvalidArgumentError(
-            "network must have mixing='sum', with which all agents have one model, found 'gossip': "
-            "corn.train simulates gossip"
+            "network must have mixing='sum', found 'gossip': corn.train simulates gossip"
         )
     source = LoopData.of_agents(data_loader, agents.agent_names, seed=seed)
     steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
@@ -251,10 +247,9 @@ def open_loop(
 def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     """Raise unless an optimizer can step along releases, with the module's parameters alone."""
     require_one_gradient(optimizer)
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InvalidArgumentError(
-            f"module must be on one device, found {type(module).__name__}: give its .module"
-        )
+    is_whole = not isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    kind = type(module).__name__
+    require(is_whole, "module", "on one device", kind, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     # A parameter outside the optimizer would get noise and never move; one outside the module would
@@ -348,8 +343,8 @@ class Simulation:
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
             raise CornError(
-                "steps must be taken in the process that called make_private, found a fork of it: "
-                "both would release with the same noise; call make_private in each process"
+                "steps must be taken in the process that called make_private, found a fork of it, "
+                "which would release with the same noise"
             )
 
     def begin(self) -> Sequence[AgentStepper]:
@@ -388,15 +383,14 @@ class Simulation:
         if not is_own and not self.is_simulated:
             if self._ledger is None:
                 raise CornError(
-                    "make_private must have had ledger=… for a checkpoint of another process, "
-                    "found none: that process may have made more steps than the checkpoint has, "
-                    "and only a ledger counts them"
+                    "a checkpoint of another process needs make_private(ledger=…): that process "
+                    "may have made more steps, and only a ledger counts them"
                 )
             spent = self._plan.budget.num_steps - self._ledger.remaining
             if spent < checkpoint["step"]:
                 raise CornError(
-                    f"the ledger must be that of the checkpoint's run, which made "
-                    f"{checkpoint['step']} steps, found one that counts {spent}"
+                    f"the ledger must be that of the checkpoint's run, with {checkpoint['step']} "
+                    f"steps or more, found one that counts {spent}"
                 )
         # A run with a seed repeats its own releases. Steps with secret noise are never taken back.
         if not is_own or self.is_simulated:
@@ -445,32 +439,21 @@ class ClippedSums:
         least = (count - num_pieces * (num_pieces - 1) // 2) // num_pieces
         require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
         cuts = np.cumsum([least + k for k in range(num_pieces - 1)]).tolist()
-        self._pieces = torch.arange(count).tensor_split(cuts)
+        pieces = torch.arange(count).tensor_split(cuts)
+        # The pieces that were not shown yet, and those whose gradients were not added.
+        self.hidden, self.missing = list(pieces), list(pieces)
         self._totals = torch.zeros(len(batches), num_parameters, dtype=torch.float64)
         self._factors = torch.ones(count, dtype=torch.float64)
-        self._num_shown = 0
-        self._num_added = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the gradients of all pieces were added."""
-        return self._num_added == len(self._pieces)
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether all pieces were shown."""
-        return self._num_shown == len(self._pieces)
 
     def show(self) -> list[tuple[int, int]]:
         """Return the agent of each sample in the next piece, and the number of its row."""
-        piece = self._pieces[self._num_shown]
-        self._num_shown += 1
+        piece = self.hidden.pop(0)
         return list(zip(self._agents[piece].tolist(), self._rows[piece].tolist(), strict=True))
 
     @torch.no_grad()
     def add(self, gradients: Tensor) -> None:
         """Add the gradients of the samples of the next piece."""
-        piece = self._pieces[self._num_added]
+        piece = self.missing[0]
         limit = max(1, _VALUES_AT_ONCE // gradients.shape[1])
         for agent, batch in enumerate(self._batches):
             for own in torch.split(piece[self._agents[piece] == agent], limit):
@@ -482,7 +465,8 @@ class ClippedSums:
                     most_samples=batch.most_samples,
                 )
                 self._totals[agent] += found
-        self._num_added += 1
+        # Where an error was raised above, the piece is still missing.
+        self.missing.pop(0)
 
     def of_agent(self, agent: int) -> Gradients:
         """Return the sum of one agent's samples."""
@@ -503,11 +487,6 @@ class _Progress:
     steppers: Sequence[AgentStepper] = ()  # of the step under way
     sums: ClippedSums | None = None
     error: BaseException | None = field(default=None, repr=False)
-
-    def raise_error(self) -> None:
-        """Raise an earlier error: a loop that goes on after one gets the same again."""
-        if self.error is not None:
-            raise self.error
 
 
 @final
@@ -531,6 +510,7 @@ class PrivateOptimizer(Optimizer):
         num_pieces: int = 1,
     ) -> None:
         self._inner = inner
+        self.defaults = inner.defaults
         self._model = model
         self._samples = SampleGradients(model.module) if plan.budget.unit == "sample" else None
         self._plan = plan
@@ -569,11 +549,6 @@ class PrivateOptimizer(Optimizer):
         """The state of the user's optimizer, to read."""
         return self._inner.state
 
-    @property
-    def defaults(self) -> Any:  # type: ignore[override]
-        """The defaults of the user's optimizer."""
-        return self._inner.defaults
-
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - zeros are not kept
         """Remove gradients of parameters; those of samples stay with the step under way."""
         self._model.forget_gradient()
@@ -602,13 +577,13 @@ class PrivateOptimizer(Optimizer):
             CornError: the state is that of another plan, or releases after it may be unknown.
         """
         rest = dict(state_dict)
-        own = rest.pop("corn", None)
+        own = rest.pop("corn", {"plan": "none"})
         if self._now.steppers:
             raise CornError("a state must be loaded between two steps, found one under way")
-        if own is None or own["plan"] != fingerprint(self._plan).hex():
+        if own["plan"] != fingerprint(self._plan).hex():
             raise CornError(
-                "state_dict must be that of a private optimizer under the same plan, found "
-                + ("one of a plain optimizer" if own is None else "another plan")
+                "state_dict must be that of a private optimizer under the same plan, found that "
+                f"of plan {own['plan'][:16]}"
             )
         if len(own["parameters"]) != self._model.num_parameters:
             raise CornError("state_dict must be that of this module, found other parameters")
@@ -628,10 +603,7 @@ class PrivateOptimizer(Optimizer):
         ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
         """
         if self._schedule is not None:
-            raise CornError(
-                "param_groups follow the schedule that make_private was given: use either "
-                "schedule=… or optimizer.public_change()"
-            )
+            raise CornError("use either make_private(schedule=…) or optimizer.public_change()")
         self._require_same_rule()
         yield
         changed = copy_settings(self._inner)
@@ -642,8 +614,9 @@ class PrivateOptimizer(Optimizer):
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
         now = self._now
-        now.raise_error()
-        if now.sums is not None and now.sums.is_shown:
+        if now.error is not None:
+            raise now.error
+        if now.sums is not None and not now.sums.hidden:
             # Which batches are followed by a step must not depend on data, so all of them must be.
             after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
             raise CornError(f"optimizer.step() must follow {after} of the loader, once")
@@ -718,7 +691,8 @@ class PrivateOptimizer(Optimizer):
         """Release the gradient of the batch, and take the user's step with it."""
         now = self._now
         loss = None
-        now.raise_error()
+        if now.error is not None:
+            raise now.error
         if now.sums is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
@@ -729,10 +703,9 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not now.sums.is_shown:
+        if now.sums.hidden:
             raise CornError(
-                f"optimizer.step() must follow {self.num_pieces} batches, the accumulation that "
-                "make_private was given, found fewer"
+                f"optimizer.step() must follow {self.num_pieces} batches, as accumulation says"
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
@@ -743,7 +716,7 @@ class PrivateOptimizer(Optimizer):
                     "with unit='sample' gradients must come from optimizer.mean(losses), found "
                     "others: remove them by optimizer.zero_grad()"
                 )
-            if not now.sums.is_complete:
+            if now.sums.missing:
                 raise CornError(
                     "call optimizer.mean(losses).backward() before optimizer.step(), with one loss "
                     "for each sample: there is no gradient"
@@ -764,8 +737,8 @@ class PrivateOptimizer(Optimizer):
     def __reduce__(self) -> Any:
         """Refuse copies, which would draw the same noise for other gradients."""
         raise CornError(
-            "a private optimizer must not be copied or pickled, found that it was: both would "
-            "release with the same noise; keep optimizer.state_dict()"
+            "a copy of a private optimizer would release with the same noise: keep "
+            "optimizer.state_dict()"
         )
 
     def take_step(self, released: Tensor) -> Tensor:
@@ -837,13 +810,6 @@ class _GivenSchedule(LRScheduler):
         """Return the learning rates of the last step."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the position is in the optimizer's state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing."""
-
 
 @dataclass(frozen=True, eq=False)
 class LoopData:
@@ -867,20 +833,14 @@ class LoopData:
             random_numbers = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
             agents = random_numbers.integers(num_agents, size=len(whole.dataset))
             rows = [np.flatnonzero(agents == agent).tolist() for agent in range(num_agents)]
-            if not all(rows):
-                raise InvalidArgumentError(
-                    f"data_loader must have samples for all {num_agents} agents, found "
-                    f"{len(agents)}, of which some agent got none: give more samples"
-                )
+            rule = f"of enough samples for all {num_agents} agents"
+            require(all(rows), "data_loader", rule, f"{len(agents)}, and some agent got none")
             return replace(whole, rows=rows)
         listed = list_by_agent(names, given, argument="data_loader")
         parts = [cls.of_agent(loader) for loader in listed]
         require_different_samples([part.dataset for part in parts])
-        if any(part.collate != parts[0].collate for part in parts):
-            raise InvalidArgumentError(
-                "data_loader must have one collate_fn, which makes a batch of samples of all "
-                "agents, found several"
-            )
+        is_one = all(part.collate == parts[0].collate for part in parts)
+        require(is_one, "data_loader", "with one collate_fn for all agents", "several")
         stops = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
         return cls(
             ConcatDataset([part.dataset for part in parts]),
@@ -894,13 +854,10 @@ class LoopData:
         """Return the data of one loader, or raise where batches cannot be drawn from it."""
         require_plain_loader(loader)
         dataset: Any = loader.dataset
-        if isinstance(dataset, IterableDataset):
-            raise InvalidArgumentError(
-                "data_loader must have a data set with items by number, as batches are drawn from "
-                "it at random, found a stream: read it into a list first"
-            )
-        if not len(dataset):
-            raise InvalidArgumentError("data_loader must have at least one sample, found none")
+        rule = "with a data set whose items have numbers, by which they are drawn"
+        is_stream = isinstance(dataset, IterableDataset)
+        require(not is_stream, "data_loader", rule, "a stream", advice="read it into a list")
+        require(len(dataset) > 0, "data_loader", "of at least one sample", "none")
         require_different_samples([dataset])
         size = loader.batch_size or len(dataset)
         return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
@@ -924,10 +881,8 @@ class LoopData:
             if not _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
                     "collate_fn must put samples along the first dimension, and make each row from "
-                    "its own sample alone, found that another sample changes a row, as in mixup "
-                    "and in normalisation by statistics of the batch: clipping a sample then does "
-                    "not bound its influence; change single samples in the data set, or use "
-                    "unit='agent'"
+                    "its own sample alone, found that another sample changes a row, as in mixup: "
+                    "clipping a sample then does not bound its influence; use unit='agent'"
                 )
 
 
@@ -977,11 +932,9 @@ def _is_common_part_equal(before: Any, after: Any) -> bool:
 def require_different_samples(datasets: Sequence[Any]) -> None:
     """Raise if subsets and concatenations have a row of a data set twice."""
     origins = [origin for own in datasets for origin in _list_origins(own)]
-    if len(set(origins)) < len(origins):
-        raise InvalidArgumentError(
-            "data_loader must have every sample once, in the data set of one agent, found some "
-            "several times: ε would count them once"
-        )
+    is_once = len(set(origins)) == len(origins)
+    rule = "of data sets with every sample once, as ε counts it"
+    require(is_once, "data_loader", rule, "some several times")
 
 
 def _list_origins(dataset: Any) -> list[tuple[int, int]]:
@@ -999,9 +952,8 @@ class _NoSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         raise CornError(
-            "batches must come from the private loader itself, found that another loader was made "
-            "of it: leave it out of accelerator.prepare(), and let Trainer resume with "
-            "ignore_data_skip=True"
+            "batches must come from the private loader itself: leave it out of "
+            "accelerator.prepare(), and let Trainer resume with ignore_data_skip=True"
         )
 
 
@@ -1009,9 +961,8 @@ class _NoSampler(Sampler[int]):
 class PrivateLoader(DataLoader[Any]):
     """Batches drawn as the accounting assumes, collated by the user's own function.
 
-    An iteration takes the steps that are left of a pass over the data; the next one goes on with
-    the next pass. After the last step of the plan it has no batches, and warns. Items are read in
-    this process.
+    An iteration takes the steps that are left of a pass over the data. After the last step of the
+    plan it has no batches, and warns. Items are read in this process.
     """
 
     # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
@@ -1035,9 +986,9 @@ class PrivateLoader(DataLoader[Any]):
     def close(self) -> None:
         """End an agent's run before the last step; the others go on as their settings say.
 
-        All others see at which step an agent leaves. So the decision to leave must not depend on
-        private data: not on the training loss, nor on a score on data of the agent. The same holds
-        for a loop that ends by an exception.
+        All others see at which step an agent leaves. So the decision must not depend on private
+        data: not on the training loss, nor on a score on data of the agent. The same holds for a
+        loop that ends by an exception.
         """
         self._optimizer.leave()
 
@@ -1047,12 +998,9 @@ class PrivateLoader(DataLoader[Any]):
             samples = self._optimizer.begin_batch()
             if not samples:
                 if number == 0:
-                    warnings.warn(
-                        f"the loader has no batches left: all steps of the plan are used up after "
-                        f"step {self._optimizer.position}",
-                        CornWarning,
-                        stacklevel=2,
-                    )
+                    step = self._optimizer.position
+                    text = f"no batches left: all steps of the plan are used up after step {step}"
+                    warnings.warn(text, CornWarning, stacklevel=2)
                 return
             own = self._source
             batch = own.collate([own.dataset[own.rows[agent][row]] for agent, row in samples])
