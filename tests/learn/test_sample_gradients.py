@@ -324,14 +324,15 @@ def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]
 
 
 @pytest.mark.filterwarnings("ignore:Measured runs one sample")
-def test_numbers_of_a_single_sample_are_refused_as_outputs() -> None:
+def test_numbers_of_a_single_sample_are_no_outputs() -> None:
     class Measured(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), float(x.detach().norm())
 
     model = Measured(4, 3)
-    with pytest.raises(InvalidArgumentError, match="must not depend on the sample"):
-        model(SampleGradients(model).begin(torch.randn(5, 4), 5))
+    outputs, number = model(SampleGradients(model).begin(torch.randn(5, 4), 5))
+    assert outputs.shape == (5, 3)
+    assert number is None
 
 
 def test_buffers_that_are_replaced_are_noticed() -> None:
