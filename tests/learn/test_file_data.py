@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no target": ("age,dose\n1,2\n", "column 'ill' is missing; its columns are age, dose"),
     "short row": ("age,dose,ill\n1,2,a\n1,b\n", "Row #3: Expected 3 columns, got 2"),
     "no rows": ("age,dose,ill\n", "at least one row"),
-    "empty": ("", "a line with the names"),
+    "empty": ("", "the first line must have the names of the columns, found nothing"),
     "no header": ("1,2,3\n4,5,6\n", "the first line must have the names of the columns"),
     "twice": ("age,age,ill\n1,2,a\n", "column 'age' occurs twice"),
     "one class": ("age,dose,ill\n1,2,a\n1,2,a\n", "at least two classes"),

@@ -29,7 +29,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def read(path: Path) -> Rows:
-    return SCHEMA.read(path, read_file(path).cells, checks_people=True)
+    return SCHEMA.read(read_file(path), checks_people=True)
 
 
 def test_cells_become_numbers_by_public_constants(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_a_missing_cell_changes_no_other_of_a_typed_column(kind: pa.DataType) ->
 
 def test_a_missing_value_may_be_a_class_that_is_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "age,pain", "30,none", "40,mild", "50,NA")
-    cells = read_file(path).cells
+    file = read_file(path)
     with pytest.raises(FileFormatError, match="column 'pain' has no value in row 3"):
-        Schema("pain", (AGE,), ("none", "mild")).read(path, cells)
-    found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(path, cells)
+        Schema("pain", (AGE,), ("none", "mild")).read(file)
+    found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(file)
     assert found.targets is not None
     assert found.targets.tolist() == [0, 1, 2]
 
@@ -114,7 +114,7 @@ def test_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -> None
     path = write(tmp_path / "a.csv", "x,y", *["0,yes"] * 100_000)
     tracemalloc.start()
     try:
-        found = Schema("y", (Column("x"),), ("no", "yes")).read(path, read_file(path).cells)
+        found = Schema("y", (Column("x"),), ("no", "yes")).read(read_file(path))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

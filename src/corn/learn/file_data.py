@@ -34,6 +34,7 @@ from corn.learn.partition import (
 from corn.learn.problem import TrainingProblem
 from corn.learn.schema import (
     Column,
+    DataFile,
     Rows,
     Schema,
     as_number,
@@ -67,15 +68,6 @@ SITE_FIELD = "{site}"
 """The part of a path that stands for an agent's name."""
 
 
-@dataclass(frozen=True, eq=False)
-class DataFile:
-    """A file as it was written: columns of cells, of CSV as text, and images if it is a folder."""
-
-    path: Path
-    cells: Mapping[str, pa.ChunkedArray]
-    images: FloatArray | None = None
-
-
 def read_file(path: Path) -> DataFile:
     """Read a table, or a folder of images with one sub-folder per class."""
     if path.is_dir():
@@ -97,10 +89,8 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
     problems = [f"column {k + 1} must have a name" for k, name in enumerate(names) if not name]
     # A file without a header would lose its first sample, and have numbers for names.
     if all(as_number(name) is not None for name in names):
-        problems.append(
-            "the first line must have the names of the columns, found numbers: "
-            f"{', '.join(names)[:60]}"
-        )
+        found = ", ".join(names)[:60] or "nothing"
+        problems.append(f"the first line must have the names of the columns, found {found}")
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     report_problems(path, [*problems, *(f"column {name!r} occurs twice" for name in repeated)])
 
@@ -111,20 +101,10 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
         content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         # All of it: pyarrow would skip a short row that is not UTF-8 without a word.
         head = content.decode().partition("\n")[0]
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error}") from error
-    # The header decides: European spreadsheets write semicolons, and names rarely contain one.
-    separator = max(_SEPARATORS, key=head.count)
-    try:
+        # The header decides: European spreadsheets write semicolons, and names rarely contain one.
+        separator = max(_SEPARATORS, key=head.count)
         names = [name.strip() for name in next(csv.reader([head], delimiter=separator), [])]
-    except csv.Error as error:
-        raise FileFormatError(f"{path}: not a line with the names of columns: {error}") from error
-    if not names:
-        raise FileFormatError(f"{path}: must have a line with the names of its columns, found none")
-    _require_names(path, names)
-    try:
+        _require_names(path, names)
         table = arrow_csv.read_csv(
             pa.BufferReader(content),
             # In one thread, which knows the numbers of rows.
@@ -134,8 +114,11 @@ def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
         )
-    except pa.ArrowInvalid as error:
-        raise FileFormatError(f"{path}: must be CSV with at least one row: {error}") from error
+    # Errors of pyarrow and of UTF-8 are ValueErrors.
+    except (OSError, ValueError, csv.Error) as error:
+        raise FileFormatError(
+            f"{path}: must be CSV in UTF-8 with at least one row: {error}"
+        ) from error
     return {name: table.column(name) for name in names}
 
 
@@ -151,13 +134,7 @@ def _read_parquet(path: Path) -> dict[str, pa.ChunkedArray]:
 
 def _read_images(folder: Path) -> DataFile:
     # Sorted, because the order of a folder differs between file systems.
-    labels = sorted(child for child in folder.iterdir() if child.is_dir())
-    paths = [
-        path
-        for label in labels
-        for path in sorted(label.iterdir())
-        if path.suffix.lower() in _IMAGE_SUFFIXES
-    ]
+    paths = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in _IMAGE_SUFFIXES)
     if not paths:
         raise FileFormatError(
             f"{folder}: must have one sub-folder of images per class, found no image in one"
@@ -183,8 +160,7 @@ def _read_image(path: Path) -> FloatArray:
         with Image.open(path) as image:
             if image.mode.startswith(_WIDE_MODES):
                 raise FileFormatError(
-                    f"{path}: an image must have 8 bits per channel, found mode {image.mode}: "
-                    "convert it"
+                    f"{path}: an image must have 8 bits per channel, found mode {image.mode}"
                 )
             # By the mode, not by the pixels: whether a colour image happens to be grey is private.
             is_grey = image.mode in ("1", "L", "LA")
@@ -199,25 +175,17 @@ def _read_image(path: Path) -> FloatArray:
 class FileWorkload:
     """A training problem in files, of which every agent reads only its own.
 
-    Attributes:
-        data: a file or a folder of images; with ``{agent}`` in it, one for each agent.
-        target: the column of the targets; None for folders of images.
-        features: the columns of the inputs, all of them numbers; by default all others, in order of
-            their names, so that files with the same columns in another order agree.
-        classes: the public list of classes. None reads them from the data, which makes every run
-            a simulation: which classes occur is private.
-        is_regression: whether targets are numbers to predict.
-        bounds: public bounds of columns by name; those of "" are for all columns of the inputs.
-        schema: the public schema of a consortium, which replaces the five fields above.
-        sites: the names of the agents, which stand for ``{site}`` in ``data``, by default their
-            numbers. With names, a file is always the file of one agent, and never distributed.
-        model: see :func:`corn.learn.workloads.make_named_task`.
-        test_data: a public file to measure on; every agent has it.
-        held_out: the fraction of each file that is measured on, not trained on, without test data;
-            each row is held out with this probability.
-        seed: the seed of the split, and of the partition of one file over the agents.
-        l2: the penalty λ of linear classifiers.
-        device: the device on which gradients are computed.
+    ``data`` is a file or a folder of images, with ``{agent}`` or ``{site}`` in it one for each
+    agent; ``sites`` are the names of agents. With them, a file is never distributed.
+
+    ``target`` is a column, and ``features`` are columns of numbers, by default all others, in order
+    of their names, so that files with the same columns in another order agree. Without the public
+    list of ``classes`` it is read from the data, which makes every run a simulation: which classes
+    occur is private. ``bounds`` of "" are for all columns of the inputs. A ``schema`` replaces all
+    of these.
+
+    ``test_data`` is a public file to measure on. Without it, each row is held out with the
+    probability ``held_out``.
     """
 
     data: Path
@@ -232,7 +200,6 @@ class FileWorkload:
     test_data: Path | None = None
     held_out: float = TEST_FRACTION
     seed: int = 0
-    l2: float = 1e-4
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -259,8 +226,8 @@ class FileWorkload:
         files = [read_file(path) for path in self._paths(owners)]
         tests = [] if self.test_data is None else [read_file(self.test_data)]
         schema = self.schema or self._find_schema([*files, *tests])
-        tables = [self._read(schema, own, checks_people=True) for own in files]
-        public = [self._read(schema, own) for own in tests]
+        tables = [schema.read(own, checks_people=True) for own in files]
+        public = [schema.read(own) for own in tests]
         shape = tables[0].inputs.shape[1:]
         for own in (*tables, *public):
             if own.inputs.shape[1:] != shape:
@@ -269,13 +236,13 @@ class FileWorkload:
                     f"{own.inputs.shape[1:]}"
                 )
         split = [self._split(schema, own) for own in tables]
-        parts = [own for own, _ in split]
+        train = [parts["train"] for parts, _ in split]
         if not self.has_file_per_agent:
-            parts = self._deal_out(*split[0], num_agents, owners)
+            train = self._deal_out(train[0], split[0][1], num_agents, owners)
         # A part without samples is left out: a mean over no samples would be NaN.
         held_out: dict[str, Samples] = {}
         for name in ("validation", "test"):
-            found = [own[name] for own in parts if len(own[name][0])]
+            found = [parts[name] for parts, _ in split if len(parts[name][0])]
             if found:
                 held_out[name] = torch.cat([X for X, _ in found]), torch.cat([y for _, y in found])
         for own in public:
@@ -283,15 +250,14 @@ class FileWorkload:
         is_declared = bool(self.schema or self.classes or self.is_regression)
         task = make_named_task(
             self.model,
-            tuple(parts[0]["train"][0].shape[1:]),
+            tuple(train[0][0].shape[1:]),
             len(schema.classes) or None,
             is_image=not schema.columns,
-            l2=self.l2,
             of=str(self.data),
         )
         return TrainingProblem(
             task=place_task(task, self.device),
-            data=AgentData.from_parts([own["train"] for own in parts]),
+            data=AgentData.from_parts(train),
             parts=held_out,
             # Samples held out of agents' own files stay private, and so do scores on them.
             public_parts=("test",) if public else (),
@@ -309,12 +275,9 @@ class FileWorkload:
         if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
             raise FileFormatError(
                 f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
-                f"use {AGENT_FIELD}, which stands for the agent's number, {agent}"
+                f"use {AGENT_FIELD}, the agent's number"
             )
         return Path(text.replace(SITE_FIELD, name))
-
-    def _read(self, schema: Schema, file: DataFile, *, checks_people: bool = False) -> Rows:
-        return schema.read(file.path, file.cells, file.images, checks_people=checks_people)
 
     def _find_schema(self, files: Sequence[DataFile]) -> Schema:
         """Return the schema that the options and the names in the files make."""
@@ -356,8 +319,7 @@ class FileWorkload:
         paths = [self._path_of(agent) for agent in agents]
         if len(set(paths)) < len(paths):
             raise FileFormatError(
-                f"{self.data}: must have {SITE_FIELD} or {AGENT_FIELD} in its name, which stands "
-                "for the site, as every site has a file of its own"
+                f"{self.data}: must have {SITE_FIELD} or {AGENT_FIELD} in its name"
             )
         for path in paths:
             if not path.exists():
@@ -403,13 +365,12 @@ class FileWorkload:
 
     def _deal_out(
         self,
-        whole: dict[str, Samples],
+        train: Samples,
         coins: FloatArray,
         num_agents: int,
         agents: Sequence[int],
-    ) -> list[dict[str, Samples]]:
-        """Return the parts of agents of one file, by the coins of its training samples."""
-        train = whole["train"]
+    ) -> list[Samples]:
+        """Return the samples of agents of one file, by a coin of each."""
         # The same seed in every process: agents deal out one file alike without talking.
         rows = deal_by_coins(coins, num_agents)
         for agent in agents:
@@ -418,14 +379,7 @@ class FileWorkload:
                     f"{self.data}: agent {agent} must get a row to train on, found none of "
                     f"{len(coins)} for {num_agents} agents: take fewer agents, or more rows"
                 )
-        # Held-out samples of one common file belong to nobody in particular: the first agent here
-        # gets them and the others none, so that each is counted once.
-        nothing = _pick(train, np.empty(0, np.int64))
-        held_out = [whole, *[{"validation": nothing, "test": nothing}] * (len(agents) - 1)]
-        return [
-            {**own, "train": _pick(train, rows[agent])}
-            for agent, own in zip(agents, held_out, strict=True)
-        ]
+        return [_pick(train, rows[agent]) for agent in agents]
 
     def _describe(self, schema: Schema, first: Rows, tests: Sequence[Rows]) -> str:
         files = "a file for each agent" if self.has_file_per_agent else "one file, iid"

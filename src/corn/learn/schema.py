@@ -221,16 +221,20 @@ class Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of one file as numbers, not yet scaled.
+class DataFile:
+    """A file as it was written: columns of cells, of CSV as text, and images if it is a folder."""
 
-    Attributes:
-        path: the file or folder.
-        inputs: shape (rows, features), float64; of images (rows, height, width) or with channels
-            first, in [0, 1].
-        targets: for each row the number of its class, or the number to predict; None if the table
-            has none.
-        notes: the notes on the file for its owner.
+    path: Path
+    cells: Mapping[str, pa.ChunkedArray]
+    images: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one file as numbers, not yet scaled, and notes for its owner.
+
+    ``inputs`` have shape (rows, features), float64; images (rows, height, width) or with channels
+    first, in [0, 1]. ``targets`` are numbers of classes, or numbers to predict.
     """
 
     path: Path
@@ -292,19 +296,13 @@ class Schema:
         return f"{text[:_LONGEST_TEXT]}… ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
     def read(
-        self,
-        path: Path,
-        cells: Mapping[str, pa.ChunkedArray],
-        images: FloatArray | None = None,
-        *,
-        checks_people: bool = False,
-        needs_targets: bool = True,
+        self, file: DataFile, *, checks_people: bool = False, needs_targets: bool = True
     ) -> Rows:
         """Read the rows of a file, or raise with all of its problems in one line.
 
-        ``images`` are the inputs of a folder of images. With ``checks_people`` the column ``id``
-        must have another value in every row.
+        With ``checks_people`` the column ``id`` must have another value in every row.
         """
+        path, cells, images = file.path, file.cells, file.images
         person = [self.id] if checks_people and self.id is not None else []
         target = [self.target] if needs_targets or self.target in cells else []
         require_columns(path, cells, [*target, *person, *(own.name for own in self.columns)])
@@ -314,9 +312,8 @@ class Schema:
         for name in person:
             _find_repeated_people(name, cells[name], found)
         report_problems(path, found.problems)
-        return Rows(
-            path, np.hstack(inputs) if images is None else images, targets, tuple(found.notes)
-        )
+        whole = np.hstack(inputs) if images is None else images
+        return Rows(path, whole, targets, tuple(found.notes))
 
     def scale_inputs(self, rows: Rows) -> FloatArray:
         """Return inputs scaled by their bounds."""

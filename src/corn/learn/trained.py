@@ -441,10 +441,10 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     is_whole = schema.classes == (model.classes or ())
     if not is_whole or model.input_shape != (len(schema.features),):
         raise FileFormatError("the model is damaged: its preprocessing does not fit its weights")
-    cells = read_file(path).cells
+    file = read_file(path)
     used = {*(column.name for column in schema.columns), schema.target}
-    ignored = tuple(name for name in cells if name not in used)
-    rows = schema.read(path, cells, needs_targets=False)
+    ignored = tuple(name for name in file.cells if name not in used)
+    rows = schema.read(file, needs_targets=False)
     values = model.predict(torch.from_numpy(schema.scale_inputs(rows)).float())
     if not schema.classes:
         values = schema.decode_targets(values.reshape(-1))
