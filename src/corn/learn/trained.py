@@ -41,6 +41,8 @@ MODEL_FILE = "model.pt"
 _FORMAT = 1
 _FORMAT_KEY = "corn_model"
 _MAX_BYTES = 1 << 24
+# What reading a damaged file raises.
+_DAMAGE = AttributeError, EOFError, LookupError, OverflowError, RuntimeError, TypeError, ValueError
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
 """``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
@@ -381,17 +383,12 @@ def load_model(path: Path | str) -> TrainedModel:
             # Torch warns of a pickle that is not its own, and then refuses it.
             warnings.simplefilter("ignore", UserWarning)
             content = torch.load(file, map_location="cpu", weights_only=True)
+        return _read_content(content)
     except OSError as error:
         raise FileFormatError(f"{file}: cannot be read: {error.strerror}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise FileFormatError(f"{file}: not a model that corn saved") from error
-    if not isinstance(content, dict) or content.get(_FORMAT_KEY) != _FORMAT:
-        raise FileFormatError(f"{file}: not a model that corn saved, or of another version")
-    try:
-        return _read_content(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (*_DAMAGE, pickle.UnpicklingError) as error:
         found = make_printable(str(error), limit=200)
-        raise FileFormatError(f"{file}: a model with missing or wrong parts: {found}") from error
+        raise FileFormatError(f"{file}: not a model that corn saved: {found}") from error
 
 
 def find_model(path: Path) -> Path:
@@ -412,13 +409,11 @@ def find_model(path: Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions in the order of the rows.
+    """Predictions in the order of the rows, and columns of the table that the model does not use.
 
-    Attributes:
-        values: probabilities, shape (rows, classes), or numbers in the unit of the target.
-        ignored: columns of the table that the model does not use.
-        quality: scores, if the table has targets; private, as its rows are.
-        scores: the same as plain data, with the loss; of numbers, the mean squared error.
+    ``values`` are probabilities, shape (rows, classes), or numbers in the unit of the target. If
+    the table has targets, there are ``scores``, and of classes their ``quality``; they are private,
+    as the rows are.
     """
 
     values: FloatArray = field(repr=False)
@@ -461,7 +456,9 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     return Predictions(values, ignored, quality, {"loss": loss, **asdict(quality)})
 
 
-def _read_content(content: Mapping[str, Any]) -> TrainedModel:
+def _read_content(content: Any) -> TrainedModel:
+    if not isinstance(content, dict) or content.get(_FORMAT_KEY) != _FORMAT:
+        raise ValueError("it has no description, or is of another version")
     text = str(content["about"]).encode("utf-8", "surrogatepass")
     state = content["state_dict"]
     hints = get_type_hints(TrainedModel)
@@ -474,10 +471,7 @@ def _read_content(content: Mapping[str, Any]) -> TrainedModel:
     del about["corn_version"]
     model = TrainedModel(state_dict=state, **about)
     if model.layers is not None:
-        try:
-            shape = model.predict(torch.zeros(1, *model.input_shape)).shape[1:]
-        except (RuntimeError, TypeError, OverflowError) as error:
-            raise ValueError("the weights, layers and inputs do not fit together") from error
+        shape = model.predict(torch.zeros(1, *model.input_shape)).shape[1:]
         if model.output in ("logit", "logits") and shape != (len(model.classes or ()),):
             raise ValueError("the outputs do not fit the classes")
     return model
