@@ -87,18 +87,15 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 def require_no_batch_statistics(model: nn.Module) -> None:
     """Raise for layers whose statistics mix samples or depend on them."""
     for name, layer in model.named_modules():
-        where = name or "model"
-        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
-            if layer.track_running_stats:
-                raise InvalidArgumentError(
-                    f"model must not track running statistics, found them in {where!r}: they would "
-                    "be released without noise; set track_running_stats=False"
-                )
-        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        is_instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and (
+            not is_instance or layer.track_running_stats
+        ):
+            kind = "running statistics" if is_instance else "batch normalisation"
             raise InvalidArgumentError(
-                f"model must not use batch normalisation, found it in {where!r}: its statistics "
-                "mix samples, so clipping does not bound one sample's influence; use GroupNorm or "
-                f"LayerNorm, here torch.nn.GroupNorm(1, {layer.num_features})"
+                f"model must not use {kind}, found it in {name or 'model'!r}: it mixes samples, so "
+                "that clipping does not bound one sample's influence; use GroupNorm or LayerNorm, "
+                f"here torch.nn.GroupNorm(1, {layer.num_features})"
             )
 
 
@@ -111,16 +108,10 @@ class ModuleTask:
     module that ``torch.func`` cannot vectorise, such as one that branches on the values of its
     data, runs one model (and one sample) at a time, with a ``CornWarning``.
 
-    Args:
-        model: any module without state beyond its parameters. Batch normalisation is refused: its
-            statistics mix samples, so clipping a sample's gradient does not bound its influence.
-            Random draws, as of dropout, are refused: they could not be repeated from a seed.
-        loss: (outputs, targets) → the **mean** loss over a batch, as in ``torch.nn.functional``.
-            Where samples are clipped, it is called with one sample at a time. It must not keep
-            state between calls.
-        input_shape: the shape of one sample for the model; by default its shape in the data.
-        reset: draw new initial parameters for each seed, by each layer's ``reset_parameters``;
-            otherwise all runs start from the model's present parameters.
+    The module and its loss keep no state, and draw no random numbers. The loss is the **mean** over
+    a batch. Where samples are clipped, it is called with one sample at a time. ``input_shape`` is
+    the shape of a sample for the model, by default that in the data. With ``reset`` each seed draws
+    its own initial parameters, by each layer's ``reset_parameters``.
     """
 
     def __init__(
@@ -132,12 +123,6 @@ class ModuleTask:
         reset: bool = False,
     ) -> None:
         require_no_batch_statistics(model)
-        for name, parameter in model.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise InvalidArgumentError(
-                    f"model must have all its parameters, found {name!r} without a shape yet: call "
-                    "it once on a sample, or give the layer its sizes"
-                )
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
         self.loss = loss
@@ -356,34 +341,23 @@ class ModuleTask:
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise InvalidArgumentError(
-                "model must not draw random numbers, as dropout does, found that it does: they "
-                "cannot be repeated from a seed; remove them"
+                "model must not draw random numbers, which no seed repeats, found that it does"
             )
         changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
-        if changed:
-            raise InvalidArgumentError(
-                f"model must not change its buffers, found {changed[0]!r} changed: state that "
-                "depends on data would be released without noise; remove it"
-            )
+        require(not changed, "model", "without changes of its buffers", f"changes of {changed[:1]}")
         self._require_mean(vector, X, y, total)
         obstacle = self._find_obstacle(vector, X, y)
         self._num_kept = -(-sum(sizes) // len(X))
         if obstacle:
             self._map = map_in_a_loop
             self._grad = differentiate
-            warnings.warn(
-                f"{type(self._model).__name__} runs one model and one sample at a time, which is "
-                f"many times slower: torch.func cannot vectorise it ({obstacle})",
-                CornWarning,
-                stacklevel=2,
-            )
+            text = f"one model and one sample at a time, which is many times slower ({obstacle})"
+            warnings.warn(f"{type(self._model).__name__} runs {text}", CornWarning, stacklevel=2)
 
     def _require_mean(self, vector: Tensor, X: Tensor, y: Tensor, total: Tensor) -> None:
-        if total.shape != ():
-            raise InvalidArgumentError(
-                "loss must return one number, the mean over the batch, found shape "
-                f"{tuple(total.shape)}: try reduction='mean'"
-            )
+        found = f"shape {tuple(total.shape)}"
+        advice = "try reduction='mean'"
+        require(total.shape == (), "loss", "one number, the mean", found, advice=advice)
         # A sum in place of a mean would scale gradients by the batch size. The loss of a model that
         # mixes samples equals neither, and is accepted.
         alone = torch.stack([self._sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
@@ -393,13 +367,13 @@ class ModuleTask:
         if not torch.isclose(again, alone[0], rtol=1e-6, atol=0.0, equal_nan=True):
             raise InvalidArgumentError(
                 "model and loss must not keep state between calls, found that the loss of a sample "
-                "depends on the calls before: compute it from outputs and targets alone"
+                "depends on the calls before"
             )
         mean, added = alone.mean(), alone.sum()
-        if torch.isclose(total, added, rtol=1e-3) and not torch.isclose(total, mean, rtol=1e-3):
-            raise InvalidArgumentError(
-                "loss must return the mean over the batch, found the sum: try reduction='mean'"
-            )
+        is_sum = torch.isclose(total, added, rtol=1e-3) and not torch.isclose(
+            total, mean, rtol=1e-3
+        )
+        require(not is_sum, "loss", "the mean over the batch", "the sum", advice=advice)
 
     def _find_obstacle(self, vector: Tensor, X: Tensor, y: Tensor) -> str:
         """Return the error of a module that runs alone but not vectorised; empty if it runs."""
