@@ -12,12 +12,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 
-from corn.checks import require, require_choice, require_count, require_fraction
+from corn.checks import require, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, make_printable
 from corn.learn.partition import TEST_FRACTION, VALIDATION_FRACTION
@@ -58,9 +58,6 @@ class Promise:
     delta: float = 1e-5
     unit: Unit = "sample"
     colluders: int | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("unit", self.unit, get_args(Unit))
 
 
 @dataclass(frozen=True)
@@ -148,19 +145,19 @@ class Consortium:
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
-        promise = self.promise
-        training = self.training
-        common: dict[str, Any] = {
-            "epsilon": promise.epsilon,
-            "delta": promise.delta,
-            "num_steps": training.steps,
-            "clip": training.clip,
-            "unit": promise.unit,
-        }
-        if promise.unit == "agent":
-            return PrivacyBudget(**common)
-        batch_size, rate = choose_rate(self.training_samples, training.batch_size)
-        return PrivacyBudget(**common, batch_size=batch_size, sampling_rate=rate)
+        promise, training = self.promise, self.training
+        batch_size = rate = None
+        if promise.unit == "sample":
+            batch_size, rate = choose_rate(self.training_samples, training.batch_size)
+        return PrivacyBudget(
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            num_steps=training.steps,
+            clip=training.clip,
+            unit=promise.unit,
+            batch_size=batch_size,
+            sampling_rate=rate,
+        )
 
     @property
     def step_size(self) -> float:
@@ -177,11 +174,6 @@ class Consortium:
 
     def load_plan(self) -> Plan:
         """Return the plan beside the file, or raise unless it was made from this file."""
-        if not self.plan_path.exists():
-            raise FileFormatError(
-                f"{self.plan_path}: no such file: make it with corn plan {self.path}, or copy it "
-                "from the site that did"
-            )
         plan, network = load_plan(self.plan_path), self.load_network()
         links = [set(map(frozenset, own.graph.edges)) for own in (plan.network, network)]
         is_same = {

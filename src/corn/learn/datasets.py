@@ -48,18 +48,14 @@ def usual_schedule(workload: str) -> ScheduleName:
 CACHE_VARIABLE = "CORN_DATA"
 """The environment variable that names another cache directory."""
 
-_TIMEOUT_SECONDS = 30
-
 
 @dataclass(frozen=True)
 class DownloadableDataset:
     """A data set that is downloaded once and kept in the cache.
 
-    Attributes:
-        files: the name of each file, on the server and in the cache, and the SHA-256 of its
-            **decompressed** content, by which a repacked archive is still recognised. The training
-            files come first, then those of the test set.
-        url: the folder on the server.
+    ``files`` has the name of each file, on the server and in the cache, and the SHA-256 of its
+    **decompressed** content, by which a repacked archive is still recognised. The training files
+    come first, then those of the test set. ``url`` is the folder on the server.
     """
 
     name: str
@@ -147,9 +143,9 @@ def fetch_dataset(
     for file, sha256 in dataset.files.items():
         if (place / file).is_file():
             continue
-        origin = dataset.url if source is None else str(source)
+        origin = str(source or dataset.url)
         try:
-            content = _download(origin + file) if source is None else _find(Path(source), file)
+            content = _find(Path(source), file) if source else _download(origin + file)
             found = hashlib.sha256(_decompress(content)).hexdigest()
         except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
             raise FileFormatError(
@@ -167,7 +163,7 @@ def fetch_dataset(
 
 def _download(url: str) -> bytes:
     # URLs are the catalogue's.
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
+    with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310
         content: bytes = response.read()
     return content
 

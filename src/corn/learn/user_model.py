@@ -7,7 +7,6 @@ sample can change the outputs of another one, and the gradient of its copy is th
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import warnings
@@ -26,9 +25,9 @@ from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks.module import (
+    hash_module,
     map_in_a_loop,
     require_no_batch_statistics,
-    tensor_bytes,
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -477,10 +476,7 @@ class UserModel:
         """Return a hash of layers, trained parameters and frozen values."""
         # Of trained parameters only the names: their values are the start, which is compared apart.
         named = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
-        for before in self._frozen.values():
-            digest.update(tensor_bytes(before))
-        return digest.digest()
+        return hash_module(f"{self.module!r}; training {named}", self._frozen.values())
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         pieces = torch.split(vector, [p.numel() for p in self._trained])

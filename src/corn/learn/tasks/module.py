@@ -6,7 +6,7 @@ import copy
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, final
 
 import torch
@@ -78,10 +78,15 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return trained
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return the values of a tensor as bytes, for hashes."""
-    # Viewed as bytes: NumPy has no bfloat16.
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
+    """Return a hash of the description of a module and of its constants."""
+    # Memory addresses differ between processes.
+    digest = hashlib.sha256(_ADDRESS.sub("", text).encode())
+    for tensor in constants:
+        # Viewed as bytes: NumPy has no bfloat16.
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(values.numpy().tobytes())
+    return digest.digest()
 
 
 def require_no_batch_statistics(model: nn.Module) -> None:
@@ -197,15 +202,10 @@ class ModuleTask:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
         loss = getattr(self.loss, "__qualname__", repr(self.loss))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self._shapes.items())
-        # Memory addresses differ between processes.
-        text = _ADDRESS.sub("", f"{self._model!r}; {loss}; training {shapes}")
-        digest = hashlib.sha256(text.encode())
         constants = list(self._constants.values())
         if isinstance(self.loss, nn.Module):
             constants += self.loss.state_dict().values()
-        for tensor in constants:
-            digest.update(tensor_bytes(tensor))
-        return digest.digest()
+        return hash_module(f"{self._model!r}; {loss}; training {shapes}", constants)
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
         pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()])
@@ -369,11 +369,12 @@ class ModuleTask:
                 "model and loss must not keep state between calls, found that the loss of a sample "
                 "depends on the calls before"
             )
-        mean, added = alone.mean(), alone.sum()
-        is_sum = torch.isclose(total, added, rtol=1e-3) and not torch.isclose(
-            total, mean, rtol=1e-3
+        is_mean, is_sum = (
+            torch.isclose(total, each, rtol=1e-3) for each in (alone.mean(), alone.sum())
         )
-        require(not is_sum, "loss", "the mean over the batch", "the sum", advice=advice)
+        require(
+            bool(is_mean or not is_sum), "loss", "the mean over the batch", "the sum", advice=advice
+        )
 
     def _find_obstacle(self, vector: Tensor, X: Tensor, y: Tensor) -> str:
         """Return the error of a module that runs alone but not vectorised; empty if it runs."""
@@ -387,7 +388,7 @@ class ModuleTask:
             self._clipped_gradient(models, batch, vector.new_ones(2))
             vmap(self._score, (0, None, None))(models[0], X, y)
         except RuntimeError as error:
-            return _first_line(error)
+            return str(error).strip().split("\n")[0][:200]
         return ""
 
 
@@ -401,10 +402,6 @@ def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
             "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
         )
     return ModuleTask(model, loss)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
 
 
 def _reset_layer(layer: nn.Module) -> None:
