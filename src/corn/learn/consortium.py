@@ -216,10 +216,9 @@ class Consortium:
 def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
     """Return a batch size and one Poisson rate that agents with data of these sizes accept.
 
-    At the rate B·n/Σm an agent of average size draws B samples, and all draw in proportion to their
-    sizes. The largest rate decides how much noise all agents add, so one rate is best. The batch
-    size of the result is what the largest agent draws: it is only the divisor of all gradients, and
-    batches are padded to it, so that no message or rounding shows how many samples were drawn.
+    At the rate B·n/Σm an agent of average size draws B samples. The largest rate decides how much
+    noise all agents add, so one rate is best. The batch size is what the largest agent draws:
+    batches are padded to it, so that no message shows how many samples were drawn.
 
     >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
     (200, 0.02)

@@ -45,10 +45,6 @@ def usual_schedule(workload: str) -> ScheduleName:
     return "inverse-sqrt" if workload == "quadratic" else "constant"
 
 
-CACHE_VARIABLE = "CORN_DATA"
-"""The environment variable that names another cache directory."""
-
-
 @dataclass(frozen=True)
 class DownloadableDataset:
     """A data set that is downloaded once and kept in the cache.
@@ -112,7 +108,7 @@ def cache_directory(directory: Path | str | None = None) -> Path:
     >>> cache_directory("/data").name
     'data'
     """
-    chosen = directory or os.environ.get(CACHE_VARIABLE)
+    chosen = directory or os.environ.get("CORN_DATA")
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "corn"
@@ -279,8 +275,7 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
     """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
 
-    The number of features is stated, never inferred: a9a's feature 123 does not occur in its test
-    file, which would come out a column short.
+    The last features may not occur in a file, as a9a's feature 123 in its test file.
     """
     # Scikit-learn takes a second to import, which commands without data need not wait for.
     from sklearn.datasets import load_svmlight_file

@@ -65,15 +65,11 @@ class Findings:
 class Column:
     """A column of inputs, as all sites declare it.
 
-    Attributes:
-        name: the name of the column in the files.
-        kind: ``number``; ``date``, which counts days; ``boolean``, which is 1 or −1; or
-            ``category``, which becomes one indicator of 0 or 1 for each of its categories.
-        bounds: the least and the largest value of a number or a date, which scale to [−1, 1].
-            Values outside count as the nearest bound.
-        categories: the public list of a category. Any other value has zeros in all indicators.
-        missing: the constant that stands for a missing value. Without one, a missing value is an
-            error, and for a category it has zeros in all indicators.
+    A ``date`` counts days, a ``boolean`` is 1 or −1, and a ``category`` becomes one indicator of 0
+    or 1 for each of its public categories: any other value has zeros in all. ``bounds`` of numbers
+    and dates scale to [−1, 1], and values outside count as the nearest bound. The constant
+    ``missing`` stands for a missing value, which without one is an error, and of a category has
+    zeros in all indicators.
 
     >>> from pyarrow import chunked_array
     >>> cells = chunked_array([["b", "?", "c"]])
@@ -247,13 +243,9 @@ class Rows:
 class Schema:
     """The public declaration of all sites about their files.
 
-    Attributes:
-        target: the column to predict.
-        columns: the columns of the inputs, in the order of the model's parameters; none for images.
-        classes: the names of the classes; empty where the target is a number.
-        target_bounds: the bounds of a target that is a number; None leaves it as it is.
-        id: a column that names the person of a row. Each may occur once, which is checked; it is
-            no input.
+    ``columns`` are those of the inputs, in the order of the model's parameters; none for images.
+    The target is one of ``classes``, or a number with or without bounds. A column ``id`` names the
+    person of a row. Each may occur once, which is checked; it is no input.
     """
 
     target: str

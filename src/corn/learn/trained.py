@@ -484,9 +484,8 @@ def _find_output(task: Task, module: nn.Module) -> OutputKind:
         return "logit" if _count_outputs(module) == 1 else "logits"
     if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return "logits"
-    if loss is functional.mse_loss or isinstance(loss, nn.MSELoss):
-        return "number"
-    return "own"
+    is_square = loss is functional.mse_loss or isinstance(loss, nn.MSELoss)
+    return "number" if is_square else "own"
 
 
 def _count_outputs(module: nn.Module) -> int:

@@ -3,16 +3,14 @@
 The quadratic has two-dimensional bowls with different centres and orientations. Agent i = 1 … n/2
 has f_i(x) = 15 (x₁ + i)² + x₂², the others 15 (x₁ − i)² + x₂², rotated by 15° around their
 minimisers (i, 0). The paper's text does not state where agents start, and states its step size in
-two ways. With C = 0.1 and gradients of norm 600, clipped steps cannot reach the minimiser from a
-distance: from x = 0 the gap stays near 600 for every mechanism. So agents start **at the global
-minimiser** and the gap measures the effect of noise, with η_t = 0.01/√t. The other reading
-(η_t = 1/√t from x = 0) puts the mechanisms in the same order.
+two ways. With C = 0.1 and gradients of norm 600, clipped steps from x = 0 do not reach the
+minimiser. So agents start **there** and the gap measures the effect of noise, with η_t = 0.01/√t.
+The other reading (η_t = 1/√t from x = 0) puts the mechanisms in the same order.
 
-The classifiers use batched matrix products, and their gradients are written out. Trials that share
-a mini-batch then share one product with it, which automatic differentiation of a vectorised module
-does not exploit (3 to 4 times slower). In each layer the gradient of one sample is an outer
-product, so its norm, for clipping, is a product of two vector norms: no gradient of a single sample
-is ever in memory.
+The gradients of classifiers are written out. Trials that share a mini-batch share one product with
+it, which automatic differentiation does not exploit. In each layer the gradient of one sample is an
+outer product, so its norm is a product of two vector norms: no gradient of a single sample is ever
+in memory, and clipping is 16 to 34 times faster.
 """
 
 from __future__ import annotations
