@@ -268,17 +268,6 @@ class FileWorkload:
             is_dealt_out=not self.has_file_per_agent,
         )
 
-    def _path_of(self, agent: int) -> Path:
-        text = str(self.data).replace(AGENT_FIELD, str(agent))
-        name = self.sites[agent] if self.sites else str(agent)
-        # A name from a file of others must not lead to another folder.
-        if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
-            raise FileFormatError(
-                f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
-                f"use {AGENT_FIELD}, the agent's number"
-            )
-        return Path(text.replace(SITE_FIELD, name))
-
     def _find_schema(self, files: Sequence[DataFile]) -> Schema:
         """Return the schema that the options and the names in the files make."""
         first = files[0]
@@ -316,16 +305,18 @@ class FileWorkload:
     def _paths(self, agents: Sequence[int]) -> list[Path]:
         if not self.has_file_per_agent:
             return [self.data]
-        paths = [self._path_of(agent) for agent in agents]
-        if len(set(paths)) < len(paths):
-            raise FileFormatError(
-                f"{self.data}: must have {SITE_FIELD} or {AGENT_FIELD} in its name"
-            )
-        for path in paths:
-            if not path.exists():
+        text, paths = str(self.data), []
+        for agent in agents:
+            name = self.sites[agent] if self.sites else str(agent)
+            # A name from a file of others must not lead to another folder.
+            if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
                 raise FileFormatError(
-                    f"{path}: no such file; agents are numbered from 0, and each needs a file"
+                    f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
+                    f"use {AGENT_FIELD}, the agent's number"
                 )
+            paths.append(Path(text.replace(AGENT_FIELD, str(agent)).replace(SITE_FIELD, name)))
+        if len(set(paths)) < len(paths):
+            raise FileFormatError(f"{text}: must have {SITE_FIELD} or {AGENT_FIELD} in its name")
         return paths
 
     def _find_classes(self, target: str, files: Sequence[DataFile]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import io
 import json
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -281,10 +282,9 @@ class TrainedModel:
                 'load_state_dict(torch.load(FILE, weights_only=True)["state_dict"])'
             )
         module = _make_layers(self.layers)
-        # A model in double precision stays in it.
-        types = {value.dtype for value in self.state_dict.values() if value.is_floating_point()}
-        module = module.to(types.pop()) if len(types) == 1 else module
-        module.load_state_dict(dict(self.state_dict))
+        # Assigned: a model in double precision stays in it.
+        own = {name: value.clone() for name, value in self.state_dict.items()}
+        module.load_state_dict(own, assign=True)
         return module.eval()
 
     def to_sklearn(self) -> Any:
@@ -508,7 +508,7 @@ def _describe_layers(module: nn.Module) -> tuple[dict[str, Any], ...] | None:
 
 
 def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
-    made = {}
+    made: dict[str, nn.Module] = {}
     for layer in layers:
         if layer["type"] not in _LAYERS:
             raise ValueError(f"unknown layer {layer['type']!r}")
@@ -516,8 +516,5 @@ def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         made[layer["name"]] = getattr(nn, layer["type"])(**given)
     if list(made) == [""]:
-        return cast("nn.Module", made[""])
-    sequence = nn.Sequential()
-    for name, layer in made.items():
-        sequence.add_module(name, layer)
-    return sequence
+        return made[""]
+    return nn.Sequential(OrderedDict(made))

@@ -409,11 +409,9 @@ class UserModel:
         parameters: Tensor,  # noqa: ARG002 - those of the module: see ``require_unchanged``
         batch: Batch,  # noqa: ARG002 - the loop has it
         *,
-        sample_clip: Tensor | None = None,
+        sample_clip: Tensor | None = None,  # noqa: ARG002 - gradients of samples come otherwise
     ) -> Gradients:
         """Return the gradient of a batch as a whole after the user's backward pass."""
-        if sample_clip is not None:
-            raise CornError("gradients of samples are handed over by the loop")
         if not self.has_gradient:
             raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
         # A parameter that this batch did not reach counts as zero: the vector always has length d.

@@ -10,7 +10,7 @@ The other reading (η_t = 1/√t from x = 0) puts the mechanisms in the same ord
 The gradients of classifiers are written out. Trials that share a mini-batch share one product with
 it, which automatic differentiation does not exploit. In each layer the gradient of one sample is an
 outer product, so its norm is a product of two vector norms: no gradient of a single sample is ever
-in memory, and clipping is 16 to 34 times faster.
+in memory, and clipping is many times faster.
 """
 
 from __future__ import annotations
