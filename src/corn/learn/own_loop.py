@@ -109,14 +109,12 @@ def make_private(
 
     Args:
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
-            must not change, which is checked after every step. Batch normalisation is refused. Each
-            sample runs through the module alone.
+            must not change. Batch normalisation is refused. Each sample runs alone.
         optimizer: an optimizer of the module's parameters; any that needs one gradient for a step.
         data_loader: one whose samples are distributed over the agents at random, or one for each
-            agent, in their order or by the labels of the graph. Data sets and the collate function
-            are used. Batches are drawn by CorN (Poisson sampling): of all agents together they have
-            on average the loader's size, or the sum of the sizes. The numbers of samples and of
-            batches are public.
+            agent, in their order or by the labels of the graph. Batches are drawn by Poisson
+            sampling: of all agents together they have on average the loader's size, or the sum of
+            the sizes. The numbers of samples and of batches are public.
         target_epsilon: ε of one sample after all epochs.
         target_delta: δ of that promise.
         epochs: the number of passes over the data, on average.
@@ -127,11 +125,10 @@ def make_private(
         accumulation: the number of batches with which the loader shows the samples of one step; a
             backward pass follows each of them, and ``optimizer.step()`` the last.
         schedule: a function that returns, for the optimizer that it is given, a scheduler of torch
-            that depends on the number of the step alone. Its values are computed before the first
-            step; ``optimizer.scheduler`` is an object for libraries that want one.
+            that depends on the number of the step alone. Libraries get ``optimizer.scheduler``.
         seed: the seed of noise and batches; it is public, so that the models protect nobody. None
             draws both from new secret keys.
-        ledger: the file that counts the steps of all runs. It is needed to go on with a checkpoint
+        ledger: the file that counts the steps of all runs, to go on with a checkpoint
             (``optimizer.state_dict()``) of another process, which may have made further steps.
         device: the device to which the module and the batches go; None leaves them where they are.
 
@@ -571,11 +568,7 @@ class PrivateOptimizer(Optimizer):
         return {**self._inner.state_dict(), "corn": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, with its parameters; steps that were made stay counted.
-
-        Raises:
-            CornError: the state is that of another plan, or releases after it may be unknown.
-        """
+        """Go on from a state, with its parameters; steps that were made stay counted."""
         rest = dict(state_dict)
         own = rest.pop("corn", {"plan": "none"})
         if self._now.steppers:
@@ -658,12 +651,11 @@ class PrivateOptimizer(Optimizer):
     def mean(self, losses: Tensor) -> Tensor:
         """Return the mean of the losses of all samples of the batch, for unit ``sample``.
 
-        ``losses`` has one loss for each sample, shape (samples,), as losses of torch return it with
-        ``reduction="none"``; for sequences, the mean over each sample's own positions. The backward
-        pass of the mean takes the gradient of each loss, of weight 1 before it is clipped, whatever
-        the mean is multiplied by. Losses that depend on other samples are refused. A factor that is
-        computed from the whole batch without gradients, such as class weights from its counts, is
-        not noticed and breaks the promise.
+        ``losses`` has one loss for each sample, as losses of torch with ``reduction="none"``; for
+        sequences, the mean over each sample's own positions. The backward pass of the mean takes
+        the gradient of each loss, of weight 1 whatever the mean is multiplied by. Losses that
+        depend on other samples are refused. A factor that is computed from the whole batch without
+        gradients, such as class weights from its counts, is not noticed and breaks the promise.
         """
         sums, samples = self._now.sums, self._samples
         if samples is None:
@@ -698,8 +690,7 @@ class PrivateOptimizer(Optimizer):
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
                 "release, and needs new noise"
             )
-        # Not handed to the user's optimizer, which could call it again after the release, and step
-        # along gradients without noise.
+        # Not handed to the user's optimizer, which could call it again after the release.
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -774,9 +765,8 @@ class PrivateOptimizer(Optimizer):
         """Return the ε spent so far at δ, of the agent that spent most; by default at its own δ.
 
         It includes floating point, earlier runs of the plan, and the step that is under way. After
-        agents were lost and the others made a new plan, it is that of the plan with less noise.
-        In a simulation with a public seed it is the ε that the same run with secret keys would
-        spend: see ``privacy``.
+        agents were lost, it is that of the plan with less noise. With a public seed it is the ε
+        that the same run with secret keys would spend.
         """
         return max(
             compose_expenses(

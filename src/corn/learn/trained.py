@@ -99,14 +99,8 @@ class ModelPromise:
     @classmethod
     def of_plan(cls, plan: Plan, *, simulation: str = "") -> ModelPromise:
         """Return the promise of a plan to all its agents."""
-        return cls._of_budget(
-            plan.budget,
-            adversary=plan.threat.describe(),
-            num_agents=plan.num_agents,
-            mechanism=plan.mechanism,
-            plan=fingerprint(plan).hex(),
-            simulation=simulation,
-        )
+        own = plan.threat.describe(), plan.num_agents, plan.mechanism
+        return cls._of_budget(plan.budget, *own, plan, simulation)
 
     @classmethod
     def of_result(
@@ -119,16 +113,19 @@ class ModelPromise:
             empty = None, None, None, "", "nobody", "", None, "nobody"
             return cls(*empty, result.num_steps, num_agents, one.name)
         return cls._of_budget(
-            one.budget,
-            adversary=one.against,
-            num_agents=num_agents,
-            mechanism=one.name,
-            plan="" if plan is None else fingerprint(plan).hex(),
-            simulation=result.simulation,
+            one.budget, one.against, num_agents, one.name, plan, result.simulation
         )
 
     @classmethod
-    def _of_budget(cls, budget: PrivacyBudget, **rest: Any) -> ModelPromise:
+    def _of_budget(
+        cls,
+        budget: PrivacyBudget,
+        adversary: str,
+        num_agents: int,
+        mechanism: str,
+        plan: Plan | None,
+        simulation: str,
+    ) -> ModelPromise:
         epsilons = [promise.epsilon for promise in budget.promises]
         return cls(
             epsilon=max(epsilons),
@@ -138,8 +135,12 @@ class ModelPromise:
             protects=budget.queries[0].protects,
             clipping=describe_queries(budget.queries),
             relation=budget.queries[0].relation,
+            adversary=adversary,
             num_steps=budget.num_steps,
-            **rest,
+            num_agents=num_agents,
+            mechanism=mechanism,
+            plan="" if plan is None else fingerprint(plan).hex(),
+            simulation=simulation,
         )
 
     @property
