@@ -99,8 +99,8 @@ def test_agents_in_processes_publish_scores_on_public_data_only(
     assert refused.exit_code == 2
     assert "--classes" in refused.stderr
     public = ("--classes", "no,yes", "--test-data", clinics / "public.csv")
-    public += ("--bounds", "age=0:60,dose=-5:5")
-    outcome = corn("launch", plan, *options, *public, "--out", out)
+    bounds = ("--bounds", "age=0:60,dose=-5:5")
+    outcome = corn("launch", plan, *options, *public, *bounds, "--out", out)
     assert outcome.exit_code == 0, outcome.stderr
     with (out / "shared" / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]

@@ -183,7 +183,7 @@ class TrainedModel:
     input_shape: tuple[int, ...]
     output: OutputKind
     classes: tuple[str, ...] | None
-    preprocessing: Mapping[str, object] | None
+    preprocessing: Mapping[str, Any] | None
     promise: ModelPromise
     description: str
 
@@ -464,6 +464,7 @@ def _read_content(content: Any) -> TrainedModel:
     state = content["state_dict"]
     hints = get_type_hints(TrainedModel)
     hints |= {"shapes": Mapping[str, tuple[int, ...]], "corn_version": str}
+    hints["preprocessing"] = Mapping[str, object] | None
     del hints["state_dict"]
     about = build_fields(hints, parse_json(text, max_bytes=_MAX_BYTES), "the description")
     shapes = {name: tuple(value.shape) for name, value in state.items()}

@@ -323,6 +323,8 @@ class _Call:
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
+        # The tensors that have one row for each sample.
+        self.samples = list(itertools.compress(self._leaves, self._is_split))
         shared = itertools.compress(self._leaves, [not own for own in self._is_split])
         for x in (x for x in shared if isinstance(x, Tensor)):
             # A tensor that all samples see could have values of other samples.
@@ -337,12 +339,7 @@ class _Call:
                     "tensors that all samples share must not depend on the batch, as its mean "
                     f"does, found one with gradients and shape {tuple(x.shape)}"
                 )
-        require(any(self._is_split), "the module", "called with a tensor of the batch", "none")
-
-    @property
-    def samples(self) -> list[Tensor]:
-        """The tensors that have one row for each sample."""
-        return list(itertools.compress(self._leaves, self._is_split))
+        require(bool(self.samples), "the module", "called with a tensor of the batch", "none")
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors among the outputs for one sample."""
