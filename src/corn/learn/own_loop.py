@@ -611,8 +611,9 @@ class PrivateOptimizer(Optimizer):
             raise now.error
         if now.sums is not None and not now.sums.hidden:
             # Which batches are followed by a step must not depend on data, so all of them must be.
-            after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
-            raise CornError(f"optimizer.step() must follow {after} of the loader, once")
+            raise CornError(
+                f"optimizer.step() must follow every {self.num_pieces} batches of the loader, once"
+            )
         if now.sums is None:
             self._model.require_unchanged()
             with self._keeping_error():
@@ -694,9 +695,10 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if now.sums.hidden:
+        if now.sums.hidden or (self._samples is not None and now.sums.missing):
             raise CornError(
-                f"optimizer.step() must follow {self.num_pieces} batches, as accumulation says"
+                f"optimizer.step() must follow {self.num_pieces} batches of the loader, each with "
+                "a backward pass of optimizer.mean(losses): there is no gradient"
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
@@ -706,11 +708,6 @@ class PrivateOptimizer(Optimizer):
                 raise CornError(
                     "with unit='sample' gradients must come from optimizer.mean(losses), found "
                     "others: remove them by optimizer.zero_grad()"
-                )
-            if now.sums.missing:
-                raise CornError(
-                    "call optimizer.mean(losses).backward() before optimizer.step(), with one loss "
-                    "for each sample: there is no gradient"
                 )
             for agent, stepper in enumerate(now.steppers):
                 stepper.clip(now.sums.of_agent(agent))
@@ -989,7 +986,7 @@ class PrivateLoader(DataLoader[Any]):
             if not samples:
                 if number == 0:
                     step = self._optimizer.position
-                    text = f"no batches left: all steps of the plan are used up after step {step}"
+                    text = f"the loader has no batches left: steps are used up after step {step}"
                     warnings.warn(text, CornWarning, stacklevel=2)
                 return
             own = self._source
