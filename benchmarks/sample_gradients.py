@@ -33,7 +33,7 @@ from torch.nn import functional
 from corn.learn.batches import Batch
 from corn.learn.own_loop import ClippedSums
 from corn.learn.tasks import ModuleTask, small_cnn
-from corn.learn.user_model import UserModel
+from corn.learn.user_model import SampleGradients
 from corn.threads import limit_threads
 from measuring import best_seconds
 
@@ -42,18 +42,17 @@ _CLIP, _LIMIT = 1.0, 1.5
 
 def compute_in_loop(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     """Return the work of one step in the user's loop, without noise and optimizer."""
-    own = UserModel(copy.deepcopy(model), clips_samples=True)
-    own.write(own.read())
+    module = copy.deepcopy(model)
+    gradients, num_parameters = SampleGradients(module), sum(p.numel() for p in model.parameters())
     count = len(images)
     weights = torch.full((1, count), 1 / count, dtype=torch.float64)
     batch = Batch(torch.arange(count)[None], torch.arange(count)[None], weights, True, count)
 
     def run() -> Tensor:
-        sums = ClippedSums([batch], clip=_CLIP, num_parameters=own.num_parameters, num_pieces=1)
+        sums = ClippedSums([batch], clip=_CLIP, num_parameters=num_parameters, num_pieces=1)
         sums.show()
-        outputs = own.module(own.begin(images, count))
-        losses = functional.cross_entropy(outputs, labels, reduction="none")
-        own.mean(losses, sums.add).backward()  # type: ignore[no-untyped-call]
+        outputs = module(gradients.begin(images, count))
+        sums.add(gradients.take(functional.cross_entropy(outputs, labels, reduction="none")))
         return sums.of_agent(0).values.view(-1)
 
     return run

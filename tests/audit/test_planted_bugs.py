@@ -521,8 +521,8 @@ def measure_excess(fault: Fault, collate: Any, monkeypatch: pytest.MonkeyPatch) 
 LOOP_FAULTS: list[tuple[Fault, Any, type, str]] = [
     (weigh_classes_in_a_mean, None, SampleGradients, "_require_own_losses"),
     (write_parameters, None, UserModel, "require_unchanged"),
-    (write_momentum, None, PrivateOptimizer, "_require_same_state"),
-    (set_rate_by_data, None, PrivateOptimizer, "_require_same_settings"),
+    (write_momentum, None, PrivateOptimizer, "_require_same_rule"),
+    (set_rate_by_data, None, PrivateOptimizer, "_require_same_rule"),
     (take_step, normalise_batch, LoopData, "check"),
 ]
 

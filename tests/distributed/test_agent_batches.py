@@ -215,7 +215,7 @@ def test_a_digest_is_taken_where_it_decides_on_passes() -> None:
         assert digest("passes", TensorDataset(*changed)) not in found
     assert digest("poisson", one) is None
     assert digest("every-step", one) is None
-    model = UserModel(nn.Linear(5, 2), clips_samples=True)
+    model = UserModel(nn.Linear(5, 2))
     loop = TrainingProblem(model, number_rows(SAMPLES))
     assert digest_data(sample_plan("passes"), 0, loop) is None
 

@@ -61,7 +61,8 @@ def make_agent_data(
 def make_problem(name: str, dtype: torch.dtype = torch.float64) -> tuple[Task, AgentData]:
     """Make the task of a name and data for six agents of unequal sizes."""
     if name == "quadratic":
-        quadratic = Quadratic.from_paper(6, start=np.array([1.0, -2.0]))
+        quadratic = Quadratic(6)
+        quadratic.start = np.array([1.0, -2.0])
         return quadratic, quadratic.agent_data(dtype)
     tasks: dict[str, Task] = {
         "logistic": LinearClassifier(4, 2, l2=0.01),

@@ -19,7 +19,6 @@ from corn.learn.schedule import Constant, Cosine, InverseSqrt, Schedule
 from corn.learn.simulation import Simulation
 from corn.learn.sweep import run_sweep
 from corn.learn.tasks import Quadratic
-from corn.learn.tasks.paper import quadratic_objectives
 from corn.learn.workloads import Workload
 from corn.noise import SecureSource, draw_share, simulated_keys
 from corn.plan import make_plan
@@ -246,7 +245,8 @@ def test_keyed_noise_equals_the_shares_that_agents_draw(mechanism: str) -> None:
 
 def test_without_noise_and_clipping_dsgd_reaches_the_centralised_optimum() -> None:
     """A complete graph mixes to the average at once, so DSGD is gradient descent on the average."""
-    task = Quadratic.from_paper(6, start=np.zeros(2))
+    task = Quadratic(6)
+    task.start = np.zeros(2)
     trials = [Trial(Mechanism.non_private(), Constant(0.02))]
     settings = SweepSettings(800, None, dtype="float64")
     network = load_network("complete:6", mixing="gossip")
@@ -286,5 +286,5 @@ def test_the_quadratic_gap_follows_from_the_noise(mechanism: MechanismName) -> N
     for step in range(1, num_steps + 1):
         power = np.linalg.matrix_power(W, num_steps - step + 1)
         energy += schedule.at(step, num_steps) ** 2 * np.trace(power @ noise.covariance @ power.T)
-    expected = quadratic_objectives(n)[0].mean(axis=0).trace() / n * energy
+    expected = problem.task.matrices.mean(axis=0).trace() / n * energy
     assert abs(gaps.mean() - expected) < 4 * gaps.std() / math.sqrt(num_seeds)

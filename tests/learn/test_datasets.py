@@ -85,12 +85,12 @@ def test_files_of_a_folder_are_checked(tmp_path: Path) -> None:
 
 @needs_mnist
 def test_a_folder_may_have_files_decompressed(tmp_path: Path) -> None:
-    source = tmp_path / "raw"
+    source = tmp_path / "source"
     source.mkdir()
     for file in DOWNLOADABLE["mnist"].files:
         content = gzip.decompress((SHARED_DATA / "mnist" / file).read_bytes())
         (source / file.removesuffix(".gz")).write_bytes(content)
-    fetch_dataset("mnist", source=tmp_path, directory=tmp_path / "cache")
+    fetch_dataset("mnist", source=source, directory=tmp_path / "cache")
     assert is_cached(DOWNLOADABLE["mnist"], directory=tmp_path / "cache")
 
 

@@ -43,7 +43,7 @@ def test_fingerprints_see_constants_of_any_type_and_weights_of_a_loss() -> None:
     losses = [nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight])) for weight in (2.0, 2.0, 5.0)]
     first, same, other = (ModuleTask(model, loss).fingerprint() for loss in losses)
     assert first == same != other
-    assert len(UserModel(model, clips_samples=False).fingerprint()) == 32
+    assert len(UserModel(model).fingerprint()) == 32
 
 
 class TwoHeads(nn.Module):
@@ -322,20 +322,17 @@ FROZEN = nn.Linear(3, 2).requires_grad_(False)
 @pytest.mark.parametrize(
     ("model", "loss", "message"),
     [
-        (Counting(), functional.cross_entropy, "must not change its buffers, found 'mean'"),
+        (Counting(), functional.cross_entropy, r"without changes of its buffers.*'mean'"),
         (
             nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)),
             functional.cross_entropy,
             "must not draw random numbers",
         ),
-        (nn.LazyLinear(2), functional.cross_entropy, "found .weight. without a shape"),
         (FROZEN, functional.cross_entropy, "parameters that are not frozen"),
         (nn.BatchNorm1d(3), functional.cross_entropy, "batch normalisation, found it in 'model'"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), r"one number.*found shape \(2,\)"),
         (nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="sum"), "found the sum"),
         (nn.Linear(3, 2), RunningLoss(), "must not keep state between calls"),
-        (nn.Linear(4, 2), functional.cross_entropy, r"found inputs float32 of shape \(3,\)"),
-        (nn.Linear(3, 1), functional.cross_entropy, "must accept the samples"),
     ],
 )
 @pytest.mark.parametrize("budget", [AGENT, SAMPLE])

@@ -194,8 +194,6 @@ def test_nobody_may_train_on_nothing(
     ("options", "reason"),
     [
         ({"classes": CLASSES}, ""),
-        ({"classes": CLASSES, "partition": "dirichlet:10"}, "dirichlet looks at the labels of all"),
-        ({"classes": CLASSES, "partition": "shards:1"}, "shards looks at the labels of all rows"),
         ({}, "the list of classes was read from the data"),
         ({"is_regression": True, "target": "dose"}, ""),
     ],

@@ -324,18 +324,19 @@ def test_modules_that_remember_samples_are_refused(make: Callable[[], nn.Module]
 
 
 @pytest.mark.filterwarnings("ignore:Measured runs one sample")
-def test_numbers_of_a_single_sample_are_refused_as_outputs() -> None:
+def test_numbers_of_a_single_sample_are_no_outputs() -> None:
     class Measured(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), float(x.detach().norm())
 
     model = Measured(4, 3)
-    with pytest.raises(InvalidArgumentError, match="must not depend on the sample"):
-        model(SampleGradients(model).begin(torch.randn(5, 4), 5))
+    outputs, number = model(SampleGradients(model).begin(torch.randn(5, 4), 5))
+    assert outputs.shape == (5, 3)
+    assert number is None
 
 
 def test_buffers_that_are_replaced_are_noticed() -> None:
-    model = UserModel(Running(is_buffer=True), clips_samples=False)
+    model = UserModel(Running(is_buffer=True))
     model.require_frozen()
     model.module(torch.randn(5, 4))
     with pytest.raises(CornError, match="'average' is not trained"):
@@ -455,10 +456,8 @@ PER_SAMPLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: str) -> None:
     """Measured through the path of the own loop, before noise: at most 2C/B, for any sample."""
     torch.manual_seed(0)
-    model = UserModel(
-        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, CLASSES)), clips_samples=True
-    )
-    model.write(model.read())
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+    gradients, num_parameters = SampleGradients(model), sum(p.numel() for p in model.parameters())
     inputs, numbers = torch.randn(COUNT, 4), torch.arange(COUNT)[None]
     weights = torch.full((1, COUNT), 1 / COUNT, dtype=torch.float64)
     batch = Batch(numbers, numbers, weights, is_average=True, most_samples=COUNT)
@@ -466,10 +465,9 @@ def test_replacing_one_sample_moves_the_sum_by_the_accounted_sensitivity(name: s
     def release(first: Tensor, label: int) -> Tensor:
         x, y = inputs.clone(), LABELS.clone()
         x[0], y[0] = first, label
-        sums = ClippedSums([batch], clip=CLIP, num_parameters=model.num_parameters, num_pieces=1)
+        sums = ClippedSums([batch], clip=CLIP, num_parameters=num_parameters, num_pieces=1)
         sums.show()
-        losses = PER_SAMPLE[name](model.module(model.begin(x, COUNT)), y)
-        model.mean(losses, sums.add).backward()  # type: ignore[no-untyped-call]
+        sums.add(gradients.take(PER_SAMPLE[name](model(gradients.begin(x, COUNT)), y)))
         return sums.of_agent(0).values.view(-1)
 
     found = [

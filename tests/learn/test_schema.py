@@ -1,6 +1,7 @@
 """The public schema: encoding, imputation, and problems of data that are reported together."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.learn.file_data import FileWorkload, read_file
-from corn.learn.schema import Column, Rows, Schema, read_schema
+from corn.learn.schema import Column, Findings, Rows, Schema, read_schema
 
 AGE = Column("age", bounds=(0, 100), missing=50)
 WARD = Column("ward", "category", categories=("a", "b"))
@@ -28,7 +29,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def read(path: Path) -> Rows:
-    return SCHEMA.read(path, read_file(path).cells, checks_people=True)
+    return SCHEMA.read(read_file(path), checks_people=True)
 
 
 def test_cells_become_numbers_by_public_constants(tmp_path: Path) -> None:
@@ -42,9 +43,8 @@ def test_cells_become_numbers_by_public_constants(tmp_path: Path) -> None:
     assert SCHEMA.scale_inputs(rows).tolist() == [[1, 0, 1, 0, 1], [0, 0, 0, 1, -1]]
     assert SCHEMA.scale_targets(rows).tolist() == [0, 1]
     assert SCHEMA.features == ("age", "ward=a", "ward=b", "admitted", "smoker")
-    # Unknown categories, filled cells, constant columns and values outside are for the owner.
-    found = [note for note in rows.notes if "categories" in note or "count as" in note]
-    assert len(found) == 4
+    # Unknown categories, filled cells and values outside are for the owner.
+    assert len(rows.notes) == 4
 
 
 def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
@@ -68,8 +68,9 @@ def test_a_column_of_numbers_is_read_as_its_cells_would_be(values: list[float]) 
     most = float(np.finfo(np.float32).max)
     is_large = [abs(value) > most for value in floats]
     for cells in (floats, texts):
-        numbers, problems, _ = Column("x").read(pa.chunked_array([cells]))
-        assert bool(problems) == any(is_large)
+        found = Findings()
+        numbers = Column("x").read(pa.chunked_array([cells]), found)
+        assert bool(found.problems) == any(is_large)
         expected = np.where(is_large, np.nan, floats)
         np.testing.assert_array_equal(numbers[:, 0], expected)
 
@@ -92,19 +93,34 @@ def test_a_missing_cell_changes_no_other_of_a_typed_column(kind: pa.DataType) ->
     if kind == pa.float32():
         pairs.append((full.dictionary_encode(), gap.dictionary_encode()))
     for pair in pairs:
-        before, after = (Column("x", missing=0.5).read(pa.chunked_array([own]))[0] for own in pair)
+        column = Column("x", missing=0.5)
+        before, after = (column.read(pa.chunked_array([own]), Findings()) for own in pair)
         np.testing.assert_array_equal(before[1:], after[1:])
         assert after[0] == 0.5
 
 
 def test_a_missing_value_may_be_a_class_that_is_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "age,pain", "30,none", "40,mild", "50,NA")
-    cells = read_file(path).cells
+    file = read_file(path)
     with pytest.raises(FileFormatError, match="column 'pain' has no value in row 3"):
-        Schema("pain", (AGE,), ("none", "mild")).read(path, cells)
-    found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(path, cells)
+        Schema("pain", (AGE,), ("none", "mild")).read(file)
+    found = Schema("pain", (AGE,), ("none", "mild", "NA")).read(file)
     assert found.targets is not None
     assert found.targets.tolist() == [0, 1, 2]
+
+
+def test_rows_take_little_more_memory_than_their_numbers(tmp_path: Path) -> None:
+    """A text for each row would take 15 times the bytes of a short row."""
+    path = write(tmp_path / "a.csv", "x,y", *["0,yes"] * 100_000)
+    tracemalloc.start()
+    try:
+        found = Schema("y", (Column("x"),), ("no", "yes")).read(read_file(path))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.targets is not None
+    assert found.targets.tolist() == [1] * 100_000
+    assert most < 60 * 100_000
 
 
 def test_public_test_data_needs_no_column_of_people(tmp_path: Path) -> None:
@@ -127,7 +143,9 @@ def test_a_row_does_not_depend_on_other_rows(
     place = data.draw(st.integers(0, len(rows) - 1))
     changed = [*rows[:place], other, *rows[place + 1 :]]
     for column in (AGE, WARD, DATE, SMOKER):
-        before, after = (column.read(pa.chunked_array([own]))[0] for own in (rows, changed))
+        before, after = (
+            column.read(pa.chunked_array([own]), Findings()) for own in (rows, changed)
+        )
         kept = [row for row in range(len(rows)) if row != place]
         np.testing.assert_array_equal(before[kept], after[kept])
 

@@ -28,7 +28,7 @@ TASKS: dict[str, Any] = {
     "linear": lambda: LinearClassifier(4, 2, l2=0.01),
     "network": lambda: ShallowNetwork(4, 3, num_hidden=5),
     "module": lambda: ModuleTask(nn.Linear(4, 3), nn.functional.cross_entropy),
-    "quadratic": lambda: Quadratic.from_paper(4),
+    "quadratic": lambda: Quadratic(4),
 }
 
 

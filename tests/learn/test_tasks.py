@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Task, Callable[[Tensor, Tensor, Tensor], Tensor], int]] =
     "logistic": (LinearClassifier(FEATURES, 2, l2=L2), linear_loss, 2),
     "softmax": (LinearClassifier(FEATURES, CLASSES, l2=L2), linear_loss, CLASSES),
     "network": (ShallowNetwork(FEATURES, CLASSES, num_hidden=4), network_loss, CLASSES),
-    "quadratic": (Quadratic.from_paper(6), quadratic_loss, 1),
+    "quadratic": (Quadratic(6), quadratic_loss, 1),
 }
 
 
@@ -177,7 +177,7 @@ def test_initial_parameters_follow_the_seed_alone() -> None:
 
 
 def test_the_paper_s_quadratic() -> None:
-    task = Quadratic.from_paper(20)
+    task = Quadratic(20)
     data = task.agent_data(torch.float64)
     scores = task.evaluate(task.initialize(0)[None], data.inputs, data.targets)
     assert scores.loss.item() == pytest.approx(task.minimum)
@@ -189,7 +189,7 @@ def test_the_paper_s_quadratic() -> None:
         lambda: LinearClassifier(0, 2),
         lambda: LinearClassifier(3, 2, l2=-1),
         lambda: ShallowNetwork(3, 1),
-        lambda: Quadratic.from_paper(5),
+        lambda: Quadratic(5),
         lambda: small_cnn((2, 2), 10),
         lambda: LinearClassifier(3, 2).prepare(torch.zeros(4, 5)),
     ],

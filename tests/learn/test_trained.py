@@ -199,7 +199,7 @@ def test_a_layer_with_other_settings_is_not_taken_for_a_plain_one() -> None:
 
 
 def test_a_task_that_predicts_nothing_has_no_model() -> None:
-    task = Quadratic.from_paper(4)
+    task = Quadratic(4)
     problem = TrainingProblem(task, task.agent_data(torch.float64))
     assert TrainedModel.from_problem(problem, torch.zeros(2), PROMISE) is None
 

@@ -13,8 +13,7 @@ def data(
     action: Literal["get", "list"] = argument("Get a data set into the cache, or list all."),
     name: str | None = argument(f"Data set to get, {' or '.join(DOWNLOADABLE)}.", default=None),
     source: str | None = argument(
-        "Folder with its files, or the address of a server. (Default: its usual servers.)",
-        default=None,
+        "Folder with its files. (Default: they are downloaded.)", default=None
     ),
     json: bool = JSON,
 ) -> None:

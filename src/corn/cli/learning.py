@@ -50,8 +50,8 @@ class LearningOptions:
         "returns a torch.nn.Module, or it and its loss. (Default: linear; mnist: network.)"
     )
     partition: str | None = in_learning(
-        "Partition of the samples over agents: iid, dirichlet:ALPHA or shards:K; ε is simulated "
-        "with all but iid. (Default: dirichlet:10; with --data: iid, which corn agent must state.)"
+        "Partition of a task's samples over agents: iid, dirichlet:ALPHA or shards:K. (Default: "
+        "dirichlet:10; with --data: iid, which agents on several hosts must state.)"
     )
     data_seed: int = in_learning("Seed of split and partition.", default=0, min=0)
     batch_size: int = in_learning(
@@ -104,6 +104,9 @@ class LearningOptions:
             )
 
     def _make_file_workload(self, data: Path) -> learn.FileWorkload:
+        # Others look at all labels, which no ε covers.
+        if self.partition not in (None, "iid"):
+            raise typer.BadParameter("must be iid with --data", param_hint="--partition")
         return learn.FileWorkload(
             data=data,
             target=self.target,
@@ -113,7 +116,6 @@ class LearningOptions:
             bounds=learn.parse_bounds(self.bounds),
             model=self.model or "linear",
             test_data=self.test_data,
-            partition=self.partition,
             seed=self.data_seed,
         )
 

@@ -12,12 +12,12 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 
-from corn.checks import require, require_choice, require_count, require_fraction
+from corn.checks import require, require_count, require_fraction
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import CornError, FileFormatError, make_printable
 from corn.learn.partition import TEST_FRACTION, VALIDATION_FRACTION
@@ -36,14 +36,9 @@ _LONGEST_PROBLEM = 300
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its name, the number of rows that it declares publicly, and its address.
+    """A site: its name, and its address HOST:PORT if others can connect to it.
 
-    Attributes:
-        name: the name by which ``corn agent --agent`` calls the site; sites are agents 0, 1, … in
-            order.
-        samples: the declared number of rows of its file. ε does not cover it.
-        address: HOST:PORT at which others reach it.
-        accepts: whether others can connect to it.
+    ``samples`` is the number of rows that it declares publicly. ε does not cover it.
     """
 
     name: str
@@ -64,22 +59,14 @@ class Promise:
     unit: Unit = "sample"
     colluders: int | None = None
 
-    def __post_init__(self) -> None:
-        require_choice("unit", self.unit, get_args(Unit))
-
 
 @dataclass(frozen=True)
 class Training:
     """The training, the same at every site.
 
-    Attributes:
-        steps: T.
-        batch_size: the expected size of a mini-batch at a site of average size.
-        step_size: the first step size, along the mean gradient of ``batch_size`` samples.
-        clip: the largest norm of a clipped gradient.
-        model: ``linear``, ``network`` or a function of a file.
-        held_out: the probability with which a row is held out for tests without ``test_data``.
-        test_data: a public file, beside the consortium file.
+    ``batch_size`` is expected at a site of average size, and ``step_size`` is that along the mean
+    gradient of so many samples. Rows are held out with probability ``held_out``, unless there is
+    ``test_data``, a public file beside the consortium file.
     """
 
     steps: int
@@ -100,14 +87,8 @@ class Training:
 class Consortium:
     """Everything that sites agree on before they look at their data; all of it is public.
 
-    Attributes:
-        path: the file.
-        data: the schema of the files.
-        promise: the promise to each row or site.
-        training: the training.
-        sites: agents 0, 1, … in order.
-        graph: spec or file of the graph.
-        store: HOST:PORT of the rendezvous, which the first site that accepts connections opens.
+    Sites are agents 0, 1, … in order. ``graph`` is the spec or the file of a graph, and ``store``
+    HOST:PORT of the rendezvous, which the first site that accepts connections opens.
     """
 
     path: Path
@@ -147,13 +128,10 @@ class Consortium:
     def load_network(self) -> Network:
         """Return the network: one agent for each site, with its name and in the order of sites."""
         network = load_network(self.graph)
-        require(
-            network.num_agents == len(self.sites),
-            "graph",
-            f"of {len(self.sites)} agents, one for each site",
-            network.num_agents,
-        )
-        place = list(range(network.num_agents))
+        count = len(self.sites)
+        rule = f"of {count} agents, one for each site"
+        require(network.num_agents == count, "graph", rule, network.num_agents)
+        place = list(range(count))
         if network.has_names:
             # A graph with names says which site has which links, in any order.
             place = look_up_agents(self.names, network.agent_names, argument="an agent of graph")
@@ -167,19 +145,19 @@ class Consortium:
 
     def make_budget(self) -> PrivacyBudget:
         """Return the promise of the plan, with one sampling rate that every site accepts."""
-        promise = self.promise
-        training = self.training
-        common: dict[str, Any] = {
-            "epsilon": promise.epsilon,
-            "delta": promise.delta,
-            "num_steps": training.steps,
-            "clip": training.clip,
-            "unit": promise.unit,
-        }
-        if promise.unit == "agent":
-            return PrivacyBudget(**common)
-        batch_size, rate = choose_rate(self.training_samples, training.batch_size)
-        return PrivacyBudget(**common, batch_size=batch_size, sampling_rate=rate)
+        promise, training = self.promise, self.training
+        batch_size = rate = None
+        if promise.unit == "sample":
+            batch_size, rate = choose_rate(self.training_samples, training.batch_size)
+        return PrivacyBudget(
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            num_steps=training.steps,
+            clip=training.clip,
+            unit=promise.unit,
+            batch_size=batch_size,
+            sampling_rate=rate,
+        )
 
     @property
     def step_size(self) -> float:
@@ -196,28 +174,19 @@ class Consortium:
 
     def load_plan(self) -> Plan:
         """Return the plan beside the file, or raise unless it was made from this file."""
-        if not self.plan_path.exists():
-            raise FileFormatError(
-                f"{self.plan_path}: no such file: make it with corn plan {self.path}, or copy it "
-                "from the site that did"
-            )
-        plan = load_plan(self.plan_path)
-        network = self.load_network()
-        differences = [
-            name
-            for name, is_same in {
-                "promise and sampling": plan.budget == self.make_budget(),
-                "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
-                "graph": set(map(frozenset, plan.network.graph.edges))
-                == set(map(frozenset, network.graph.edges)),
-                "names of sites": plan.network.agent_names == network.agent_names,
-            }.items()
-            if not is_same
-        ]
-        if differences:
+        plan, network = load_plan(self.plan_path), self.load_network()
+        links = [set(map(frozenset, own.graph.edges)) for own in (plan.network, network)]
+        is_same = {
+            "promise and sampling": plan.budget == self.make_budget(),
+            "colluders": plan.threat.max_colluders == self.make_threat().max_colluders,
+            "graph": links[0] == links[1],
+            "names of sites": plan.network.agent_names == network.agent_names,
+        }
+        if not all(is_same.values()):
             raise FileFormatError(
                 f"{self.plan_path}: must be the plan of {self.path}, found another "
-                f"{', '.join(differences)}: all sites need the same two files"
+                f"{', '.join(name for name in is_same if not is_same[name])}: all sites need the "
+                "same two files"
             )
         return plan
 
@@ -247,10 +216,9 @@ class Consortium:
 def choose_rate(sizes: Sequence[float], batch_size: int) -> tuple[int, float]:
     """Return a batch size and one Poisson rate that agents with data of these sizes accept.
 
-    At the rate B·n/Σm an agent of average size draws B samples, and all draw in proportion to their
-    sizes. The largest rate decides how much noise all agents add, so one rate is best. The batch
-    size of the result is what the largest agent draws: it is only the divisor of all gradients, and
-    batches are padded to it, so that no message or rounding shows how many samples were drawn.
+    At the rate B·n/Σm an agent of average size draws B samples. The largest rate decides how much
+    noise all agents add, so one rate is best. The batch size is what the largest agent draws:
+    batches are padded to it, so that no message shows how many samples were drawn.
 
     >>> choose_rate([10000, 3000, 1200, 600, 160, 40], 50)
     (200, 0.02)
@@ -266,7 +234,7 @@ def load_consortium(path: Path) -> Consortium:
     tables = {name: document.pop(name, None) for name in ("data", "promise", "training", "sites")}
     listed = tables["sites"] if isinstance(tables["sites"], list) else []
     try:
-        consortium: Consortium = read_record(
+        consortium = read_record(
             Consortium,
             document,
             "the file:",

@@ -10,22 +10,20 @@ import hashlib
 import http.client
 import io
 import os
-import shutil
 import struct
 import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import wrap_file
 
 from corn.checks import IntArray, require_choice
 from corn.errors import FileFormatError
+from corn.files import write_file
 from corn.learn.schedule import ScheduleName
 
 WorkloadName: TypeAlias = Literal[
@@ -47,27 +45,18 @@ def usual_schedule(workload: str) -> ScheduleName:
     return "inverse-sqrt" if workload == "quadratic" else "constant"
 
 
-CACHE_VARIABLE = "CORN_DATA"
-"""The environment variable that names another cache directory."""
-
-_TIMEOUT_SECONDS = 30
-
-
 @dataclass(frozen=True)
 class DownloadableDataset:
     """A data set that is downloaded once and kept in the cache.
 
-    Attributes:
-        files: the name of each file, on the server and in the cache, and the SHA-256 of its
-            **decompressed** content, by which a repacked archive is still recognised. The training
-            files come first, then those of the test set. CorN joins them and splits them again, as
-            the paper does.
-        base_urls: the servers that have the files, tried in this order.
+    ``files`` has the name of each file, on the server and in the cache, and the SHA-256 of its
+    **decompressed** content, by which a repacked archive is still recognised. The training files
+    come first, then those of the test set. ``url`` is the folder on the server.
     """
 
     name: str
     files: dict[str, str]
-    base_urls: tuple[str, ...]
+    url: str
     description: str
 
 
@@ -77,7 +66,7 @@ A9A = DownloadableDataset(
         "a9a": "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906",
         "a9a.t": "1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
     },
-    base_urls=("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",),
+    url="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",
     description="does a person earn over 50k? 48,842 rows of 123 yes-or-no features (LIBSVM)",
 )
 
@@ -97,12 +86,8 @@ MNIST = DownloadableDataset(
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
         ),
     },
-    # The authors' own server has refused downloads by programs for years. PyTorch's mirror is in
-    # common use, and the checksums are those of the originals.
-    base_urls=(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://yann.lecun.com/exdb/mnist/",
-    ),
+    # PyTorch's mirror of the originals.
+    url="https://ossci-datasets.s3.amazonaws.com/mnist/",
     description="70,000 handwritten digits of 28×28 grey levels",
 )
 
@@ -123,7 +108,7 @@ def cache_directory(directory: Path | str | None = None) -> Path:
     >>> cache_directory("/data").name
     'data'
     """
-    chosen = directory or os.environ.get(CACHE_VARIABLE)
+    chosen = directory or os.environ.get("CORN_DATA")
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "corn"
@@ -140,13 +125,11 @@ def fetch_dataset(
 ) -> Path:
     """Get the files of a data set that are not in the cache yet; return their directory.
 
-    Each file is checked against the SHA-256 of its decompressed content before it gets its name, so
-    every file in the cache is correct. A bar on stderr shows the progress of a download.
+    Each file is checked before it gets its name, so every file in the cache is correct.
 
     Args:
         name: ``a9a`` or ``mnist``.
-        source: a folder with the files, compressed or not, or the address of a server, instead of
-            the servers of the catalogue.
+        source: a folder with the files, compressed or not, instead of the server.
         directory: the cache; see :func:`corn.learn.datasets.cache_directory`.
     """
     advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
@@ -154,87 +137,49 @@ def fetch_dataset(
     place = cache_directory(directory) / name
     place.mkdir(parents=True, exist_ok=True)
     for file, sha256 in dataset.files.items():
-        if not (place / file).is_file():
-            _fetch_file(place / file, sha256, [source] if source else dataset.base_urls)
+        if (place / file).is_file():
+            continue
+        origin = str(source or dataset.url)
+        try:
+            content = _find(Path(source), file) if source else _download(origin + file)
+            found = hashlib.sha256(_decompress(content)).hexdigest()
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            raise FileFormatError(
+                f"{origin}: {error}. Get {file} from elsewhere, and give its folder: corn data get "
+                f"{name} FOLDER"
+            ) from error
+        if found != sha256:
+            raise FileFormatError(
+                f"{origin}: the sha256 of the content of {file} must be {sha256[:16]}…, found "
+                f"{found[:16]}…: the file is damaged or another version"
+            )
+        write_file(place / file, content)
     return place
 
 
-def _find_file(path: Path, file: str) -> Path:
+def _download(url: str) -> bytes:
+    # URLs are the catalogue's.
+    with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310
+        content: bytes = response.read()
+    return content
+
+
+def _find(folder: Path, file: str) -> bytes:
     plain = file.removesuffix(".gz")
-    # torchvision keeps MNIST in a folder "raw"; some archives write ".idx" for "-idx".
-    names = (file, plain, f"{plain}.gz", plain.replace("-idx", ".idx"))
-    for candidate in (place / name for place in (path, path / "raw") for name in names):
-        if candidate.is_file():
-            return candidate
-    raise FileFormatError(
-        f"{path}: must be a directory with a file {file}, compressed or not; found none"
-    )
+    for path in (folder / plain, folder / f"{plain}.gz"):
+        if path.is_file():
+            return path.read_bytes()
+    raise FileNotFoundError(f"must be a directory with a file {file}, compressed or not")
 
 
-def _check_content(path: Path, sha256: str) -> None:
-    try:
-        with _open_content(path) as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise FileFormatError(f"{path}: not a complete gzip file ({error})") from error
-    if found != sha256:
-        raise FileFormatError(
-            f"{path}: the sha256 of its content must be {sha256[:16]}…, found {found[:16]}…: the "
-            "file is damaged or another version; download it again"
-        )
-
-
-def _fetch_file(target: Path, sha256: str, sources: Sequence[Path | str]) -> None:
-    # Beside the target, so that the rename is atomic.
-    partial = target.with_name(target.name + ".part")
-    failures: list[str] = []
-    for source in sources:
-        try:
-            if "://" in str(source):
-                _transfer(f"{str(source).rstrip('/')}/{target.name}", partial)
-            else:
-                shutil.copyfile(_find_file(Path(source), target.name), partial)
-            # A server may break off, or send something else, such as a login page.
-            _check_content(partial, sha256)
-            partial.replace(target)
-        # urllib raises ``ValueError`` for an address that is none.
-        except (OSError, ValueError, http.client.HTTPException, FileFormatError) as error:
-            failures.append(f"{source}: {error}")
-        else:
-            return
-        finally:
-            partial.unlink(missing_ok=True)
-    raise FileFormatError(
-        f"{'; '.join(failures)}. Get {target.name} from elsewhere, and give its folder: corn data "
-        f"get {target.parent.name} FOLDER"
-    )
-
-
-def _transfer(url: str, partial: Path) -> None:
-    console = Console(stderr=True)
-    # URLs are the catalogue's or the caller's.
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310
-        size = int(response.headers.get("Content-Length", 0))
-        shown: dict[str, Any] = {"transient": True, "disable": not console.is_terminal}
-        with (
-            wrap_file(response, size, description=url, console=console, **shown) as content,
-            partial.open("wb") as stream,
-        ):
-            shutil.copyfileobj(content, stream)
-
-
-def _open_content(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """Open a file for reading its decompressed content, whatever its name."""
-    with path.open("rb") as stream:
-        # By content: servers and archives differ in whether they decompress ``.gz``.
-        is_compressed = stream.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if is_compressed else path.open("rb")
+def _decompress(content: bytes) -> bytes:
+    # By content: servers and archives differ in whether they decompress ``.gz``.
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
 Float32Array: TypeAlias = NDArray[np.float32]
 
 _A9A_FEATURES = 123
-_IDX_UNSIGNED_BYTE = 0x08
 _SYNTHETIC_ROWS, _SYNTHETIC_FEATURES = 200_000, 20
 
 
@@ -330,15 +275,14 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
     """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
 
-    The number of features is stated, never inferred: a9a's feature 123 does not occur in its test
-    file, which would come out a column short.
+    The last features may not occur in a file, as a9a's feature 123 in its test file.
     """
     # Scikit-learn takes a second to import, which commands without data need not wait for.
     from sklearn.datasets import load_svmlight_file
 
     try:
-        with _open_content(path) as stream:
-            features, labels = load_svmlight_file(stream, n_features=num_features, dtype=np.float32)
+        stream = io.BytesIO(_decompress(path.read_bytes()))
+        features, labels = load_svmlight_file(stream, n_features=num_features, dtype=np.float32)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise FileFormatError(f"{path}: not a LIBSVM file: {error}") from error
     return features.toarray(), labels.astype(np.int64)
@@ -347,14 +291,13 @@ def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArra
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read an idx file of bytes, compressed or not, as an array of the shape in its header."""
     try:
-        with _open_content(path) as stream:
-            content = stream.read()
+        content = _decompress(path.read_bytes())
         # Two zero bytes, the type, the number of dimensions, then each dimension in 4 bytes.
         _, kind, dimensions = struct.unpack_from(">HBB", content)
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
         values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise FileFormatError(f"{path}: not an idx file of bytes: {error}") from error
-    if kind != _IDX_UNSIGNED_BYTE:
+    if kind != 0x08:
         raise FileFormatError(f"{path}: not an idx file of bytes: its type is {kind}")
     return values

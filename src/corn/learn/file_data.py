@@ -8,14 +8,12 @@ files that differ in one sample for training too, so each row's own coins decide
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,20 +21,20 @@ import torch
 from pyarrow import csv as arrow_csv
 from pyarrow.parquet import ParquetFile
 
-from corn.checks import FloatArray, IntArray, require_fraction
+from corn.checks import FloatArray, IntArray, require, require_fraction
 from corn.errors import FileFormatError, InvalidArgumentError, list_some
 from corn.learn.batches import AgentData
 from corn.learn.metrics import Samples
 from corn.learn.partition import (
     TEST_FRACTION,
     deal_by_coins,
-    partition_samples,
     split_by_coins,
     toss_coins,
 )
 from corn.learn.problem import TrainingProblem
 from corn.learn.schema import (
     Column,
+    DataFile,
     Rows,
     Schema,
     as_number,
@@ -58,11 +56,10 @@ _IMAGE_SUFFIXES = frozenset(
 _SEPARATORS = ",;\t|"
 # Pillow's modes of 16 and 32 bits, of which its conversion to 8 bits makes all bright pixels white.
 _WIDE_MODES = ("I", "F")
-_MOST_UNPACKED_BYTES = 1 << 28
-_MOST_SHRINKING = 100
 # More different values than this suggest numbers to predict, not classes.
 _MOST_CLASSES = 1000
 _FOLDER = "folder"
+_READ_CLASSES = "the list of classes was read from the data, and no ε covers that"
 
 AGENT_FIELD = "{agent}"
 """The part of a path that stands for an agent's number."""
@@ -71,22 +68,13 @@ SITE_FIELD = "{site}"
 """The part of a path that stands for an agent's name."""
 
 
-@dataclass(frozen=True, eq=False)
-class DataFile:
-    """A file as it was written: columns of cells, of CSV as text, and images if it is a folder."""
-
-    path: Path
-    cells: Mapping[str, pa.ChunkedArray]
-    images: FloatArray | None = None
-
-
 def read_file(path: Path) -> DataFile:
     """Read a table, or a folder of images with one sub-folder per class."""
     if path.is_dir():
         return _read_images(path)
     if not path.exists():
         raise FileFormatError(f"{path}: no such file")
-    name = path.name.lower().removesuffix(".gz")
+    name = path.name.lower()
     if not name.endswith(_TABLE_SUFFIXES):
         raise FileFormatError(
             f"{path}: data must be a .csv, .tsv or .parquet file, or a folder of images"
@@ -101,10 +89,8 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
     problems = [f"column {k + 1} must have a name" for k, name in enumerate(names) if not name]
     # A file without a header would lose its first sample, and have numbers for names.
     if all(as_number(name) is not None for name in names):
-        problems.append(
-            "the first line must have the names of the columns, found numbers: "
-            f"{', '.join(names)[:60]}"
-        )
+        found = ", ".join(names)[:60] or "nothing"
+        problems.append(f"the first line must have the names of the columns, found {found}")
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     report_problems(path, [*problems, *(f"column {name!r} occurs twice" for name in repeated)])
 
@@ -112,90 +98,33 @@ def _require_names(path: Path, names: Sequence[str]) -> None:
 def _read_csv(path: Path) -> dict[str, pa.ChunkedArray]:
     """Return all columns as text."""
     try:
-        content = _read_content(path).removeprefix(b"\xef\xbb\xbf")
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         # All of it: pyarrow would skip a short row that is not UTF-8 without a word.
         head = content.decode().partition("\n")[0]
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path}: must be text in UTF-8: {error.reason}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise FileFormatError(f"{path}: cannot be read: {error}") from error
-    # The header decides: European spreadsheets write semicolons, and names rarely contain one.
-    separator = max(_SEPARATORS, key=head.count)
-    try:
+        # The header decides: European spreadsheets write semicolons, and names rarely contain one.
+        separator = max(_SEPARATORS, key=head.count)
         names = [name.strip() for name in next(csv.reader([head], delimiter=separator), [])]
-    except csv.Error as error:
-        raise FileFormatError(f"{path}: not a line with the names of columns: {error}") from error
-    if not names:
-        raise FileFormatError(f"{path}: must have a line with the names of its columns, found none")
-    _require_names(path, names)
-    short: list[tuple[int, int]] = []
-
-    def note_row(row: Any) -> str:
-        # Rows are counted from the header.
-        short.append((row.number - 1, row.actual_columns))
-        return "skip"
-
-    try:
+        _require_names(path, names)
         table = arrow_csv.read_csv(
             pa.BufferReader(content),
             # In one thread, which knows the numbers of rows.
             read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter=separator, newlines_in_values=True, invalid_row_handler=note_row
-            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
         )
-    except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            raise FileFormatError(f"{path}: must have at least one row, found none") from error
-        raise FileFormatError(f"{path}: not a CSV file in UTF-8: {error}") from error
-    if short:
-        row, count = short[0]
+    # Errors of pyarrow and of UTF-8 are ValueErrors.
+    except (OSError, ValueError, csv.Error) as error:
         raise FileFormatError(
-            f"{path}: row {row} must have {len(names)} values, one for each column, found {count} "
-            f"(number of such rows: {len(short)})"
-        )
+            f"{path}: must be CSV in UTF-8 with at least one row: {error}"
+        ) from error
     return {name: table.column(name) for name in names}
-
-
-def _read_content(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        # By content: programs differ in whether they decompress ``.gz``.
-        is_compressed = stream.read(2) == b"\x1f\x8b"
-    if not is_compressed:
-        return path.read_bytes()
-    content = bytearray()
-    with gzip.open(path) as stream:
-        while chunk := stream.read(1 << 20):
-            content += chunk
-            # While it grows: the header of a gzip file does not state a size.
-            _require_unpacked(path, len(content))
-    return bytes(content)
-
-
-def _require_unpacked(path: Path, num_bytes: int) -> None:
-    """Raise unless the content of a compressed file may have so many bytes.
-
-    A small file can decompress to more than any memory holds. Ordinary data shrinks to a hundredth
-    at best, and what is less than 256 MiB does no harm.
-    """
-    size = path.stat().st_size
-    most = max(_MOST_UNPACKED_BYTES, _MOST_SHRINKING * size)
-    if num_bytes > most:
-        raise FileFormatError(
-            f"{path}: decompressed content must be at most {most:,} bytes for a file of {size:,}, "
-            f"found {num_bytes:,} or more: store genuine data without compression"
-        )
 
 
 def _read_parquet(path: Path) -> dict[str, pa.ChunkedArray]:
     try:
         with ParquetFile(path) as file:
-            # A column of equal values has almost no bytes in the file, and eight a row in memory.
-            shape = file.metadata
-            _require_unpacked(path, 8 * shape.num_rows * max(shape.num_columns, 1))
             table = file.read()
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise FileFormatError(f"{path}: not a Parquet file: {error}") from error
@@ -205,13 +134,7 @@ def _read_parquet(path: Path) -> dict[str, pa.ChunkedArray]:
 
 def _read_images(folder: Path) -> DataFile:
     # Sorted, because the order of a folder differs between file systems.
-    labels = sorted(child for child in folder.iterdir() if child.is_dir())
-    paths = [
-        path
-        for label in labels
-        for path in sorted(label.iterdir())
-        if path.suffix.lower() in _IMAGE_SUFFIXES
-    ]
+    paths = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in _IMAGE_SUFFIXES)
     if not paths:
         raise FileFormatError(
             f"{folder}: must have one sub-folder of images per class, found no image in one"
@@ -235,12 +158,9 @@ def _read_image(path: Path) -> FloatArray:
 
     try:
         with Image.open(path) as image:
-            # By its header, before a pixel is decompressed.
-            _require_unpacked(path, image.width * image.height * len(image.getbands()))
             if image.mode.startswith(_WIDE_MODES):
                 raise FileFormatError(
-                    f"{path}: an image must have 8 bits per channel, found mode {image.mode}: "
-                    "convert it"
+                    f"{path}: an image must have 8 bits per channel, found mode {image.mode}"
                 )
             # By the mode, not by the pixels: whether a colour image happens to be grey is private.
             is_grey = image.mode in ("1", "L", "LA")
@@ -255,27 +175,17 @@ def _read_image(path: Path) -> FloatArray:
 class FileWorkload:
     """A training problem in files, of which every agent reads only its own.
 
-    Attributes:
-        data: a file or a folder of images; with ``{agent}`` in it, one for each agent.
-        target: the column of the targets; None for folders of images.
-        features: the columns of the inputs, all of them numbers; by default all others, in order of
-            their names, so that files with the same columns in another order agree.
-        classes: the public list of classes. None reads them from the data, which makes every run
-            a simulation: which classes occur is private.
-        is_regression: whether targets are numbers to predict.
-        bounds: public bounds of columns by name; those of "" are for all columns of the inputs.
-        schema: the public schema of a consortium, which replaces the five fields above.
-        sites: the names of the agents, which stand for ``{site}`` in ``data``, by default their
-            numbers. With names, a file is always the file of one agent, and never distributed.
-        model: see :func:`corn.learn.workloads.make_named_task`.
-        test_data: a public file to measure on; every agent has it.
-        held_out: the fraction of each file that is measured on, not trained on, without test data;
-            each row is held out with this probability.
-        partition: the partition of one file over the agents, by default ``iid``. Others look at
-            all labels, which makes every run a simulation.
-        seed: the seed of split and partition.
-        l2: the penalty λ of linear classifiers.
-        device: the device on which gradients are computed.
+    ``data`` is a file or a folder of images, with ``{agent}`` or ``{site}`` in it one for each
+    agent; ``sites`` are the names of agents. With them, a file is never distributed.
+
+    ``target`` is a column, and ``features`` are columns of numbers, by default all others, in order
+    of their names, so that files with the same columns in another order agree. Without the public
+    list of ``classes`` it is read from the data, which makes every run a simulation: which classes
+    occur is private. ``bounds`` of "" are for all columns of the inputs. A ``schema`` replaces all
+    of these.
+
+    ``test_data`` is a public file to measure on. Without it, each row is held out with the
+    probability ``held_out``.
     """
 
     data: Path
@@ -289,9 +199,7 @@ class FileWorkload:
     model: str = "linear"
     test_data: Path | None = None
     held_out: float = TEST_FRACTION
-    partition: str | None = None
     seed: int = 0
-    l2: float = 1e-4
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -300,18 +208,12 @@ class FileWorkload:
             raise InvalidArgumentError("classes must be None for regression: leave them out")
         if self.classes is not None:
             Schema(self.target or _FOLDER, classes=self.classes or ("",))
-        if self.has_file_per_agent and self.partition is not None:
-            raise InvalidArgumentError(
-                f"partition must be None where every agent has a file of its own ({AGENT_FIELD} in "
-                "--data): leave it out"
-            )
 
     @property
     def has_file_per_agent(self) -> bool:
         """Whether every agent has a file of its own."""
-        return bool(self.sites) or any(
-            field in str(self.data) for field in (AGENT_FIELD, SITE_FIELD)
-        )
+        text = str(self.data)
+        return bool(self.sites) or AGENT_FIELD in text or SITE_FIELD in text
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
         """Return the problem with the data of some agents, by default of all.
@@ -324,8 +226,8 @@ class FileWorkload:
         files = [read_file(path) for path in self._paths(owners)]
         tests = [] if self.test_data is None else [read_file(self.test_data)]
         schema = self.schema or self._find_schema([*files, *tests])
-        tables = [self._read(schema, own, checks_people=True) for own in files]
-        public = [self._read(schema, own) for own in tests]
+        tables = [schema.read(own, checks_people=True) for own in files]
+        public = [schema.read(own) for own in tests]
         shape = tables[0].inputs.shape[1:]
         for own in (*tables, *public):
             if own.inputs.shape[1:] != shape:
@@ -334,51 +236,37 @@ class FileWorkload:
                     f"{own.inputs.shape[1:]}"
                 )
         split = [self._split(schema, own) for own in tables]
-        parts = [own for own, _ in split]
+        train = [parts["train"] for parts, _ in split]
         if not self.has_file_per_agent:
-            parts = self._deal_out(*split[0], num_agents, owners)
+            train = self._deal_out(train[0], split[0][1], num_agents, owners)
         # A part without samples is left out: a mean over no samples would be NaN.
         held_out: dict[str, Samples] = {}
         for name in ("validation", "test"):
-            found = [own[name] for own in parts if len(own[name][0])]
+            found = [parts[name] for parts, _ in split if len(parts[name][0])]
             if found:
                 held_out[name] = torch.cat([X for X, _ in found]), torch.cat([y for _, y in found])
         for own in public:
             held_out["test"] = _encode(schema, own)
+        is_declared = bool(self.schema or self.classes or self.is_regression)
         task = make_named_task(
             self.model,
-            tuple(parts[0]["train"][0].shape[1:]),
+            tuple(train[0][0].shape[1:]),
             len(schema.classes) or None,
             is_image=not schema.columns,
-            l2=self.l2,
             of=str(self.data),
         )
         return TrainingProblem(
             task=place_task(task, self.device),
-            data=AgentData.from_parts([own["train"] for own in parts]),
+            data=AgentData.from_parts(train),
             parts=held_out,
             # Samples held out of agents' own files stay private, and so do scores on them.
             public_parts=("test",) if public else (),
             private_notes=tuple(f"{own.path}: {note}" for own in tables for note in own.notes),
             schema=schema,
             description=self._describe(schema, tables[0], public),
-            simulation=self._explain_simulation(),
+            simulation="" if is_declared else _READ_CLASSES,
             is_dealt_out=not self.has_file_per_agent,
         )
-
-    def _path_of(self, agent: int) -> Path:
-        text = str(self.data).replace(AGENT_FIELD, str(agent))
-        name = self.sites[agent] if self.sites else str(agent)
-        # A name from a file of others must not lead to another folder.
-        if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
-            raise FileFormatError(
-                f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
-                f"use {AGENT_FIELD}, which stands for the agent's number, {agent}"
-            )
-        return Path(text.replace(SITE_FIELD, name))
-
-    def _read(self, schema: Schema, file: DataFile, *, checks_people: bool = False) -> Rows:
-        return schema.read(file.path, file.cells, file.images, checks_people=checks_people)
 
     def _find_schema(self, files: Sequence[DataFile]) -> Schema:
         """Return the schema that the options and the names in the files make."""
@@ -387,8 +275,6 @@ class FileWorkload:
         target = self.target or _FOLDER
         if not is_image and self.target is None:
             raise FileFormatError(f"{first.path}: name the column of the targets with --target")
-        if is_image and self.bounds:
-            raise FileFormatError(f"{first.path}: has no columns with bounds: omit --bounds")
         for own in files:
             require_columns(own.path, own.cells, [target])
         names = self.features
@@ -401,11 +287,9 @@ class FileWorkload:
                         f"{own.path}: must have the columns of {first.path}, found a difference in "
                         f"{list_some(differing)}: --features selects those that all have"
                     )
-        if target in names:
-            raise FileFormatError(f"column {target!r} is the target and cannot be a feature")
         if not names and not is_image:
             raise FileFormatError(f"{first.path}: must have a column besides {target!r}")
-        known = {"", *names, *([target] if self.is_regression else [])}
+        known = [*names, *([""] if names else []), *([target] if self.is_regression else [])]
         unknown = [name for name in self.bounds if name not in known]
         report_problems(
             first.path, [f"column {name!r} has bounds, but is missing" for name in unknown]
@@ -421,17 +305,18 @@ class FileWorkload:
     def _paths(self, agents: Sequence[int]) -> list[Path]:
         if not self.has_file_per_agent:
             return [self.data]
-        paths = [self._path_of(agent) for agent in agents]
-        if len(set(paths)) < len(paths):
-            raise FileFormatError(
-                f"{self.data}: must have {SITE_FIELD} or {AGENT_FIELD} in its name, which stands "
-                "for the site, as every site has a file of its own"
-            )
-        for path in paths:
-            if not path.exists():
+        text, paths = str(self.data), []
+        for agent in agents:
+            name = self.sites[agent] if self.sites else str(agent)
+            # A name from a file of others must not lead to another folder.
+            if SITE_FIELD in text and ("/" in name or "\\" in name or name in (".", "..")):
                 raise FileFormatError(
-                    f"{path}: no such file; agents are numbered from 0, and each needs a file"
+                    f"{self.data}: {SITE_FIELD} must be a name without / and \\, found {name!r}: "
+                    f"use {AGENT_FIELD}, the agent's number"
                 )
+            paths.append(Path(text.replace(AGENT_FIELD, str(agent)).replace(SITE_FIELD, name)))
+        if len(set(paths)) < len(paths):
+            raise FileFormatError(f"{text}: must have {SITE_FIELD} or {AGENT_FIELD} in its name")
         return paths
 
     def _find_classes(self, target: str, files: Sequence[DataFile]) -> tuple[str, ...]:
@@ -469,57 +354,26 @@ class FileWorkload:
         parts = {part: _pick(samples, rows) for part, rows in vars(split).items()}
         return parts, coins[split.train, 1]
 
-    def _explain_simulation(self) -> str:
-        """Return why a run on this data is a simulation; empty if it is none."""
-        kind = (self.partition or "iid").partition(":")[0]
-        if kind != "iid":
-            return (
-                f"{kind} looks at the labels of all rows to decide which agent has which, and no ε "
-                "covers that"
-            )
-        if self.schema is None and self.classes is None and not self.is_regression:
-            return "the list of classes was read from the data, and no ε covers that"
-        return ""
-
     def _deal_out(
         self,
-        whole: dict[str, Samples],
+        train: Samples,
         coins: FloatArray,
         num_agents: int,
         agents: Sequence[int],
-    ) -> list[dict[str, Samples]]:
-        """Return the parts of agents of one file, by the coins of its training samples."""
-        train = whole["train"]
+    ) -> list[Samples]:
+        """Return the samples of agents of one file, by a coin of each."""
         # The same seed in every process: agents deal out one file alike without talking.
-        if (self.partition or "iid") == "iid":
-            rows = deal_by_coins(coins, num_agents)
-        elif self.is_regression:
-            raise InvalidArgumentError(
-                "partition must be iid for regression, which has no classes, found "
-                f"{self.partition!r}"
-            )
-        else:
-            labels = train[1].numpy()
-            rows = partition_samples(self.partition or "", labels, num_agents, seed=self.seed)
+        rows = deal_by_coins(coins, num_agents)
         for agent in agents:
             if not len(rows[agent]):
                 raise FileFormatError(
                     f"{self.data}: agent {agent} must get a row to train on, found none of "
                     f"{len(coins)} for {num_agents} agents: take fewer agents, or more rows"
                 )
-        # Held-out samples of one common file belong to nobody in particular: the first agent here
-        # gets them and the others none, so that each is counted once.
-        nothing = _pick(train, np.empty(0, np.int64))
-        held_out = [whole, *[{"validation": nothing, "test": nothing}] * (len(agents) - 1)]
-        return [
-            {**own, "train": _pick(train, rows[agent])}
-            for agent, own in zip(agents, held_out, strict=True)
-        ]
+        return [_pick(train, rows[agent]) for agent in agents]
 
     def _describe(self, schema: Schema, first: Rows, tests: Sequence[Rows]) -> str:
-        files = "a file for each agent"
-        if not self.has_file_per_agent:
-            files = f"one file, {self.partition or 'iid'}"
+        files = "a file for each agent" if self.has_file_per_agent else "one file, iid"
         public = ""
         for test in tests:
             # Public, so that a hash of it may be compared: scores on other samples would not
@@ -544,15 +398,14 @@ def parse_bounds(text: str | None) -> dict[str, Interval]:
         # The last equals sign separates: a column's own name may contain one.
         name, _, interval = part.rpartition("=")
         least, _, most = interval.partition(":")
-        if name.strip() in bounds:
-            raise InvalidArgumentError(f"bounds of {name or 'all columns'} are given twice")
+        require(name.strip() not in bounds, "bounds", "given once", f"those of {name} twice")
         try:
-            bounds[name.strip()] = float(least), float(most)
+            found = float(least), float(most)
         except ValueError as error:
             raise InvalidArgumentError(
                 f"bounds must be LEAST:MOST for all columns, or COLUMN=LEAST:MOST,…, found {text!r}"
             ) from error
-        Column(name or "all columns", bounds=bounds[name.strip()])
+        bounds[name.strip()] = Column(name or "all columns", bounds=found).limits or found
     return bounds
 
 

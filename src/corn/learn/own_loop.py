@@ -5,9 +5,6 @@ sample. The gradient of each is clipped, the sums get noise and are rounded by
 :mod:`corn.learn.step`, and the user's optimizer steps along the result. That is post-processing as
 long as nothing else reaches the step: so the parameters, the optimizer's state and its settings
 must be those that CorN has left.
-
-``make_private`` simulates all agents of a network with exact sums, which have one model, so that a
-batch has the samples of all agents. :func:`corn.distributed.make_private` runs one agent.
 """
 
 from __future__ import annotations
@@ -59,7 +56,12 @@ from corn.learn.perturbation import NoiseShare, make_source, simulation_nonce
 from corn.learn.problem import require_device, require_plain_loader
 from corn.learn.step import AgentStepper, UpdateRule, sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients
-from corn.learn.user_model import UserModel, has_same_values, seeded_randomness
+from corn.learn.user_model import (
+    SampleGradients,
+    UserModel,
+    has_same_values,
+    seeded_randomness,
+)
 from corn.noise import ReleaseLedger
 from corn.noise.stream import NONCE_BYTES
 from corn.plan import Plan, fingerprint, make_plan
@@ -107,14 +109,12 @@ def make_private(
 
     Args:
         module: only parameters with ``requires_grad`` are trained, get noise and are sent; the rest
-            must not change, which is checked after every step. Batch normalisation is refused. Each
-            sample runs through the module alone.
+            must not change. Batch normalisation is refused. Each sample runs alone.
         optimizer: an optimizer of the module's parameters; any that needs one gradient for a step.
         data_loader: one whose samples are distributed over the agents at random, or one for each
-            agent, in their order or by the labels of the graph. Data sets and the collate function
-            are used. Batches are drawn by CorN (Poisson sampling): of all agents together they have
-            on average the loader's size, or the sum of the sizes. The numbers of samples and of
-            batches are public.
+            agent, in their order or by the labels of the graph. Batches are drawn by Poisson
+            sampling: of all agents together they have on average the loader's size, or the sum of
+            the sizes. The numbers of samples and of batches are public.
         target_epsilon: ε of one sample after all epochs.
         target_delta: δ of that promise.
         epochs: the number of passes over the data, on average.
@@ -125,11 +125,10 @@ def make_private(
         accumulation: the number of batches with which the loader shows the samples of one step; a
             backward pass follows each of them, and ``optimizer.step()`` the last.
         schedule: a function that returns, for the optimizer that it is given, a scheduler of torch
-            that depends on the number of the step alone. Its values are computed before the first
-            step; ``optimizer.scheduler`` is an object for libraries that want one.
+            that depends on the number of the step alone. Libraries get ``optimizer.scheduler``.
         seed: the seed of noise and batches; it is public, so that the models protect nobody. None
             draws both from new secret keys.
-        ledger: the file that counts the steps of all runs. It is needed to go on with a checkpoint
+        ledger: the file that counts the steps of all runs, to go on with a checkpoint
             (``optimizer.state_dict()``) of another process, which may have made further steps.
         device: the device to which the module and the batches go; None leaves them where they are.
 
@@ -156,8 +155,7 @@ def make_private(
     agents = network if isinstance(network, Network) else load_network(network)
     if agents.mixing != "sum":
         raise InvalidArgumentError(
-            "network must have mixing='sum', with which all agents have one model, found 'gossip': "
-            "corn.train simulates gossip"
+            "network must have mixing='sum', found 'gossip': corn.train simulates gossip"
         )
     source = LoopData.of_agents(data_loader, agents.agent_names, seed=seed)
     steps_per_epoch = math.ceil(len(source.dataset) / source.batch_size)
@@ -172,10 +170,13 @@ def make_private(
         # As in Opacus: a pass has as many batches as the loader.
         sampling_rate=1 / steps_per_epoch,
     )
-    plan = make_plan(agents, budget)
-    print(describe_adjacency(plan), file=sys.stderr)  # noqa: T201 - once, for whoever knows Opacus
+    print(  # noqa: T201 - once, for whoever knows Opacus
+        f"corn: ε = {write_exactly(target_epsilon)} for one sample, with adjacency {adjacency!r}; "
+        "Opacus counts 'add-remove'",
+        file=sys.stderr,
+    )
     return simulate(
-        plan,
+        make_plan(agents, budget),
         source,
         seed=seed,
         ledger=ledger,
@@ -184,27 +185,6 @@ def make_private(
         accumulation=accumulation,
         schedule=schedule,
         device=device,
-    )
-
-
-def describe_adjacency(plan: Plan) -> str:
-    """Return the noise of a plan in the terms of Opacus, and which ε compares with its own."""
-    budget = plan.budget
-    # The noise in the sum over all agents, in units of the clip. Its square is inverse to the cap.
-    contribution = budget.queries[0].contribution
-    multiplier = math.sqrt(plan.decomposition.covariance.sum()) / contribution
-    both: tuple[Adjacency, ...] = ("replace", "add-remove")
-    caps = {each: replace(budget, adjacency=each).precision_caps(1)[0] for each in both}
-    alone = {each: 1 / math.sqrt(cap) / contribution for each, cap in caps.items()}
-    factor = multiplier / alone[budget.adjacency]
-    against = plan.threat.describe_colluders()
-    # Floating point takes a small part of the budget.
-    price = f", {factor:.3g} × that of one place to hold against {against}" if factor > 1.01 else ""
-    return (
-        f"corn: ε = {write_exactly(budget.promises[0].epsilon)} for one sample, with adjacency "
-        f"{budget.adjacency!r}: noise multiplier {multiplier:.3g}{price}. In one place, a sample "
-        f"whose values change ('replace') needs {alone['replace']:.3g}, one that is added or "
-        f"removed ('add-remove', as Opacus counts) {alone['add-remove']:.3g}"
     )
 
 
@@ -222,8 +202,7 @@ def simulate(
     require_fitting_samples(plan.budget, sizes)
 
     def open_steps(model: UserModel, update: UpdateRule) -> Simulation:
-        path = None if ledger is None else Path(ledger)
-        return Simulation(plan, model, sizes, update, seed=seed, ledger=path)
+        return Simulation(plan, model, sizes, update, seed=seed, ledger=ledger)
 
     return open_loop(plan, open_steps, source, **options)
 
@@ -245,7 +224,7 @@ def open_loop(
     if device is not None:
         require_device(device)
         module.to(device)
-    model = UserModel(module, clips_samples=plan.budget.unit == "sample")
+    model = UserModel(module)
     # Longer models than the proof for floats covers are refused (docs/floats.md).
     plan.check_parameters(model.num_parameters)
     num_steps = plan.budget.num_steps
@@ -265,10 +244,9 @@ def open_loop(
 def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     """Raise unless an optimizer can step along releases, with the module's parameters alone."""
     require_one_gradient(optimizer)
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InvalidArgumentError(
-            f"module must be on one device, found {type(module).__name__}: give its .module"
-        )
+    is_whole = not isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    kind = type(module).__name__
+    require(is_whole, "module", "on one device", kind, advice="give its .module")
     own = {id(p) for p in module.parameters() if p.requires_grad}
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     # A parameter outside the optimizer would get noise and never move; one outside the module would
@@ -283,11 +261,8 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 class LoopSteps(Protocol):
     """The steps of a loop: of all agents of a simulation, or of one agent of a network.
 
-    Attributes:
-        is_simulated: Whether the noise follows from a public seed.
-        run: A name of the run, by which checkpoints know it.
-        position: The number of the next step.
-        model: The model that it begins with.
+    ``position`` is the number of the next step, and ``model`` what it begins with. Checkpoints know
+    a run by its name ``run``. ``is_simulated`` tells whether the noise follows from a public seed.
     """
 
     is_simulated: bool
@@ -313,10 +288,7 @@ class LoopSteps(Protocol):
 
 @final
 class Simulation:
-    """The steps of all agents of a plan with exact sums, in one process; see ``LoopSteps``.
-
-    ``sizes`` are the numbers of samples of the agents.
-    """
+    """The steps of all agents of a plan with exact sums, which have ``sizes`` samples."""
 
     def __init__(
         self,
@@ -326,7 +298,7 @@ class Simulation:
         update: UpdateRule,
         *,
         seed: int | None,
-        ledger: Path | None,
+        ledger: Path | str | None,
     ) -> None:
         self.is_simulated = seed is not None
         self._plan = plan
@@ -341,7 +313,7 @@ class Simulation:
             is_sampled = plan.budget.sampling != "passes" and seed is None
             require(is_sampled, "ledger", "None with a seed or passes", ledger)
             self._ledger = ReleaseLedger.open(
-                ledger,
+                Path(ledger),
                 plan_fingerprint=fingerprint(plan),
                 agent=0,
                 terms=self._terms_of(0),
@@ -351,17 +323,16 @@ class Simulation:
         source = make_source(plan.decomposition, seed or 0, is_secret=seed is None)
         # Keys are used once, in this run.
         nonce = secrets.token_bytes(NONCE_BYTES) if seed is None else simulation_nonce(seed)
-        self._agents = []
+        self._shares, self._steppers = [], []
         for agent, size in enumerate(sizes):
             query = plan.budget.of_agent(agent).query
             # A seed for each agent: agents of one size would draw the same samples from one.
             choices = None if seed is None else [SeededChoices((seed << 20) + agent)]
             sampler = BatchSampler.of_agent(query, number_rows(size), choices)
-            share = NoiseShare(
-                plan, agent, source, nonce=nonce, num_parameters=model.num_parameters
+            self._steppers.append(AgentStepper(query, lambda step: step, sampler, update=update))
+            self._shares.append(
+                NoiseShare(plan, agent, source, nonce=nonce, num_parameters=model.num_parameters)
             )
-            stepper = AgentStepper(query, lambda step: step, sampler, update=update)
-            self._agents.append((stepper, share))
 
     def _terms_of(self, agent: int) -> PlanTerms:
         return PlanTerms(self._plan.budget.of_agent(agent), self._plan.threat.max_colluders)
@@ -369,8 +340,8 @@ class Simulation:
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
             raise CornError(
-                "steps must be taken in the process that called make_private, found a fork of it: "
-                "both would release with the same noise; call make_private in each process"
+                "steps must be taken in the process that called make_private, found a fork of it, "
+                "which would release with the same noise"
             )
 
     def begin(self) -> Sequence[AgentStepper]:
@@ -383,18 +354,17 @@ class Simulation:
             # One count for all agents, which release together.
             self._ledger.reserve(self._begun)
         self._begun += 1
-        for stepper, share in self._agents:
+        for stepper, share in zip(self._steppers, self._shares, strict=True):
             stepper.begin(self.position, share, self.model)
-        return [stepper for stepper, _ in self._agents]
+        return self._steppers
 
     def finish(self) -> None:
         """See ``LoopSteps``."""
         self._require_own_process()
-        steppers = [stepper for stepper, _ in self._agents]
-        messages = [stepper.release_masked(observe=False) for stepper in steppers]
+        messages = [stepper.release_masked(observe=False) for stepper in self._steppers]
         total = np.add.reduce(messages, dtype=messages[0].dtype)
         # Sizes of steps are those of the user's optimizer.
-        moved = steppers[0].finish(total, step_size=1.0)
+        moved = self._steppers[0].finish(total, step_size=1.0)
         if moved is None:
             raise CornError("masks of a simulation must cancel, found that they did not")
         self.model = moved
@@ -410,15 +380,14 @@ class Simulation:
         if not is_own and not self.is_simulated:
             if self._ledger is None:
                 raise CornError(
-                    "make_private must have had ledger=… for a checkpoint of another process, "
-                    "found none: that process may have made more steps than the checkpoint has, "
-                    "and only a ledger counts them"
+                    "a checkpoint of another process needs make_private(ledger=…): that process "
+                    "may have made more steps, and only a ledger counts them"
                 )
             spent = self._plan.budget.num_steps - self._ledger.remaining
             if spent < checkpoint["step"]:
                 raise CornError(
-                    f"the ledger must be that of the checkpoint's run, which made "
-                    f"{checkpoint['step']} steps, found one that counts {spent}"
+                    f"the ledger must be that of the checkpoint's run, with {checkpoint['step']} "
+                    f"steps or more, found one that counts {spent}"
                 )
         # A run with a seed repeats its own releases. Steps with secret noise are never taken back.
         if not is_own or self.is_simulated:
@@ -467,32 +436,21 @@ class ClippedSums:
         least = (count - num_pieces * (num_pieces - 1) // 2) // num_pieces
         require(least > 0, "accumulation", "less, as a step has few samples", num_pieces)
         cuts = np.cumsum([least + k for k in range(num_pieces - 1)]).tolist()
-        self._pieces = torch.arange(count).tensor_split(cuts)
+        pieces = torch.arange(count).tensor_split(cuts)
+        # The pieces that were not shown yet, and those whose gradients were not added.
+        self.hidden, self.missing = list(pieces), list(pieces)
         self._totals = torch.zeros(len(batches), num_parameters, dtype=torch.float64)
         self._factors = torch.ones(count, dtype=torch.float64)
-        self._num_shown = 0
-        self._num_added = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the gradients of all pieces were added."""
-        return self._num_added == len(self._pieces)
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether all pieces were shown."""
-        return self._num_shown == len(self._pieces)
 
     def show(self) -> list[tuple[int, int]]:
         """Return the agent of each sample in the next piece, and the number of its row."""
-        piece = self._pieces[self._num_shown]
-        self._num_shown += 1
+        piece = self.hidden.pop(0)
         return list(zip(self._agents[piece].tolist(), self._rows[piece].tolist(), strict=True))
 
     @torch.no_grad()
     def add(self, gradients: Tensor) -> None:
         """Add the gradients of the samples of the next piece."""
-        piece = self._pieces[self._num_added]
+        piece = self.missing[0]
         limit = max(1, _VALUES_AT_ONCE // gradients.shape[1])
         for agent, batch in enumerate(self._batches):
             for own in torch.split(piece[self._agents[piece] == agent], limit):
@@ -504,7 +462,8 @@ class ClippedSums:
                     most_samples=batch.most_samples,
                 )
                 self._totals[agent] += found
-        self._num_added += 1
+        # Where an error was raised above, the piece is still missing.
+        self.missing.pop(0)
 
     def of_agent(self, agent: int) -> Gradients:
         """Return the sum of one agent's samples."""
@@ -526,11 +485,6 @@ class _Progress:
     sums: ClippedSums | None = None
     error: BaseException | None = field(default=None, repr=False)
 
-    def raise_error(self) -> None:
-        """Raise an earlier error: a loop that goes on after one gets the same again."""
-        if self.error is not None:
-            raise self.error
-
 
 @final
 class PrivateOptimizer(Optimizer):
@@ -539,14 +493,6 @@ class PrivateOptimizer(Optimizer):
     Between two steps nothing else may change the parameters, the optimizer's state or
     ``param_groups``: such a change could depend on data, and no noise would cover it. Schedules
     belong into ``make_private(schedule=…)``; see also :meth:`public_change`.
-
-    Args:
-        inner: The user's optimizer.
-        model: The user's module.
-        plan: The network, the budget and the noise.
-        open_steps: Opens the steps, with this optimizer as the rule of steps along releases.
-        schedule: The hyperparameters of each step; None leaves them as they are.
-        num_pieces: The number of batches with which the loader shows the samples of one step.
     """
 
     # The state is that of the user's optimizer, so the base class is not initialised.
@@ -561,7 +507,9 @@ class PrivateOptimizer(Optimizer):
         num_pieces: int = 1,
     ) -> None:
         self._inner = inner
+        self.defaults = inner.defaults
         self._model = model
+        self._samples = SampleGradients(model.module) if plan.budget.unit == "sample" else None
         self._plan = plan
         self._schedule = schedule
         self.num_pieces = num_pieces
@@ -598,11 +546,6 @@ class PrivateOptimizer(Optimizer):
         """The state of the user's optimizer, to read."""
         return self._inner.state
 
-    @property
-    def defaults(self) -> Any:  # type: ignore[override]
-        """The defaults of the user's optimizer."""
-        return self._inner.defaults
-
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002 - zeros are not kept
         """Remove gradients of parameters; those of samples stay with the step under way."""
         self._model.forget_gradient()
@@ -625,19 +568,15 @@ class PrivateOptimizer(Optimizer):
         return {**self._inner.state_dict(), "corn": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, with its parameters; steps that were made stay counted.
-
-        Raises:
-            CornError: the state is that of another plan, or releases after it may be unknown.
-        """
+        """Go on from a state, with its parameters; steps that were made stay counted."""
         rest = dict(state_dict)
-        own = rest.pop("corn", None)
+        own = rest.pop("corn", {"plan": "none"})
         if self._now.steppers:
             raise CornError("a state must be loaded between two steps, found one under way")
-        if own is None or own["plan"] != fingerprint(self._plan).hex():
+        if own["plan"] != fingerprint(self._plan).hex():
             raise CornError(
-                "state_dict must be that of a private optimizer under the same plan, found "
-                + ("one of a plain optimizer" if own is None else "another plan")
+                "state_dict must be that of a private optimizer under the same plan, found that "
+                f"of plan {own['plan'][:16]}"
             )
         if len(own["parameters"]) != self._model.num_parameters:
             raise CornError("state_dict must be that of this module, found other parameters")
@@ -657,11 +596,8 @@ class PrivateOptimizer(Optimizer):
         ``with optimizer.public_change(): plateau.step(loss_on_public_data)``
         """
         if self._schedule is not None:
-            raise CornError(
-                "param_groups follow the schedule that make_private was given: use either "
-                "schedule=… or optimizer.public_change()"
-            )
-        self._require_same_settings()
+            raise CornError("use either make_private(schedule=…) or optimizer.public_change()")
+        self._require_same_rule()
         yield
         changed = copy_settings(self._inner)
         if [held for held, _ in changed] != [held for held, _ in self._now.settings]:
@@ -671,11 +607,13 @@ class PrivateOptimizer(Optimizer):
     def begin_batch(self) -> list[tuple[int, int]]:
         """Return the agent and the row of each sample of the next batch; none after the last."""
         now = self._now
-        now.raise_error()
-        if now.sums is not None and now.sums.is_shown:
+        if now.error is not None:
+            raise now.error
+        if now.sums is not None and not now.sums.hidden:
             # Which batches are followed by a step must not depend on data, so all of them must be.
-            after = f"every {self.num_pieces} batches" if self.num_pieces > 1 else "every batch"
-            raise CornError(f"optimizer.step() must follow {after} of the loader, once")
+            raise CornError(
+                f"optimizer.step() must follow every {self.num_pieces} batches of the loader, once"
+            )
         if now.sums is None:
             self._model.require_unchanged()
             with self._keeping_error():
@@ -684,7 +622,12 @@ class PrivateOptimizer(Optimizer):
                 self.leave()
                 return []
             self._model.write(now.steppers[0].parameters)
-            self._follow_schedule(now.steppers[0].step)
+            if self._schedule is not None:
+                self._require_same_rule()
+                values = self._schedule[now.steppers[0].step]
+                for group, own in zip(self._inner.param_groups, values, strict=True):
+                    group.update(own)
+                now.settings = copy_settings(self._inner)
             now.sums = ClippedSums(
                 [stepper.batch for stepper in now.steppers],
                 clip=self._plan.budget.clip,
@@ -695,14 +638,7 @@ class PrivateOptimizer(Optimizer):
 
     def show(self, batch: Any, num_samples: int) -> Any:
         """Return a batch for the user's loop."""
-        return self._model.begin(batch, num_samples)
-
-    def _follow_schedule(self, step: int) -> None:
-        if self._schedule is not None:
-            self._require_same_settings()
-            for group, values in zip(self._inner.param_groups, self._schedule[step], strict=True):
-                group.update(values)
-            self._now.settings = copy_settings(self._inner)
+        return batch if self._samples is None else self._samples.begin(batch, num_samples)
 
     @contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -716,48 +652,62 @@ class PrivateOptimizer(Optimizer):
     def mean(self, losses: Tensor) -> Tensor:
         """Return the mean of the losses of all samples of the batch, for unit ``sample``.
 
-        ``losses`` has one loss for each sample, shape (samples,), as losses of torch return it with
-        ``reduction="none"``; for sequences, the mean over each sample's own positions. The backward
-        pass of the mean takes the gradient of each loss, of weight 1 before it is clipped, whatever
-        the mean is multiplied by. Losses that depend on other samples are refused. A factor that is
-        computed from the whole batch without gradients, such as class weights from its counts, is
-        not noticed and breaks the promise.
+        ``losses`` has one loss for each sample, as losses of torch with ``reduction="none"``; for
+        sequences, the mean over each sample's own positions. The backward pass of the mean takes
+        the gradient of each loss, of weight 1 whatever the mean is multiplied by. Losses that
+        depend on other samples are refused. A factor that is computed from the whole batch without
+        gradients, such as class weights from its counts, is not noticed and breaks the promise.
         """
-        sums = self._now.sums
+        sums, samples = self._now.sums, self._samples
+        if samples is None:
+            raise CornError(
+                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
+                "loss.backward() with any loss of the batch"
+            )
         if sums is None:
             raise CornError("optimizer.mean(losses) must follow a batch of the private loader")
-        return self._model.mean(losses, sums.add)
+
+        def take(_: Tensor) -> None:
+            # Gradients at parameters that depend on the batch would depend on all of its samples.
+            self._model.require_unchanged()
+            # A backward pass has them disabled.
+            with torch.enable_grad():
+                gradients = samples.take(losses)
+            sums.add(gradients)
+
+        # Whatever the mean is multiplied by, its backward pass calls this once.
+        anchor = losses.new_zeros((), requires_grad=True)
+        anchor.register_hook(take)  # type: ignore[no-untyped-call]
+        return losses.detach().mean() + anchor
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Release the gradient of the batch, and take the user's step with it."""
         now = self._now
         loss = None
-        now.raise_error()
+        if now.error is not None:
+            raise now.error
         if now.sums is None:
             raise CornError(
                 "optimizer.step() must follow a batch of the private loader, once: every step is a "
                 "release, and needs new noise"
             )
-        # Not handed to the user's optimizer, which could call it again after the release, and step
-        # along gradients without noise.
+        # Not handed to the user's optimizer, which could call it again after the release.
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not now.sums.is_shown:
+        if now.sums.hidden or (self._samples is not None and now.sums.missing):
             raise CornError(
-                f"optimizer.step() must follow {self.num_pieces} batches, the accumulation that "
-                "make_private was given, found fewer"
+                f"optimizer.step() must follow {self.num_pieces} batches of the loader, each with "
+                "a backward pass of optimizer.mean(losses): there is no gradient"
             )
         # The user's step must be computed from releases alone, so that it is post-processing.
         self._model.require_unchanged()
-        self._require_same_settings()
-        self._require_same_state()
-        if self._plan.budget.unit == "sample":
-            self._model.require_no_gradient()
-            if not now.sums.is_complete:
+        self._require_same_rule()
+        if self._samples is not None:
+            if self._model.has_gradient:
                 raise CornError(
-                    "call optimizer.mean(losses).backward() before optimizer.step(), with one loss "
-                    "for each sample: there is no gradient"
+                    "with unit='sample' gradients must come from optimizer.mean(losses), found "
+                    "others: remove them by optimizer.zero_grad()"
                 )
             for agent, stepper in enumerate(now.steppers):
                 stepper.clip(now.sums.of_agent(agent))
@@ -765,7 +715,8 @@ class PrivateOptimizer(Optimizer):
             now.steppers[0].differentiate(self._model)
         with self._keeping_error():
             self._steps.finish()
-            self._model.end()
+            if self._samples is not None:
+                self._samples.end()
             self._model.write(self._steps.model)
             now.steppers = ()
             now.sums = None
@@ -774,8 +725,8 @@ class PrivateOptimizer(Optimizer):
     def __reduce__(self) -> Any:
         """Refuse copies, which would draw the same noise for other gradients."""
         raise CornError(
-            "a private optimizer must not be copied or pickled, found that it was: both would "
-            "release with the same noise; keep optimizer.state_dict()"
+            "a copy of a private optimizer would release with the same noise: keep "
+            "optimizer.state_dict()"
         )
 
     def take_step(self, released: Tensor) -> Tensor:
@@ -796,30 +747,23 @@ class PrivateOptimizer(Optimizer):
         self._inner.state = restore_state(self._inner, state)
         self._now.settings, self._now.state = copy_settings(self._inner), copy_state(self._inner)
 
-    def _require_same_settings(self) -> None:
+    def _require_same_rule(self) -> None:
         # A parameter that leaves its group stops moving, which others see too.
-        if not has_same_values(self._now.settings, copy_settings(self._inner)):
+        present = copy_settings(self._inner), copy_state(self._inner)
+        if not has_same_values((self._now.settings, self._now.state), present):
             raise CornError(
-                "param_groups must not change between steps, found that they did: a learning rate "
-                "that depends on data is public with the models; give a schedule of the step "
-                "number as make_private(schedule=…), or make a change that depends on public data "
+                "param_groups and the optimizer's state must not change between steps, found that "
+                "they did: what depends on data is public with the models; give a schedule of the "
+                "step number as make_private(schedule=…), or change learning rates by public data "
                 "alone inside of optimizer.public_change()"
-            )
-
-    def _require_same_state(self) -> None:
-        if not has_same_values(self._now.state, copy_state(self._inner)):
-            raise CornError(
-                "the optimizer's state must not change between steps, found that it did: the "
-                "change could depend on data, and would be sent without noise"
             )
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """Return the ε spent so far at δ, of the agent that spent most; by default at its own δ.
 
         It includes floating point, earlier runs of the plan, and the step that is under way. After
-        agents were lost and the others made a new plan, it is that of the plan with less noise.
-        In a simulation with a public seed it is the ε that the same run with secret keys would
-        spend: see ``privacy``.
+        agents were lost, it is that of the plan with less noise. With a public seed it is the ε
+        that the same run with secret keys would spend.
         """
         return max(
             compose_expenses(
@@ -843,7 +787,7 @@ class _GivenSchedule(LRScheduler):
     """A scheduler that changes nothing: the optimizer follows the table of its schedule."""
 
     def __init__(self, optimizer: PrivateOptimizer) -> None:
-        # The base class would change learning rates, and replace the method ``step``.
+        # The base class would change learning rates and the method ``step``.
         self.optimizer = optimizer
 
     def step(self, epoch: int | None = None) -> None:
@@ -853,23 +797,12 @@ class _GivenSchedule(LRScheduler):
         """Return the learning rates of the last step."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the position is in the optimizer's state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing."""
-
 
 @dataclass(frozen=True, eq=False)
 class LoopData:
-    """The samples of the agents of a loop.
+    """The samples of all agents, and the rows of each agent's samples among them.
 
-    Attributes:
-        dataset: the samples of all agents.
-        collate: makes a batch of several samples.
-        rows: the numbers of each agent's samples in the data set.
-        batch_size: the number of samples in a batch of all agents, on average.
+    ``batch_size`` is the number of samples in a batch of all agents, on average.
     """
 
     dataset: Any
@@ -887,20 +820,14 @@ class LoopData:
             random_numbers = np.random.default_rng(secrets.randbits(128) if seed is None else seed)
             agents = random_numbers.integers(num_agents, size=len(whole.dataset))
             rows = [np.flatnonzero(agents == agent).tolist() for agent in range(num_agents)]
-            if not all(rows):
-                raise InvalidArgumentError(
-                    f"data_loader must have samples for all {num_agents} agents, found "
-                    f"{len(agents)}, of which some agent got none: give more samples"
-                )
+            rule = f"of enough samples for all {num_agents} agents"
+            require(all(rows), "data_loader", rule, f"{len(agents)}, and some agent got none")
             return replace(whole, rows=rows)
         listed = list_by_agent(names, given, argument="data_loader")
         parts = [cls.of_agent(loader) for loader in listed]
         require_different_samples([part.dataset for part in parts])
-        if any(part.collate != parts[0].collate for part in parts):
-            raise InvalidArgumentError(
-                "data_loader must have one collate_fn, which makes a batch of samples of all "
-                "agents, found several"
-            )
+        is_one = all(part.collate == parts[0].collate for part in parts)
+        require(is_one, "data_loader", "with one collate_fn for all agents", "several")
         stops = np.cumsum([0, *(len(part.dataset) for part in parts)]).tolist()
         return cls(
             ConcatDataset([part.dataset for part in parts]),
@@ -914,13 +841,10 @@ class LoopData:
         """Return the data of one loader, or raise where batches cannot be drawn from it."""
         require_plain_loader(loader)
         dataset: Any = loader.dataset
-        if isinstance(dataset, IterableDataset):
-            raise InvalidArgumentError(
-                "data_loader must have a data set with items by number, as batches are drawn from "
-                "it at random, found a stream: read it into a list first"
-            )
-        if not len(dataset):
-            raise InvalidArgumentError("data_loader must have at least one sample, found none")
+        rule = "with a data set whose items have numbers, by which they are drawn"
+        is_stream = isinstance(dataset, IterableDataset)
+        require(not is_stream, "data_loader", rule, "a stream", advice="read it into a list")
+        require(len(dataset) > 0, "data_loader", "of at least one sample", "none")
         require_different_samples([dataset])
         size = loader.batch_size or len(dataset)
         return cls(dataset, loader.collate_fn, [range(len(dataset))], size)
@@ -944,15 +868,17 @@ class LoopData:
             if not _keeps_others(batches[0], batches[1], _COLLATE_SAMPLES):
                 raise InvalidArgumentError(
                     "collate_fn must put samples along the first dimension, and make each row from "
-                    "its own sample alone, found that another sample changes a row, as in mixup "
-                    "and in normalisation by statistics of the batch: clipping a sample then does "
-                    "not bound its influence; change single samples in the data set, or use "
-                    "unit='agent'"
+                    "its own sample alone, found that another sample changes a row, as in mixup: "
+                    "clipping a sample then does not bound its influence; use unit='agent'"
                 )
 
 
 _COLLATE_TRIALS = 10
 _COLLATE_SAMPLES = 5
+
+
+def _to_tensor(values: Any) -> Any:
+    return torch.from_numpy(values) if values.dtype.kind in "biufc" else values.tolist()
 
 
 def _keeps_others(before: Any, after: Any, count: int) -> bool:
@@ -973,40 +899,29 @@ def _keeps_others(before: Any, after: Any, count: int) -> bool:
     if isinstance(before, Tensor | np.ndarray) and before.ndim:
         start = 1 if len(before) == count else 0
         return _is_common_part_equal(before[start:], after[start:])
-    if hasattr(before, "__dict__") and not isinstance(before, Tensor):
-        return _keeps_others(vars(before), vars(after), count)
-    return True  # a number or a name of the whole batch
+    # Numbers and names of the whole batch. Objects of other kinds could hold samples.
+    return isinstance(before, Tensor | np.ndarray | int | float | str | None)
 
 
 def _is_common_part_equal(before: Any, after: Any) -> bool:
     """Return whether two values are equal, tensors as far as padding leaves them comparable."""
-    if isinstance(before, np.ndarray) and before.dtype.kind in "biufc":
-        before, after = torch.from_numpy(before), torch.from_numpy(after)
-    if not isinstance(before, Tensor):
-        if hasattr(before, "__dict__"):
-            before, after = vars(before), vars(after)
+    before, after = (tree_map_only(np.ndarray, _to_tensor, each) for each in (before, after))
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return has_same_values(before, after)
     if before.dim() != after.dim():
         return False
     # Batches are padded to their longest sample, at the end or at the start.
-    least = [min(sizes) for sizes in zip(before.shape, after.shape, strict=True)]
-    first = tuple(slice(0, size) for size in least)
-    return has_same_values(before[first], after[first]) or has_same_values(
-        *(
-            each[tuple(slice(own - size, own) for own, size in zip(each.shape, least, strict=True))]
-            for each in (before, after)
-        )
-    )
+    least = tuple(slice(min(sizes)) for sizes in zip(before.shape, after.shape, strict=True))
+    turned = [each.flip(tuple(range(each.dim())))[least] for each in (before, after)]
+    return has_same_values(before[least], after[least]) or has_same_values(*turned)
 
 
 def require_different_samples(datasets: Sequence[Any]) -> None:
     """Raise if subsets and concatenations have a row of a data set twice."""
     origins = [origin for own in datasets for origin in _list_origins(own)]
-    if len(set(origins)) < len(origins):
-        raise InvalidArgumentError(
-            "data_loader must have every sample once, in the data set of one agent, found some "
-            "several times: ε would count them once"
-        )
+    is_once = len(set(origins)) == len(origins)
+    rule = "of data sets with every sample once, as ε counts it"
+    require(is_once, "data_loader", rule, "some several times")
 
 
 def _list_origins(dataset: Any) -> list[tuple[int, int]]:
@@ -1024,9 +939,8 @@ class _NoSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         raise CornError(
-            "batches must come from the private loader itself, found that another loader was made "
-            "of it: leave it out of accelerator.prepare(), and let Trainer resume with "
-            "ignore_data_skip=True"
+            "batches must come from the private loader itself: leave it out of "
+            "accelerator.prepare(), and let Trainer resume with ignore_data_skip=True"
         )
 
 
@@ -1034,9 +948,8 @@ class _NoSampler(Sampler[int]):
 class PrivateLoader(DataLoader[Any]):
     """Batches drawn as the accounting assumes, collated by the user's own function.
 
-    An iteration takes the steps that are left of a pass over the data; the next one goes on with
-    the next pass. After the last step of the plan it has no batches, and warns. Items are read in
-    this process.
+    An iteration takes the steps that are left of a pass over the data. After the last step of the
+    plan it has no batches, and warns. Items are read in this process.
     """
 
     # Accelerate leaves loaders alone that it takes for its own; it would draw batches ahead.
@@ -1060,9 +973,9 @@ class PrivateLoader(DataLoader[Any]):
     def close(self) -> None:
         """End an agent's run before the last step; the others go on as their settings say.
 
-        All others see at which step an agent leaves. So the decision to leave must not depend on
-        private data: not on the training loss, nor on a score on data of the agent. The same holds
-        for a loop that ends by an exception.
+        All others see at which step an agent leaves. So the decision must not depend on private
+        data: not on the training loss, nor on a score on data of the agent. The same holds for a
+        loop that ends by an exception.
         """
         self._optimizer.leave()
 
@@ -1072,12 +985,9 @@ class PrivateLoader(DataLoader[Any]):
             samples = self._optimizer.begin_batch()
             if not samples:
                 if number == 0:
-                    warnings.warn(
-                        f"the loader has no batches left: all steps of the plan are used up after "
-                        f"step {self._optimizer.position}",
-                        CornWarning,
-                        stacklevel=2,
-                    )
+                    step = self._optimizer.position
+                    text = f"the loader has no batches left: steps are used up after step {step}"
+                    warnings.warn(text, CornWarning, stacklevel=2)
                 return
             own = self._source
             batch = own.collate([own.dataset[own.rows[agent][row]] for agent, row in samples])

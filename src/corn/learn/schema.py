@@ -13,10 +13,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from corn.parsing import build, quote
 
 if TYPE_CHECKING:  # pyarrow takes a moment to import, which corn plan need not wait for
     import pyarrow as pa
+    from _typeshed import DataclassInstance
 
+_Record = TypeVar("_Record", bound="DataclassInstance")
 ColumnKind: TypeAlias = Literal["number", "category", "date", "boolean"]
 Constant: TypeAlias = float | str | bool
 
@@ -40,33 +43,37 @@ _BOOLEANS = {
 _EPOCH = date(1970, 1, 1)
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST_WIDTH = 1e-300  # values are divided by it
-_LARGE_VALUE = 10.0  # beside which columns of order 1 lose their part of a clipped gradient
 _LONGEST_TEXT = 200
 _MOST_PROBLEMS = 10
 _RULES = {
     "number": "numbers",
     "date": "dates such as 2024-03-31",
     "boolean": "true or false, yes or no, 1 or 0",
+    "category": "its categories",
 }
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is wrong with a table, and what its owner should know of it."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of inputs, as all sites declare it.
 
-    Attributes:
-        name: the name of the column in the files.
-        kind: ``number``; ``date``, which counts days; ``boolean``, which is 1 or −1; or
-            ``category``, which becomes one indicator of 0 or 1 for each of its categories.
-        bounds: the least and the largest value of a number or a date, which scale to [−1, 1].
-            Values outside count as the nearest bound.
-        categories: the public list of a category. Any other value has zeros in all indicators.
-        missing: the constant that stands for a missing value. Without one, a missing value is an
-            error, and for a category it has zeros in all indicators.
+    A ``date`` counts days, a ``boolean`` is 1 or −1, and a ``category`` becomes one indicator of 0
+    or 1 for each of its public categories: any other value has zeros in all. ``bounds`` of numbers
+    and dates scale to [−1, 1], and values outside count as the nearest bound. The constant
+    ``missing`` stands for a missing value, which without one is an error, and of a category has
+    zeros in all indicators.
 
     >>> from pyarrow import chunked_array
     >>> cells = chunked_array([["b", "?", "c"]])
-    >>> Column("ward", "category", categories=("a", "b")).read(cells)[0].tolist()
+    >>> Column("ward", "category", categories=("a", "b")).read(cells, Findings()).tolist()
     [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     """
 
@@ -89,92 +96,92 @@ class Column:
                 f"[least, most] with a finite difference of at least {_LEAST_WIDTH:g}",
                 list(self.bounds),
             )
-        if (self.kind == "category") != bool(self.categories):
-            state = "listed" if self.kind == "category" else "left out"
-            raise InvalidArgumentError(
-                f"{where}categories must be {state} for kind {self.kind!r}, found "
-                f"{list(self.categories)}"
-            )
-        names = [name_value(value) for value in self.categories]
-        require(len(set(names)) == len(names), f"{where}categories", "different", names)
-        if self.missing is None:
-            return
-        if self.kind == "category":
-            is_listed = name_value(str(self.missing)) in names
-            require(is_listed, f"{where}missing", "a category", self.missing)
-        else:
-            self._require_constant("missing", self.missing)
+        is_category = self.kind == "category"
+        rule = f"{'listed' if is_category else 'left out'} for kind {self.kind!r}"
+        require(is_category == bool(self.categories), f"{where}categories", rule, self.categories)
+        is_unique = len(self._places) == len(self.categories)
+        require(is_unique, f"{where}categories", "different", list(self.categories))
+        if self.missing is not None:
+            self._read_constant("missing", self.missing)
+
+    @cached_property
+    def _places(self) -> dict[str, float]:
+        """The number of each category."""
+        return {name_value(name): float(place) for place, name in enumerate(self.categories)}
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the inputs that it becomes."""
         if self.kind != "category":
             return (self.name,)
-        return tuple(f"{self.name}={name_value(value)}" for value in self.categories)
+        return tuple(f"{self.name}={value}" for value in self._places)
 
     @property
     def limits(self) -> tuple[float, float] | None:
         """The bounds as numbers: of dates, days since 1970."""
         if self.bounds is None:
             return None
-        least, most = (self._require_constant("bounds", value) for value in self.bounds)
+        least, most = (self._read_constant("bounds", value) for value in self.bounds)
         return least, most
 
-    def read(self, cells: pa.ChunkedArray) -> tuple[FloatArray, list[str], list[str]]:
-        """Return the inputs of all rows, shape (rows, features), problems, and notes for the owner.
+    def read(self, cells: pa.ChunkedArray, found: Findings) -> FloatArray:
+        """Return the inputs of all rows, shape (rows, features), not scaled yet."""
+        inputs = self._read_inputs(cells, found)
+        if self.limits is not None:
+            # Counted, because scaling changes them in silence.
+            outside = int(((inputs < self.limits[0]) | (inputs > self.limits[1])).sum())
+            if outside:
+                found.notes.append(
+                    f"column {self.name!r} has values outside public bounds, {outside} in all, "
+                    "which count as the nearest bound"
+                )
+        return inputs
 
-        Inputs are not scaled yet.
-        """
+    def _read_inputs(self, cells: pa.ChunkedArray, found: Findings) -> FloatArray:
         if self.kind == "number":
             cells, numbers = read_numbers(cells)
             if numbers is not None:
-                return numbers[:, None], [], []
+                return numbers[:, None]
         # Each different text is read once: a column usually has few.
         texts, rows = list_different(cells)
         is_gone = np.array([is_missing(text) for text in texts], bool)
-        fill = None if self.missing is None else str(self.missing)
-        values = [fill if gone else text for text, gone in zip(texts, is_gone, strict=True)]
-        notes = []
-        problems = []
+        fill = "" if self.missing is None else str(self.missing)
+        parsed = [
+            self.parse(fill if gone else text) for text, gone in zip(texts, is_gone, strict=True)
+        ]
+        gone = np.flatnonzero(is_gone[rows])
+        is_wrong = np.array([number is None for number in parsed], bool) & ~is_gone
+        wrong = np.flatnonzero(is_wrong[rows])
+        if len(gone) and fill:
+            found.notes.append(
+                f"column {self.name!r} has cells without a value, which count as {fill} (number of "
+                f"rows: {len(gone)})"
+            )
         if self.kind == "category":
-            names = [name_value(category) for category in self.categories]
-            # The last row of zeros is for values that are none of the categories.
-            indicators = np.eye(len(names) + 1, len(names))
-            places = {name: place for place, name in enumerate(names)}
-            chosen = np.array([places.get(name_value(value or ""), len(names)) for value in values])
-            inputs = indicators[chosen][rows]
-            is_unknown = (chosen == len(names)) & ~is_gone
-            if any(is_unknown):
-                unknown = sorted(texts[k] for k in np.flatnonzero(is_unknown))
-                notes.append(
+            if len(wrong):
+                unknown = sorted(texts[k] for k in np.flatnonzero(is_wrong))
+                found.notes.append(
                     f"column {self.name!r} has values outside the public categories, such as "
                     f"{list_some(unknown)}, which count as none of them (number of rows: "
-                    f"{is_unknown[rows].sum()})"
+                    f"{len(wrong)})"
                 )
-        else:
-            parsed = [None if value is None else self._parse(value) for value in values]
-            is_wrong = np.array([number is None for number in parsed], bool) & ~is_gone
-            inputs = np.array(parsed, np.float64)[rows][:, None]
-            if fill is None and any(is_gone):
-                advice = (
-                    "agree on a public constant (missing = …, in a consortium file), or remove "
-                    "these rows"
-                )
-                problems.append(f"{_locate_missing(self.name, is_gone[rows])}: {advice}")
-            if any(is_wrong):
-                wrong = np.flatnonzero(is_wrong[rows])
-                first = texts[rows[wrong[0]]][:40]
-                large = "" if as_number(first) is None else f", beyond ±{_LARGEST:.2g}"
-                problems.append(
-                    f"column {self.name!r} must have {_RULES[self.kind]}, found {first!r} in row "
-                    f"{wrong[0] + 1} (number of such rows: {len(wrong)}){large}"
-                )
-        if fill is not None and any(is_gone):
-            notes.append(
-                f"column {self.name!r} has cells without a value, which count as {fill} (number of "
-                f"rows: {is_gone[rows].sum()})"
+            # The last row, of zeros, is for values that are none of the categories.
+            count = len(self.categories)
+            places = [count if number is None else int(number) for number in parsed]
+            return np.eye(count + 1, count)[places][rows]
+        if len(gone) and not fill:
+            found.problems.append(
+                f"{_locate_missing(self.name, gone)}: agree on a public constant (missing = …, in "
+                "a consortium file), or remove these rows"
             )
-        return inputs, problems, notes
+        if len(wrong):
+            first = texts[rows[wrong[0]]][:40]
+            large = "" if as_number(first) is None else f", beyond ±{_LARGEST:.2g}"
+            found.problems.append(
+                f"column {self.name!r} must have {_RULES[self.kind]}, found {first!r} in row "
+                f"{wrong[0] + 1} (number of such rows: {len(wrong)}){large}"
+            )
+        return np.array(parsed, np.float64)[rows][:, None]
 
     def scale(self, values: FloatArray) -> FloatArray:
         """Map values from the bounds to [−1, 1].
@@ -188,7 +195,10 @@ class Column:
         least, most = self.limits
         return np.asarray((np.clip(values, least, most) - least) * (2 / (most - least)) - 1)
 
-    def _parse(self, text: str) -> float | None:
+    def parse(self, text: str) -> float | None:
+        """Return the number that a cell's text stands for; None for a text that is none."""
+        if self.kind == "category":
+            return self._places.get(name_value(text))
         if self.kind == "boolean":
             return _BOOLEANS.get(text.lower())
         if self.kind == "date":
@@ -196,8 +206,8 @@ class Column:
         number = _TRUTH.get(text.lower(), as_number(text))
         return number if number is not None and abs(number) <= _LARGEST else None
 
-    def _require_constant(self, name: str, value: Constant) -> float:
-        number = self._parse(str(value))
+    def _read_constant(self, name: str, value: Constant) -> float:
+        number = self.parse(str(value))
         if number is None:
             raise InvalidArgumentError(
                 f"column {quote(self.name)}: {name} must be among {_RULES[self.kind]}, found "
@@ -207,16 +217,20 @@ class Column:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of one file as numbers, not yet scaled.
+class DataFile:
+    """A file as it was written: columns of cells, of CSV as text, and images if it is a folder."""
 
-    Attributes:
-        path: the file or folder.
-        inputs: shape (rows, features), float64; of images (rows, height, width) or with channels
-            first, in [0, 1].
-        targets: for each row the number of its class, or the number to predict; None if the table
-            has none.
-        notes: the notes on the file for its owner.
+    path: Path
+    cells: Mapping[str, pa.ChunkedArray]
+    images: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of one file as numbers, not yet scaled, and notes for its owner.
+
+    ``inputs`` have shape (rows, features), float64; images (rows, height, width) or with channels
+    first, in [0, 1]. ``targets`` are numbers of classes, or numbers to predict.
     """
 
     path: Path
@@ -229,13 +243,9 @@ class Rows:
 class Schema:
     """The public declaration of all sites about their files.
 
-    Attributes:
-        target: the column to predict.
-        columns: the columns of the inputs, in the order of the model's parameters; none for images.
-        classes: the names of the classes; empty where the target is a number.
-        target_bounds: the bounds of a target that is a number; None leaves it as it is.
-        id: a column that names the person of a row. Each may occur once, which is checked; it is
-            no input.
+    ``columns`` are those of the inputs, in the order of the model's parameters; none for images.
+    The target is one of ``classes``, or a number with or without bounds. A column ``id`` names the
+    person of a row. Each may occur once, which is checked; it is no input.
     """
 
     target: str
@@ -278,37 +288,24 @@ class Schema:
         return f"{text[:_LONGEST_TEXT]}… ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
     def read(
-        self,
-        path: Path,
-        cells: Mapping[str, pa.ChunkedArray],
-        images: FloatArray | None = None,
-        *,
-        checks_people: bool = False,
-        needs_targets: bool = True,
+        self, file: DataFile, *, checks_people: bool = False, needs_targets: bool = True
     ) -> Rows:
         """Read the rows of a file, or raise with all of its problems in one line.
 
-        Args:
-            path: the file.
-            cells: the columns of the table.
-            images: the inputs, of a folder of images.
-            checks_people: whether the column ``id`` must have another value in every row.
-            needs_targets: whether the column of the targets must be there.
+        With ``checks_people`` the column ``id`` must have another value in every row.
         """
+        path, cells, images = file.path, file.cells, file.images
         person = [self.id] if checks_people and self.id is not None else []
         target = [self.target] if needs_targets or self.target in cells else []
-        needed = [*target, *person, *(column.name for column in self.columns)]
-        require_columns(path, cells, needed)
-        read = [column.read(cells[column.name]) for column in self.columns]
-        problems = [problem for _, found, _ in read for problem in found]
-        targets, found = self._read_targets(cells[self.target]) if target else (None, [])
-        problems += found
+        require_columns(path, cells, [*target, *person, *(own.name for own in self.columns)])
+        found = Findings()
+        inputs = [column.read(cells[column.name], found) for column in self.columns]
+        targets = self._read_targets(cells[self.target], found) if target else None
         for name in person:
-            problems += _find_repeated_people(name, cells[name])
-        report_problems(path, problems)
-        notes = [note for _, _, found in read for note in found]
-        inputs = images if images is not None else np.hstack([values for values, _, _ in read])
-        return Rows(path, inputs, targets, (*notes, *self._find_notes(inputs, targets)))
+            _find_repeated_people(name, cells[name], found)
+        report_problems(path, found.problems)
+        whole = np.hstack(inputs) if images is None else images
+        return Rows(path, whole, targets, tuple(found.notes))
 
     def scale_inputs(self, rows: Rows) -> FloatArray:
         """Return inputs scaled by their bounds."""
@@ -323,11 +320,9 @@ class Schema:
         """Return the numbers of classes as they are, and numbers to predict scaled."""
         if rows.targets is None:
             raise InvalidArgumentError(f"{rows.path}: must have the column {self.target!r}")
-        return (
-            rows.targets
-            if self.classes
-            else self._target_column.scale(rows.targets.astype(np.float64))
-        )
+        if self.classes:
+            return rows.targets
+        return self._target_column.scale(rows.targets.astype(np.float64))
 
     def decode_targets(self, values: FloatArray) -> FloatArray:
         """Return predicted numbers in the unit of the target."""
@@ -349,75 +344,29 @@ class Schema:
 
     @property
     def _target_column(self) -> Column:
-        return Column(self.target, bounds=self.target_bounds)
+        kind: ColumnKind = "category" if self.classes else "number"
+        return Column(self.target, kind, self.target_bounds, self.classes)
 
-    def _read_targets(
-        self, cells: pa.ChunkedArray
-    ) -> tuple[FloatArray | IntArray | None, list[str]]:
+    def _read_targets(self, cells: pa.ChunkedArray, found: Findings) -> FloatArray | IntArray:
+        column = self._target_column
         if not self.classes:
-            numbers, problems, _ = self._target_column.read(cells)
-            return numbers[:, 0], problems
+            return column.read(cells, found)[:, 0]
         texts, rows = list_different(cells)
-        is_gone = np.array([is_missing(text) for text in texts], bool)
-        places = {name: number for number, name in enumerate(self.classes)}
-        found = np.array([places.get(name_value(text), -1) for text in texts], np.int64)
-        problems = []
-        if (found[is_gone] < 0).any():
-            where = _locate_missing(self.target, (is_gone & (found < 0))[rows])
-            problems.append(f"{where}: remove these rows")
-        unknown = np.flatnonzero(((found < 0) & ~is_gone)[rows])
-        if len(unknown):
-            problems.append(
+        parsed = [column.parse(text) for text in texts]
+        places = np.array([-1 if place is None else place for place in parsed], np.int64)[rows]
+        unknown = np.flatnonzero(places < 0)
+        # A missing value may be a class that is listed.
+        is_gone = np.array([is_missing(text) for text in texts], bool)[rows][unknown]
+        if is_gone.any():
+            where = _locate_missing(self.target, unknown[is_gone])
+            found.problems.append(f"{where}: remove these rows")
+        if not is_gone.all():
+            row = unknown[~is_gone][0]
+            found.problems.append(
                 f"column {self.target!r} must be one of {', '.join(self.classes[:20])}, found "
-                f"{texts[rows[unknown[0]]][:40]!r} in row {unknown[0] + 1}: --classes lists all "
-                "classes"
+                f"{texts[rows[row]][:40]!r} in row {row + 1}: --classes lists all classes"
             )
-        return found[rows], problems
-
-    def _find_notes(
-        self, inputs: FloatArray, targets: FloatArray | IntArray | None
-    ) -> Iterator[str]:
-        """Yield at most one note of each kind on the values of all columns."""
-        columns: list[tuple[str, FloatArray | IntArray, tuple[float, float] | None]] = []
-        if self.columns:
-            limits = [own.limits for own in self.columns for _ in own.features]
-            columns = list(zip(self.features, inputs.T, limits, strict=True))
-            if not self.classes and targets is not None:
-                columns.append((self.target, targets, self.target_bounds))
-        constant = [name for name, values, _ in columns if (values == values[0]).all()]
-        if constant:
-            yield (
-                f"{_begin(constant)} the same value in every row: a model cannot learn its effect "
-                "from this file"
-            )
-        large = [
-            name
-            for name, values, bounds in columns
-            if bounds is None and np.abs(values).max() > _LARGE_VALUE
-        ]
-        if large:
-            yield (
-                f"{_begin(large)} values beyond ±{_LARGE_VALUE:g} and no public bounds: they take "
-                "most of a clipped gradient; give --bounds"
-            )
-        # Counted, because scaling changes them in silence.
-        outside = {
-            name: int(((values < bounds[0]) | (values > bounds[1])).sum())
-            for name, values, bounds in columns
-            if bounds is not None
-        }
-        if any(outside.values()):
-            yield (
-                f"{_begin([name for name, count in outside.items() if count])} values outside "
-                f"public bounds, {sum(outside.values())} in all, which count as the nearest bound"
-            )
-        present = set() if targets is None else set(targets.tolist())
-        absent = [name for number, name in enumerate(self.classes) if number not in present]
-        if absent and present:
-            yield (
-                f"column {self.target!r} lacks the class {list_some(absent)}: its agent learns it "
-                "from the others"
-            )
+        return places
 
 
 def read_schema(content: object) -> Schema:
@@ -428,7 +377,7 @@ def read_schema(content: object) -> Schema:
         raise InvalidArgumentError("[data.columns] must have a table for each column of the inputs")
     plain = {key: value for key, value in table.items() if key != "columns"}
     made = tuple(_read_column(str(name), rules) for name, rules in columns.items())
-    return cast("Schema", read_record(Schema, plain, "[data]", columns=made))
+    return read_record(Schema, plain, "[data]", columns=made)
 
 
 def _read_column(name: str, rules: object) -> Column:
@@ -438,35 +387,29 @@ def _read_column(name: str, rules: object) -> Column:
     if not isinstance(table, Mapping):
         raise InvalidArgumentError(f"{place} must be a table, found {quote(table)}")
     kind = {"kind": "category"} if "categories" in table else {}
-    return cast("Column", read_record(Column, {**kind, **table}, place, name=name))
+    return read_record(Column, {**kind, **table}, place, name=name)
 
 
-def read_record(record: type[Any], content: object, place: str, **given: Any) -> Any:
+def read_record(record: type[_Record], content: object, place: str, **given: Any) -> _Record:
     """Return the record of a table of TOML or JSON; errors begin with ``place``.
 
     Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
     """
     table = _as_table(content)
-    hints = {
-        name.replace("_", "-"): hint
-        for name, hint in get_type_hints(record).items()
-        if name not in given
-    }
+    declared = {own.name.replace("_", "-"): own for own in fields(record) if own.name not in given}
     for name in table:
-        if name not in hints:
+        if name not in declared:
             raise InvalidArgumentError(
-                f"{place} unknown entry {quote(name)}: entries are {', '.join(hints)}"
+                f"{place} unknown entry {quote(name)}: entries are {', '.join(declared)}"
             )
-    for own in fields(record):
-        name = own.name.replace("_", "-")
-        if name in hints and name not in table and own.default is own.default_factory:
+    for name, own in declared.items():
+        if name not in table and own.default is own.default_factory:
             raise InvalidArgumentError(f"{place} {name} is missing")
-    values = {
-        name.replace("-", "_"): build(
-            hints[name], _as_declared(value, hints[name]), f"{place} {name}"
-        )
-        for name, value in table.items()
-    }
+    hints = get_type_hints(record)
+    values = {}
+    for name, value in table.items():
+        hint = hints[declared[name].name]
+        values[declared[name].name] = build(hint, _as_declared(value, hint), f"{place} {name}")
     try:
         return record(**given, **values)
     except InvalidArgumentError as error:
@@ -481,15 +424,8 @@ def _as_table(value: object) -> Mapping[str, Any]:
 
 def require_columns(path: Path, cells: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise with the names of all columns that a file lacks."""
-    listed = list_some(cells, limit=20)
-    report_problems(
-        path,
-        [
-            f"column {name!r} is missing; its columns are {listed}"
-            for name in names
-            if name not in cells
-        ],
-    )
+    has = f"is missing; its columns are {list_some(cells, limit=20)}"
+    report_problems(path, [f"column {name!r} {has}" for name in names if name not in cells])
 
 
 def report_problems(path: Path, problems: Sequence[str]) -> None:
@@ -570,31 +506,20 @@ def name_value(text: str) -> str:
     return str(int(text if text.lstrip("+-").isdecimal() else number))
 
 
-def _locate_missing(name: str, is_missing: Any) -> str:
-    rows = np.flatnonzero(is_missing)
+def _locate_missing(name: str, rows: IntArray) -> str:
     return f"column {name!r} has no value in row {rows[0] + 1} (number of such rows: {len(rows)})"
 
 
-def _find_repeated_people(name: str, cells: pa.ChunkedArray) -> list[str]:
-    """Return the problem of a person with several rows, of whom ε would protect one row only."""
+def _find_repeated_people(name: str, cells: pa.ChunkedArray, found: Findings) -> None:
+    """Find people with several rows, of whom ε would protect one row only."""
     _, rows = list_different(cells)
     counts = np.bincount(rows)
-    if counts.max() == 1:
-        return []
-    return [
-        f"column {name!r} must have another value in every row, found {(counts > 1).sum()} that "
-        f"occur up to {counts.max()} times: ε protects one row, so keep one row of each person"
-    ]
-
-
-def _begin(names: Iterable[str]) -> str:
-    """Return subject and verb of a note.
-
-    >>> _begin(["age"]), _begin(["age", "dose"])
-    ("column 'age' has", "columns 'age', 'dose' have")
-    """
-    quoted = [repr(name) for name in names]
-    return f"column {quoted[0]} has" if len(quoted) == 1 else f"columns {list_some(quoted)} have"
+    if counts.max() > 1:
+        found.problems.append(
+            f"column {name!r} must have another value in every row, found {(counts > 1).sum()} "
+            f"that occur up to {counts.max()} times: ε protects one row, so keep one row of each "
+            "person"
+        )
 
 
 def _drop_empty(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -609,13 +534,11 @@ def _as_declared(value: Any, hint: Any) -> Any:
     """Return a value of TOML as JSON has it, and lists of names as text."""
     if isinstance(value, list | tuple):
         items = [_as_declared(item, None) for item in value]
-        return [_as_text(item) for item in items] if hint == tuple[str, ...] else items
+        if hint == tuple[str, ...]:
+            # True and 1 in TOML stand for what files write.
+            return [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+        return items
     return value.isoformat() if isinstance(value, date) else value
-
-
-def _as_text(value: object) -> str:
-    # True and 1 in TOML stand for what files write.
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _count_days(text: str) -> float | None:

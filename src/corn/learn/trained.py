@@ -12,20 +12,20 @@ import io
 import json
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_type_hints
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from corn.checks import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, MissingExtraError, make_printable
-from corn.files import writing_whole
+from corn.files import write_file
 from corn.learn.mechanism import Mechanism
 from corn.learn.metrics import Quality, Result, measure_quality
 from corn.learn.problem import TrainingProblem
@@ -41,16 +41,16 @@ from corn.version import __version__
 MODEL_FILE = "model.pt"
 _FORMAT = 1
 _FORMAT_KEY = "corn_model"
-_ONNX_OPSET = 17
-_FLAT = "flat shape"
+_MAX_BYTES = 1 << 24
+# What reading a damaged file raises.
+_DAMAGE = AttributeError, EOFError, LookupError, OverflowError, RuntimeError, TypeError, ValueError
 
 OutputKind: TypeAlias = Literal["logit", "logits", "number", "own"]
 """``logit``: that of the second of two classes; ``logits``: one for each class; ``number``: a
 prediction, scaled as the target; ``own``: of a loss of the user's own, whose meaning is not known.
 """
 
-# The attributes that make each layer anew. Other layers, and other values of other attributes, are
-# found by comparing what was made with the original.
+# The attributes that make each layer anew.
 _LAYERS: dict[str, tuple[str, ...]] = {
     "Linear": ("in_features", "out_features"),
     "Conv2d": ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
@@ -60,9 +60,6 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "Tanh": (),
     "Sigmoid": (),
 }
-
-
-_MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -102,14 +99,8 @@ class ModelPromise:
     @classmethod
     def of_plan(cls, plan: Plan, *, simulation: str = "") -> ModelPromise:
         """Return the promise of a plan to all its agents."""
-        return cls._of_budget(
-            plan.budget,
-            adversary=plan.threat.describe(),
-            num_agents=plan.num_agents,
-            mechanism=plan.mechanism,
-            plan=fingerprint(plan).hex(),
-            simulation=simulation,
-        )
+        own = plan.threat.describe(), plan.num_agents, plan.mechanism
+        return cls._of_budget(plan.budget, *own, plan, simulation)
 
     @classmethod
     def of_result(
@@ -122,16 +113,19 @@ class ModelPromise:
             empty = None, None, None, "", "nobody", "", None, "nobody"
             return cls(*empty, result.num_steps, num_agents, one.name)
         return cls._of_budget(
-            one.budget,
-            adversary=one.against,
-            num_agents=num_agents,
-            mechanism=one.name,
-            plan="" if plan is None else fingerprint(plan).hex(),
-            simulation=result.simulation,
+            one.budget, one.against, num_agents, one.name, plan, result.simulation
         )
 
     @classmethod
-    def _of_budget(cls, budget: PrivacyBudget, **rest: Any) -> ModelPromise:
+    def _of_budget(
+        cls,
+        budget: PrivacyBudget,
+        adversary: str,
+        num_agents: int,
+        mechanism: str,
+        plan: Plan | None,
+        simulation: str,
+    ) -> ModelPromise:
         epsilons = [promise.epsilon for promise in budget.promises]
         return cls(
             epsilon=max(epsilons),
@@ -141,8 +135,12 @@ class ModelPromise:
             protects=budget.queries[0].protects,
             clipping=describe_queries(budget.queries),
             relation=budget.queries[0].relation,
+            adversary=adversary,
             num_steps=budget.num_steps,
-            **rest,
+            num_agents=num_agents,
+            mechanism=mechanism,
+            plan="" if plan is None else fingerprint(plan).hex(),
+            simulation=simulation,
         )
 
     @property
@@ -181,7 +179,7 @@ class TrainedModel:
     """
 
     state_dict: Mapping[str, Tensor] = field(repr=False)
-    layers: tuple[Mapping[str, Any], ...] | None
+    layers: tuple[Mapping[str, object], ...] | None
     input_shape: tuple[int, ...]
     output: OutputKind
     classes: tuple[str, ...] | None
@@ -198,11 +196,14 @@ class TrainedModel:
             return None
         module: nn.Module = problem.task.to_module(parameters.detach().cpu())
         schema = problem.schema
-        sample = tuple(problem.data.inputs.shape[1:])
+        shape = getattr(problem.task, "input_shape", None) or problem.data.inputs.shape[1:]
+        first = next(module.children(), module)
+        if isinstance(first, nn.Linear) and len(shape) > 1:
+            shape = (first.in_features,)
         return cls.from_module(
             module,
             promise,
-            input_shape=getattr(problem.task, "input_shape", None) or _flatten(module, sample),
+            input_shape=shape,
             output=_find_output(problem.task, module),
             classes=None if schema is None else schema.classes or None,
             preprocessing=None if schema is None else schema.to_json(),
@@ -249,15 +250,12 @@ class TrainedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the weights as plain data."""
+        about = {own.name: getattr(self, own.name) for own in fields(self)}
+        del about["state_dict"]
         return {
-            "description": self.description,
-            "layers": None if self.layers is None else [dict(layer) for layer in self.layers],
-            "input_shape": list(self.input_shape),
-            "output": self.output,
-            "classes": None if self.classes is None else list(self.classes),
-            "preprocessing": self.preprocessing,
+            **about,
             "promise": asdict(self.promise),
-            "shapes": {name: list(value.shape) for name, value in self.state_dict.items()},
+            "shapes": {name: tuple(value.shape) for name, value in self.state_dict.items()},
             "corn_version": __version__,
         }
 
@@ -265,13 +263,11 @@ class TrainedModel:
         """Write the model to a file that ``torch.load`` reads with ``weights_only=True``."""
         about = json.dumps(self.describe())
         content = {_FORMAT_KEY: _FORMAT, "about": about, "state_dict": dict(self.state_dict)}
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Through memory: torch would write the name of the temporary file, with the number of this
         # process, into the archive.
         stream = io.BytesIO()
         torch.save(content, stream)
-        with writing_whole(path, is_private=is_private) as partial:
-            partial.write_bytes(stream.getvalue())
+        write_file(path, stream.getvalue(), is_private=is_private)
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole model as plain data, weights as nested lists."""
@@ -287,10 +283,9 @@ class TrainedModel:
                 'load_state_dict(torch.load(FILE, weights_only=True)["state_dict"])'
             )
         module = _make_layers(self.layers)
-        # A model in double precision stays in it.
-        types = {value.dtype for value in self.state_dict.values() if value.is_floating_point()}
-        module = module.to(types.pop()) if len(types) == 1 else module
-        module.load_state_dict(dict(self.state_dict))
+        # Assigned: a model in double precision stays in it.
+        own = {name: value.clone() for name, value in self.state_dict.items()}
+        module.load_state_dict(own, assign=True)
         return module.eval()
 
     def to_sklearn(self) -> Any:
@@ -317,18 +312,8 @@ class TrainedModel:
         weights = next(module.parameters())
         with torch.no_grad():
             samples = inputs.to(weights.dtype).reshape(-1, *self.input_shape)
-            outputs: Tensor = module(samples).double()
-        if self.output == "logit":
-            # Both by σ, so that small probabilities keep their digits.
-            outputs = torch.sigmoid(torch.cat([-outputs, outputs], dim=1))
-        elif self.output == "logits":
-            outputs = torch.softmax(outputs, dim=1)
+            outputs = _to_predictions(module(samples).double(), self.output)
         return np.asarray(outputs.numpy())
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """The shape of the prediction for one sample."""
-        return self.predict(torch.zeros(1, *self.input_shape)).shape[1:]
 
     def measure(self, inputs: Tensor, targets: Tensor) -> Quality | None:
         """Return AUC, recall and calibration on encoded samples; None for other than classes."""
@@ -346,23 +331,45 @@ class TrainedModel:
             import onnx
         except ImportError as error:
             raise MissingExtraError("the ONNX format", extra="onnx") from error
-        if self.layers is None:
-            self.to_module()
-        return _write_onnx(onnx, self)
+        predictor = _Predictor(self.to_module().float(), self.output).eval()
+        name = "probabilities" if self.output in ("logit", "logits") else "outputs"
+        stream: Any = io.BytesIO()
+        with warnings.catch_warnings():
+            # The other exporter of torch is not deprecated, and needs one more package.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                predictor,
+                (torch.zeros(2, *self.input_shape),),
+                stream,
+                input_names=["inputs"],
+                output_names=[name],
+                dynamic_axes={"inputs": {0: "rows"}, name: {0: "rows"}},
+                opset_version=17,
+                dynamo=False,
+            )
+        made = onnx.load_from_string(stream.getvalue())
+        onnx.helper.set_model_props(made, {"corn": json.dumps(self.describe())})
+        return cast("bytes", made.SerializeToString())
 
 
-# What ``describe`` returns, by which a file of somebody else is checked.
-_DESCRIPTION: dict[str, Any] = {
-    "description": str,
-    "layers": tuple[Mapping[str, object], ...] | None,
-    "input_shape": tuple[int, ...],
-    "output": OutputKind,
-    "classes": tuple[str, ...] | None,
-    "preprocessing": Mapping[str, object] | None,
-    "promise": ModelPromise,
-    "shapes": Mapping[str, tuple[int, ...]],
-    "corn_version": str,
-}
+class _Predictor(nn.Module):
+    """A model whose outputs are predictions."""
+
+    def __init__(self, model: nn.Module, output: OutputKind) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _to_predictions(self.model(inputs), self.output)
+
+
+def _to_predictions(outputs: Tensor, kind: OutputKind) -> Tensor:
+    """Return the probabilities of classes, or the outputs where there are none."""
+    if kind == "logit":
+        # Both by σ, so that small probabilities keep their digits.
+        return torch.sigmoid(torch.cat([-outputs, outputs], dim=1))
+    return torch.softmax(outputs, dim=1) if kind == "logits" else outputs
 
 
 def load_model(path: Path | str) -> TrainedModel:
@@ -377,17 +384,12 @@ def load_model(path: Path | str) -> TrainedModel:
             # Torch warns of a pickle that is not its own, and then refuses it.
             warnings.simplefilter("ignore", UserWarning)
             content = torch.load(file, map_location="cpu", weights_only=True)
+        return _read_content(content)
     except OSError as error:
         raise FileFormatError(f"{file}: cannot be read: {error.strerror}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise FileFormatError(f"{file}: not a model that corn saved") from error
-    if not isinstance(content, dict) or content.get(_FORMAT_KEY) != _FORMAT:
-        raise FileFormatError(f"{file}: not a model that corn saved, or of another version")
-    try:
-        return _read_content(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (*_DAMAGE, pickle.UnpicklingError) as error:
         found = make_printable(str(error), limit=200)
-        raise FileFormatError(f"{file}: a model with missing or wrong parts: {found}") from error
+        raise FileFormatError(f"{file}: not a model that corn saved: {found}") from error
 
 
 def find_model(path: Path) -> Path:
@@ -408,13 +410,11 @@ def find_model(path: Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions in the order of the rows.
+    """Predictions in the order of the rows, and columns of the table that the model does not use.
 
-    Attributes:
-        values: probabilities, shape (rows, classes), or numbers in the unit of the target.
-        ignored: columns of the table that the model does not use.
-        quality: scores, if the table has targets; private, as its rows are.
-        scores: the same as plain data, with the loss; of numbers, the mean squared error.
+    ``values`` are probabilities, shape (rows, classes), or numbers in the unit of the target. If
+    the table has targets, there are ``scores``, and of classes their ``quality``; they are private,
+    as the rows are.
     """
 
     values: FloatArray = field(repr=False)
@@ -424,36 +424,23 @@ class Predictions:
 
 
 def predict_table(model: TrainedModel, path: Path) -> Predictions:
-    """Predict for every row of a ``.csv`` or ``.parquet`` file.
-
-    Raises:
-        FileFormatError: columns are missing or have other values than the model was trained on; the
-            message lists all differences.
-    """
+    """Predict for every row of a table, or raise with all its differences from the schema."""
     # Pyarrow takes a moment to import, which other uses of a model need not wait for.
     from corn.learn.file_data import read_file
 
-    if model.preprocessing is None:
+    if not (model.preprocessing or {}).get("columns"):
         raise FileFormatError(
-            f"{path}: the model must have been trained on files of your own (--data), found one "
-            f"without preprocessing, {model.description}: export it, and encode the inputs yourself"
-        )
-    try:
-        schema = read_schema(model.preprocessing)
-    except InvalidArgumentError as error:
-        raise FileFormatError(
-            f"{path}: predictions need a model of tables with named columns, found "
+            f"{path}: predictions need a model of tables with named columns (--data), found "
             f"{model.description}: export it, and encode the inputs yourself"
-        ) from error
+        )
+    schema = read_schema(model.preprocessing)
     is_whole = schema.classes == (model.classes or ())
     if not is_whole or model.input_shape != (len(schema.features),):
         raise FileFormatError("the model is damaged: its preprocessing does not fit its weights")
-    if path.is_dir():
-        raise FileFormatError(f"{path}: data must be a .csv, .tsv or .parquet file")
-    cells = read_file(path).cells
+    file = read_file(path)
     used = {*(column.name for column in schema.columns), schema.target}
-    ignored = tuple(name for name in cells if name not in used)
-    rows = schema.read(path, cells, needs_targets=False)
+    ignored = tuple(name for name in file.cells if name not in used)
+    rows = schema.read(file, needs_targets=False)
     values = model.predict(torch.from_numpy(schema.scale_inputs(rows)).float())
     if not schema.classes:
         values = schema.decode_targets(values.reshape(-1))
@@ -470,29 +457,26 @@ def predict_table(model: TrainedModel, path: Path) -> Predictions:
     return Predictions(values, ignored, quality, {"loss": loss, **asdict(quality)})
 
 
-def _read_content(content: Mapping[str, Any]) -> TrainedModel:
+def _read_content(content: Any) -> TrainedModel:
+    if not isinstance(content, dict) or content.get(_FORMAT_KEY) != _FORMAT:
+        raise ValueError("it has no description, or is of another version")
     text = str(content["about"]).encode("utf-8", "surrogatepass")
-    about = build_fields(_DESCRIPTION, parse_json(text, max_bytes=_MAX_BYTES), "the description")
     state = content["state_dict"]
+    hints = get_type_hints(TrainedModel)
+    hints |= {"shapes": Mapping[str, tuple[int, ...]], "corn_version": str}
+    hints["preprocessing"] = Mapping[str, object] | None
+    del hints["state_dict"]
+    about = build_fields(hints, parse_json(text, max_bytes=_MAX_BYTES), "the description")
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     if about.pop("shapes") != shapes:
         raise ValueError("the weights do not have the shapes of the description")
     del about["corn_version"]
     model = TrainedModel(state_dict=state, **about)
     if model.layers is not None:
-        try:
-            shape = model.output_shape
-        except (RuntimeError, TypeError, OverflowError) as error:
-            raise ValueError("the weights, layers and inputs do not fit together") from error
+        shape = model.predict(torch.zeros(1, *model.input_shape)).shape[1:]
         if model.output in ("logit", "logits") and shape != (len(model.classes or ()),):
             raise ValueError("the outputs do not fit the classes")
     return model
-
-
-def _flatten(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a sample for a module that may begin with a linear layer."""
-    first = next(module.children(), module)
-    return (first.in_features,) if isinstance(first, nn.Linear) and len(shape) > 1 else shape
 
 
 def _find_output(task: Task, module: nn.Module) -> OutputKind:
@@ -502,9 +486,8 @@ def _find_output(task: Task, module: nn.Module) -> OutputKind:
         return "logit" if _count_outputs(module) == 1 else "logits"
     if loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return "logits"
-    if loss is functional.mse_loss or isinstance(loss, nn.MSELoss):
-        return "number"
-    return "own"
+    is_square = loss is functional.mse_loss or isinstance(loss, nn.MSELoss)
+    return "number" if is_square else "own"
 
 
 def _count_outputs(module: nn.Module) -> int:
@@ -527,7 +510,7 @@ def _describe_layers(module: nn.Module) -> tuple[dict[str, Any], ...] | None:
 
 
 def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
-    made = {}
+    made: dict[str, nn.Module] = {}
     for layer in layers:
         if layer["type"] not in _LAYERS:
             raise ValueError(f"unknown layer {layer['type']!r}")
@@ -535,88 +518,5 @@ def _make_layers(layers: Iterable[Mapping[str, Any]]) -> nn.Module:
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         made[layer["name"]] = getattr(nn, layer["type"])(**given)
     if list(made) == [""]:
-        return cast("nn.Module", made[""])
-    sequence = nn.Sequential()
-    for name, layer in made.items():
-        sequence.add_module(name, layer)
-    return sequence
-
-
-def _write_onnx(onnx: Any, model: TrainedModel) -> bytes:
-    """Return one node for each layer, and the function that makes probabilities."""
-    helper = onnx.helper
-    nodes = []
-    current = "inputs"
-    for place, layer in enumerate(model.layers or ()):
-        following = f"layer_{place}"
-        prefix = layer["name"] and f"{layer['name']}."
-        weights = [f"{prefix}weight", f"{prefix}bias"]
-        kind, names, settings = _onnx_node(layer, weights)
-        nodes.append(helper.make_node(kind, [current, *names], [following], **settings))
-        current = following
-    result = "outputs"
-    if model.output == "logit":
-        # The probability of class 0 is σ(−z), so that both are accurate.
-        nodes += [
-            helper.make_node("Neg", [current], ["negative"]),
-            helper.make_node("Concat", ["negative", current], ["both"], axis=1),
-            helper.make_node("Sigmoid", ["both"], ["probabilities"]),
-        ]
-        result = "probabilities"
-    elif model.output == "logits":
-        nodes.append(helper.make_node("Softmax", [current], ["probabilities"], axis=1))
-        result = "probabilities"
-    else:
-        nodes.append(helper.make_node("Identity", [current], [result]))
-    arrays: dict[str, NDArray[np.float32]] = {
-        name: value.float().numpy() for name, value in model.state_dict.items()
-    }
-    constants = [onnx.numpy_helper.from_array(value, name) for name, value in arrays.items()]
-    if any(_FLAT in node.input for node in nodes):
-        constants.append(onnx.numpy_helper.from_array(np.array([-1]), _FLAT))
-    element = onnx.TensorProto.FLOAT
-    shape = ["rows", *model.input_shape]
-    graph = helper.make_graph(
-        nodes,
-        "corn",
-        [helper.make_tensor_value_info("inputs", element, shape)],
-        [helper.make_tensor_value_info(result, element, ["rows", *model.output_shape])],
-        constants,
-    )
-    opset = [helper.make_opsetid("", _ONNX_OPSET)]
-    made = helper.make_model(graph, producer_name=f"corn {__version__}", opset_imports=opset)
-    # The version of the format that belongs to the operators: older readers accept it too.
-    made.ir_version = 8
-    helper.set_model_props(made, {"corn": json.dumps(model.describe())})
-    onnx.checker.check_model(made)
-    return cast("bytes", made.SerializeToString())
-
-
-def _onnx_node(
-    layer: Mapping[str, Any], weights: list[str]
-) -> tuple[str, list[str], dict[str, Any]]:
-    """Return the operator of a layer, its weights and its attributes."""
-    kind = layer["type"]
-    if kind == "Linear":
-        return "Gemm", weights, {"transB": 1}
-    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (0, -1):
-        return "Reshape", [_FLAT], {}
-    if kind == "Flatten" and (layer["start_dim"], layer["end_dim"]) == (1, -1):
-        return "Flatten", [], {"axis": 1}
-    if kind in ("ReLU", "Tanh", "Sigmoid"):
-        return kind.capitalize(), [], {}
-    if kind in ("Conv2d", "MaxPool2d"):
-        pads = _pair(layer["padding"])
-        settings = {
-            "kernel_shape": _pair(layer["kernel_size"]),
-            "strides": _pair(layer["stride"]),
-            "pads": pads + pads,
-        }
-        return ("Conv", weights, settings) if kind == "Conv2d" else ("MaxPool", [], settings)
-    raise InvalidArgumentError(
-        f"a model for ONNX must flatten all but the first dimension, found {dict(layer)}"
-    )
-
-
-def _pair(value: int | Sequence[int]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
+        return made[""]
+    return nn.Sequential(OrderedDict(made))

@@ -7,7 +7,6 @@ sample can change the outputs of another one, and the gradient of its copy is th
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import warnings
@@ -22,12 +21,13 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from corn.checks import require
 from corn.errors import CornError, CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.tasks.module import (
+    hash_module,
     map_in_a_loop,
     require_no_batch_statistics,
-    tensor_bytes,
     trained_parameters,
 )
 from corn.learn.tasks.protocol import Gradients, Scores
@@ -37,9 +37,8 @@ from corn.learn.tasks.protocol import Gradients, Scores
 class SampleGradients:
     """The gradient of each sample's training loss, from one backward pass of the user's loop.
 
-    ``begin`` announces a batch, and ``take`` takes its losses. In between, calls of the module run
-    each sample with an own copy of the parameters; without gradients, and at other times, they are
-    as usual.
+    Between ``begin``, which announces a batch, and ``take``, which takes its losses, calls of the
+    module with gradients run each sample with an own copy of the parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,8 +52,7 @@ class SampleGradients:
         for layer in module.modules():
             if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
                 layer.register_forward_hook(_keep_padding)
-        # Batches whose losses are expected, in their order: the number of samples of each, and the
-        # inputs whose gradients are followed.
+        # Of each batch whose losses are expected, the number of samples and the followed inputs.
         self._expected: list[tuple[int, list[Tensor]]] = []
         self._num_batches = 0
         # Why modules run in a Python loop in place of ``vmap``; empty if they do not.
@@ -67,9 +65,8 @@ class SampleGradients:
     def begin(self, batch: Any, num_samples: int) -> Any:
         """Expect losses of a batch, after those before; return the batch to show to the loop.
 
-        In the first batch, the second, the fourth and so on, its floats have gradients, which show
-        whether the loop mixes samples before it calls the module. In every batch that would take a
-        gradient of the inputs.
+        Where all checks are made, its floats have gradients, which show whether the loop mixes
+        samples before it calls the module.
         """
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
@@ -90,7 +87,7 @@ class SampleGradients:
 
     @property
     def _is_followed(self) -> bool:
-        """Whether the latest batch gets all checks: the numbers 1, 2, 4, 8, …."""
+        """Whether the latest batch gets all checks, which take time: numbers 1, 2, 4, 8, …."""
         return not self._num_batches & (self._num_batches - 1)
 
     def end(self) -> None:
@@ -129,20 +126,17 @@ class SampleGradients:
                 "not called on tensors of this batch: call model(inputs), not single layers of it"
             )
         for name, slope in zip(self._trained, outside, strict=True):
-            if slope is not None:
-                raise InvalidArgumentError(
-                    f"parameters must be used by calls of the module alone, found a gradient of "
-                    f"{name!r} from outside of them: use the parameter in the module's forward()"
-                )
+            rule = "used by calls of the module alone, in its forward()"
+            require(slope is None, "parameters", rule, f"a gradient of {name!r} from outside")
         # A parameter that this batch did not use has no gradient.
-        pairs = zip(copies, own, strict=True)
-        pieces = [
-            (torch.zeros_like(p) if slope is None else slope).flatten(1) for p, slope in pairs
+        used = [
+            torch.zeros_like(copy) if slope is None else slope
+            for copy, slope in zip(copies, own, strict=True)
         ]
         self._expected.pop(0)
         self._outputs.clear()
         self._copies.clear()
-        return torch.cat(pieces, dim=1)
+        return torch.cat([each.flatten(1) for each in used], dim=1)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a call of the module."""
@@ -185,8 +179,7 @@ class SampleGradients:
             if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
                 raise InvalidArgumentError(
                     "the module must keep nothing between calls, found that its outputs for the "
-                    "same batch differ: states of earlier samples, such as a running mean or the "
-                    "hidden state of a recurrent layer, are in the gradients of later ones"
+                    "same batch differ: states of earlier samples are in gradients of later ones"
                 )
         return outputs
 
@@ -194,9 +187,8 @@ class SampleGradients:
         """Raise in a backward pass through outputs that is not that of ``take``."""
         if not self._is_taking:
             raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
-                "after another backward pass a sample may have more weight than the accounting "
-                "assumes; compute losses with reduction='none'"
+                "with unit='sample' gradients must come from optimizer.mean(losses), found others, "
+                "in which a sample may have more weight: compute losses with reduction='none'"
             )
 
     def _map(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -239,18 +231,14 @@ class SampleGradients:
         if not self._is_followed and splits:
             splits = [splits[self._num_batches % len(splits)]]
 
-        def differentiate(total: Tensor) -> list[Tensor]:
+        def differentiate(total: Tensor) -> Sequence[Tensor]:
             rows = [*self._outputs, *inputs]
             if not rows:
-                return []
+                return ()
             # Zeros where the total does not depend on a tensor.
-            return list(
-                torch.autograd.grad(
-                    total, rows, retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-            )
+            return torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
 
-        whole = differentiate(weighted.sum()) if self._is_followed else []
+        whole = differentiate(weighted.sum()) if self._is_followed else ()
         for bit, side in splits:
             chosen = (numbers >> bit) & 1 == side
             slopes = differentiate(weighted[chosen].sum())
@@ -265,9 +253,8 @@ class SampleGradients:
             if is_mixed:
                 raise InvalidArgumentError(
                     "each of the losses must depend on its own sample alone, found one that "
-                    "depends on others of the batch: compute one loss for each sample, in "
-                    "their order, with reduction='none'; mix no samples before the model, as "
-                    "mixup does, and compare none in the loss; unit='agent' allows all of this"
+                    "depends on others of the batch: compute one loss for each sample, in their "
+                    "order, with reduction='none'; unit='agent' allows mixup and such losses"
                 )
 
 
@@ -336,7 +323,8 @@ class _Call:
         self._is_split = [
             isinstance(x, Tensor) and bool(x.dim()) and len(x) == num_samples for x in self._leaves
         ]
-        self._plain: list[Any] | None = None
+        # The tensors that have one row for each sample.
+        self.samples = list(itertools.compress(self._leaves, self._is_split))
         shared = itertools.compress(self._leaves, [not own for own in self._is_split])
         for x in (x for x in shared if isinstance(x, Tensor)):
             # A tensor that all samples see could have values of other samples.
@@ -344,24 +332,14 @@ class _Call:
                 raise InvalidArgumentError(
                     f"tensors for the module must have the {num_samples} samples of the batch "
                     f"along their first dimension, found shape {tuple(x.shape)}: use "
-                    "batch_first=True; make positions and masks that all samples share inside of "
-                    "forward(), or give them a first dimension of 1"
+                    "batch_first=True, and 1 as the first dimension of what all samples share"
                 )
             if x.requires_grad:
                 raise InvalidArgumentError(
-                    "tensors that all samples share must not depend on the batch, found one with "
-                    f"gradients and shape {tuple(x.shape)}: a mean or a norm of the batch has "
-                    "values of other samples"
+                    "tensors that all samples share must not depend on the batch, as its mean "
+                    f"does, found one with gradients and shape {tuple(x.shape)}"
                 )
-        if not any(self._is_split):
-            raise InvalidArgumentError(
-                "the module must be called with a tensor of the batch, found none"
-            )
-
-    @property
-    def samples(self) -> list[Tensor]:
-        """The tensors that have one row for each sample."""
-        return list(itertools.compress(self._leaves, self._is_split))
+        require(bool(self.samples), "the module", "called with a tensor of the batch", "none")
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors among the outputs for one sample."""
@@ -378,59 +356,38 @@ class _Call:
             if x.dim() and len(x) != 1:
                 raise InvalidArgumentError(
                     "outputs of the module must have samples along their first dimension, found "
-                    f"shape {tuple(x.shape)} for a single one: use batch_first=True, and give "
-                    "squeeze() a dimension"
+                    f"shape {tuple(x.shape)} for one: use batch_first=True, and squeeze(dim)"
                 )
-        plain = [x for x in self._outputs if isinstance(x, _PLAIN)]
-        # Those of one sample would be shown as those of all.
-        if self._plain not in (None, plain):
-            raise InvalidArgumentError(
-                "numbers among the outputs of the module must not depend on the sample, found that "
-                "they do: return tensors"
-            )
-        self._plain = plain
         return tuple(x.squeeze(0) if x.dim() else x for x in tensors)
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """Return outputs in the structure of the module's."""
         found = iter(outputs)
-        # Other objects, such as caches, are of one sample.
-        leaves = [
-            next(found) if isinstance(x, Tensor) else x if isinstance(x, _PLAIN) else None
-            for x in self._outputs
-        ]
+        # All but tensors, such as caches and numbers, is of one sample.
+        leaves = [next(found) if isinstance(x, Tensor) else None for x in self._outputs]
         return tree_unflatten(leaves, self._output_structure)
-
-
-_PLAIN = (int, float, bool, str)
 
 
 @final
 class UserModel:
     """The user's module as a ``Task``, and a check that values without noise stay as they are.
 
-    It is trained where ``requires_grad`` is set. ``clips_samples`` tells whether gradients of
-    single samples are needed.
+    It is trained where ``requires_grad`` is set.
     """
 
-    def __init__(self, module: nn.Module, *, clips_samples: bool) -> None:
+    def __init__(self, module: nn.Module) -> None:
         require_no_batch_statistics(module)
         self.module = module
         self._trained = trained_parameters(module)
+        self.num_parameters = sum(p.numel() for p in self._trained)
         # By identity, because ``==`` compares tensors by value.
         own = set(map(id, self._trained))
         everything = [*module.named_parameters(), *module.named_buffers()]
-        # Copies of all values that get no noise, with which every step is compared.
+        # Copies of all values that get no noise.
         self._frozen = {name: p.detach().clone() for name, p in everything if id(p) not in own}
-        self._samples = SampleGradients(module) if clips_samples else None
         # Copies of the trained parameters as CorN left them last, in their own types.
         self._written = [p.detach().clone() for p in self._trained]
         self._start = self.read()
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``; frozen parameters do not count."""
-        return sum(p.numel() for p in self._trained)
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return row numbers as they are."""
@@ -449,12 +406,10 @@ class UserModel:
         parameters: Tensor,  # noqa: ARG002 - those of the module: see ``require_unchanged``
         batch: Batch,  # noqa: ARG002 - the loop has it
         *,
-        sample_clip: Tensor | None = None,
+        sample_clip: Tensor | None = None,  # noqa: ARG002 - gradients of samples come otherwise
     ) -> Gradients:
         """Return the gradient of a batch as a whole after the user's backward pass."""
-        if sample_clip is not None:
-            raise CornError("gradients of samples are handed over by the loop")
-        if all(p.grad is None for p in self._trained):
+        if not self.has_gradient:
             raise CornError("call loss.backward() before optimizer.step(): there is no gradient")
         # A parameter that this batch did not reach counts as zero: the vector always has length d.
         pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
@@ -478,9 +433,9 @@ class UserModel:
         """Raise if the trained parameters are not those of the start, or of the last ``write``."""
         if not has_same_values(self._written, [p.detach() for p in self._trained]):
             raise CornError(
-                "parameters must not change but by optimizer.step(), found that they did: the "
-                "change could depend on data, and would be sent without noise; load weights before "
-                "make_private, and checkpoints by optimizer.load_state_dict()"
+                "parameters must not change but by optimizer.step(), found that they did, without "
+                "noise: load weights before make_private, and checkpoints by "
+                "optimizer.load_state_dict()"
             )
 
     @torch.no_grad()
@@ -495,43 +450,10 @@ class UserModel:
         for parameter in self._trained:
             parameter.grad = None
 
-    def begin(self, batch: Any, num_samples: int) -> Any:
-        """Return a batch for the user's loop; see ``SampleGradients.begin``."""
-        return batch if self._samples is None else self._samples.begin(batch, num_samples)
-
-    def end(self) -> None:
-        """Let calls of the module run as usual, until the next batch."""
-        if self._samples is not None:
-            self._samples.end()
-
-    def mean(self, losses: Tensor, receive: Callable[[Tensor], None]) -> Tensor:
-        """Return the mean of losses; its backward pass hands over each sample's gradient."""
-        samples = self._samples
-        if samples is None:
-            raise CornError(
-                "optimizer.mean(losses) is for unit='sample', found unit='agent': call "
-                "loss.backward() with any loss of the batch"
-            )
-
-        def take(_: Tensor) -> None:
-            # Gradients at parameters that depend on the batch would depend on all of its samples.
-            self.require_unchanged()
-            # A backward pass has them disabled.
-            with torch.enable_grad():
-                receive(samples.take(losses))
-
-        # Whatever the mean is multiplied by, its backward pass calls this once.
-        anchor = losses.new_zeros((), requires_grad=True)
-        anchor.register_hook(take)  # type: ignore[no-untyped-call]
-        return losses.detach().mean() + anchor
-
-    def require_no_gradient(self) -> None:
-        """Raise if a parameter has a gradient, where gradients of samples are handed over."""
-        if self._samples is not None and any(p.grad is not None for p in self._trained):
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others: "
-                "remove them by optimizer.zero_grad()"
-            )
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a trained parameter has a gradient."""
+        return any(p.grad is not None for p in self._trained)
 
     def require_frozen(self) -> None:
         """Raise if a frozen parameter or a buffer has changed: no noise covers such a change."""
@@ -539,10 +461,7 @@ class UserModel:
         present = dict([*self.module.named_parameters(), *self.module.named_buffers()])
         for name, before in self._frozen.items():
             if name not in present or not has_same_values(before, present[name].detach()):
-                raise CornError(
-                    f"{name!r} is not trained and must not change, found that it did: it would "
-                    "depend on data without noise"
-                )
+                raise CornError(f"{name!r} is not trained and must not change, found that it did")
 
     def describe(self) -> str:
         """Return the layers and the trained parameters in one line."""
@@ -552,10 +471,7 @@ class UserModel:
         """Return a hash of layers, trained parameters and frozen values."""
         # Of trained parameters only the names: their values are the start, which is compared apart.
         named = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        digest = hashlib.sha256(f"{self.module!r}; training {named}".encode())
-        for before in self._frozen.values():
-            digest.update(tensor_bytes(before))
-        return digest.digest()
+        return hash_module(f"{self.module!r}; training {named}", self._frozen.values())
 
     def _split(self, vector: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         pieces = torch.split(vector, [p.numel() for p in self._trained])

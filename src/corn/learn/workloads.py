@@ -143,7 +143,7 @@ class Workload:
         """Return the problem with the data of some agents, by default of all."""
         require_choice("task", self.name, WORKLOADS)
         if self.name == "quadratic":
-            task = Quadratic.from_paper(num_agents)
+            task = Quadratic(num_agents)
             # float64, because gaps are differences of losses near 1434.
             data = task.agent_data(torch.float64)
             problem = TrainingProblem(task=task, data=data, notes=(_START,), simulation=_START)

@@ -6,8 +6,7 @@ import copy
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, final
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from corn.checks import require
-from corn.errors import CornError, CornWarning, InvalidArgumentError
+from corn.errors import CornWarning, InvalidArgumentError
 from corn.learn.batches import Batch
 from corn.learn.step import sum_clipped_samples
 from corn.learn.tasks.protocol import Gradients, Scores, Task, seeded
@@ -79,27 +78,29 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return trained
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return the values of a tensor as bytes, for hashes."""
-    # Viewed as bytes: NumPy has no bfloat16.
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+def hash_module(text: str, constants: Iterable[Tensor]) -> bytes:
+    """Return a hash of the description of a module and of its constants."""
+    # Memory addresses differ between processes.
+    digest = hashlib.sha256(_ADDRESS.sub("", text).encode())
+    for tensor in constants:
+        # Viewed as bytes: NumPy has no bfloat16.
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(values.numpy().tobytes())
+    return digest.digest()
 
 
 def require_no_batch_statistics(model: nn.Module) -> None:
     """Raise for layers whose statistics mix samples or depend on them."""
     for name, layer in model.named_modules():
-        where = name or "model"
-        if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
-            if layer.track_running_stats:
-                raise InvalidArgumentError(
-                    f"model must not track running statistics, found them in {where!r}: they would "
-                    "be released without noise; set track_running_stats=False"
-                )
-        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        is_instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and (
+            not is_instance or layer.track_running_stats
+        ):
+            kind = "running statistics" if is_instance else "batch normalisation"
             raise InvalidArgumentError(
-                f"model must not use batch normalisation, found it in {where!r}: its statistics "
-                "mix samples, so clipping does not bound one sample's influence; use GroupNorm or "
-                f"LayerNorm, here torch.nn.GroupNorm(1, {layer.num_features})"
+                f"model must not use {kind}, found it in {name or 'model'!r}: it mixes samples, so "
+                "that clipping does not bound one sample's influence; use GroupNorm or LayerNorm, "
+                f"here torch.nn.GroupNorm(1, {layer.num_features})"
             )
 
 
@@ -112,16 +113,10 @@ class ModuleTask:
     module that ``torch.func`` cannot vectorise, such as one that branches on the values of its
     data, runs one model (and one sample) at a time, with a ``CornWarning``.
 
-    Args:
-        model: any module without state beyond its parameters. Batch normalisation is refused: its
-            statistics mix samples, so clipping a sample's gradient does not bound its influence.
-            Random draws, as of dropout, are refused: they could not be repeated from a seed.
-        loss: (outputs, targets) → the **mean** loss over a batch, as in ``torch.nn.functional``.
-            Where samples are clipped, it is called with one sample at a time. It must not keep
-            state between calls.
-        input_shape: the shape of one sample for the model; by default its shape in the data.
-        reset: draw new initial parameters for each seed, by each layer's ``reset_parameters``;
-            otherwise all runs start from the model's present parameters.
+    The module and its loss keep no state, and draw no random numbers. The loss is the **mean** over
+    a batch. Where samples are clipped, it is called with one sample at a time. ``input_shape`` is
+    the shape of a sample for the model, by default that in the data. With ``reset`` each seed draws
+    its own initial parameters, by each layer's ``reset_parameters``.
     """
 
     def __init__(
@@ -133,18 +128,12 @@ class ModuleTask:
         reset: bool = False,
     ) -> None:
         require_no_batch_statistics(model)
-        for name, parameter in model.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise InvalidArgumentError(
-                    f"model must have all its parameters, found {name!r} without a shape yet: call "
-                    "it once on a sample, or give the layer its sizes"
-                )
         # A copy: later changes to the user's model must not change the task.
         self._model = copy.deepcopy(model)
-        self._loss = loss
-        self._input_shape = input_shape
+        self.loss = loss
+        self.input_shape = input_shape
         self._reset = reset
-        trained_parameters(self._model)
+        self.num_parameters = sum(p.numel() for p in trained_parameters(self._model))
         named = dict(self._model.named_parameters())
         self._shapes = {name: p.shape for name, p in named.items() if p.requires_grad}
         self._constants = {name: p.detach() for name, p in named.items() if not p.requires_grad}
@@ -156,14 +145,9 @@ class ModuleTask:
         self._map: Callable[..., Any] = vmap
         self._grad: Callable[..., Any] = grad
 
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``; frozen parameters do not count."""
-        return sum(shape.numel() for shape in self._shapes.values())
-
     def prepare(self, inputs: Tensor) -> Tensor:
         """Return samples in the model's input shape."""
-        return inputs if self._input_shape is None else inputs.view(-1, *self._input_shape)
+        return inputs if self.input_shape is None else inputs.view(-1, *self.input_shape)
 
     def initialize(self, seed: int) -> Tensor:
         """Return the model's own parameters, or new ones for the seed."""
@@ -180,76 +164,60 @@ class ModuleTask:
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
     ) -> Gradients:
         """See ``Task``."""
-        # All cells' samples in a row, for the rehearsal and for error messages.
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
-        with _explained(inputs, targets):
-            self._rehearse(parameters[0, 0], inputs, targets)
-            if sample_clip is None:
-                return self._batch_gradient(parameters, batch)
-            return self._clipped_gradient(parameters, batch, sample_clip)
+        self._rehearse(parameters[0, 0], inputs, targets)
+        if sample_clip is None:
+            return self._batch_gradient(parameters, batch)
+        return self._clipped_gradient(parameters, batch, sample_clip)
 
+    @torch.no_grad()
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``; with accuracy if outputs score classes and targets are classes."""
-        with _explained(inputs, targets), torch.no_grad():
-            self._rehearse(parameters[0], inputs, targets)
-            # A mean loss over a piece of the rows is weighted by their number.
-            rows = min(_ROWS_AT_ONCE, len(inputs))
-            models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
-            score = self._map(self._score, (0, None, None))
-            pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
-            total = parameters.new_zeros(len(parameters), 2)
-            for X, y in pairs:
-                parts = [score(own, X, y) for own in torch.split(parameters, models)]
-                total += torch.cat(parts) * len(X)
-            loss, accuracy = (total / len(inputs)).unbind(dim=1)
-            return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
+        self._rehearse(parameters[0], inputs, targets)
+        # A mean loss over a piece of the rows is weighted by their number.
+        rows = min(_ROWS_AT_ONCE, len(inputs))
+        models = max(1, _ELEMENTS_AT_ONCE // (rows * max(1, self._num_kept or 0)))
+        score = self._map(self._score, (0, None, None))
+        pairs = zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)
+        total = parameters.new_zeros(len(parameters), 2)
+        for X, y in pairs:
+            parts = [score(own, X, y) for own in torch.split(parameters, models)]
+            total += torch.cat(parts) * len(X)
+        loss, accuracy = (total / len(inputs)).unbind(dim=1)
+        return Scores(loss, None if bool(accuracy.isnan().any()) else accuracy)
 
     def describe(self) -> str:
         """See ``Task``."""
         return f"{type(self._model).__name__} with {self.num_parameters} parameters"
 
-    @property
-    def loss(self) -> MeanLoss:
-        """The loss."""
-        return self._loss
-
-    @property
-    def input_shape(self) -> tuple[int, ...] | None:
-        """The shape of one sample for the model; None is its shape in the data."""
-        return self._input_shape
-
     def to_module(self, parameters: Tensor) -> nn.Module:
         """Return a copy of the user's model with these parameters; constants keep their values."""
         filled = copy.deepcopy(self._model)
-        sizes = [shape.numel() for shape in self._shapes.values()]
         with torch.no_grad():
-            for name, piece in zip(self._shapes, torch.split(parameters, sizes), strict=True):
-                own = filled.get_parameter(name)
-                own.copy_(piece.view_as(own))
+            for name, piece in self._split(parameters).items():
+                filled.get_parameter(name).copy_(piece)
         return filled
 
     def fingerprint(self) -> bytes:
         """Return a hash of layers, loss and constants, so that checkpoints fit this model alone."""
-        loss = getattr(self._loss, "__qualname__", repr(self._loss))
+        loss = getattr(self.loss, "__qualname__", repr(self.loss))
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in self._shapes.items())
-        # Memory addresses differ between processes.
-        text = _ADDRESS.sub("", f"{self._model!r}; {loss}; training {shapes}")
-        digest = hashlib.sha256(text.encode())
         constants = list(self._constants.values())
-        if isinstance(self._loss, nn.Module):
-            constants += self._loss.state_dict().values()
-        for tensor in constants:
-            digest.update(tensor_bytes(tensor))
-        return digest.digest()
+        if isinstance(self.loss, nn.Module):
+            constants += self.loss.state_dict().values()
+        return hash_module(f"{self._model!r}; {loss}; training {shapes}", constants)
+
+    def _split(self, vector: Tensor) -> dict[str, Tensor]:
+        pieces = torch.split(vector, [shape.numel() for shape in self._shapes.values()])
+        pairs = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(shape) for (name, shape), piece in pairs}
 
     def _outputs(self, vector: Tensor, inputs: Tensor) -> Any:
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        pieces = zip(self._shapes.items(), torch.split(vector, sizes), strict=True)
-        weights = {name: piece.view(shape) for (name, shape), piece in pieces}
-        return functional_call(self._model, {**self._place_constants(vector), **weights}, (inputs,))
+        weights = {**self._place_constants(vector), **self._split(vector)}
+        return functional_call(self._model, weights, (inputs,))
 
     def _mean_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(self._outputs(vector, inputs), targets)
+        return self.loss(self._outputs(vector, inputs), targets)
 
     def _sample_loss(self, vector: Tensor, sample: Tensor, target: Tensor) -> Tensor:
         """Return the loss of one sample, alone in its batch."""
@@ -258,7 +226,7 @@ class ModuleTask:
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, and the accuracy or NaN, shape (2,)."""
         outputs = self._outputs(vector, inputs)
-        loss = self._loss(outputs, targets)
+        loss = self.loss(outputs, targets)
         is_class = targets.dim() == 1 and not targets.is_floating_point()
         is_score = isinstance(outputs, Tensor) and outputs.dim() == 2 and outputs.shape[-1] > 1
         accuracy = torch.full_like(loss, torch.nan)
@@ -271,9 +239,7 @@ class ModuleTask:
         where = vector.dtype, vector.device
         if where not in self._placed:
             self._placed[where] = {
-                name: tensor.to(device=where[1], dtype=where[0], copy=True)
-                if tensor.is_floating_point()
-                else tensor.to(device=where[1], copy=True)
+                name: tensor.to(vector if tensor.is_floating_point() else vector.device, copy=True)
                 for name, tensor in self._constants.items()
             }
         return self._placed[where]
@@ -375,34 +341,23 @@ class ModuleTask:
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise InvalidArgumentError(
-                "model must not draw random numbers, as dropout does, found that it does: they "
-                "cannot be repeated from a seed; remove them"
+                "model must not draw random numbers, which no seed repeats, found that it does"
             )
         changed = [name for name, tensor in constants.items() if tensor._version != versions[name]]
-        if changed:
-            raise InvalidArgumentError(
-                f"model must not change its buffers, found {changed[0]!r} changed: state that "
-                "depends on data would be released without noise; remove it"
-            )
+        require(not changed, "model", "without changes of its buffers", f"changes of {changed[:1]}")
         self._require_mean(vector, X, y, total)
         obstacle = self._find_obstacle(vector, X, y)
         self._num_kept = -(-sum(sizes) // len(X))
         if obstacle:
             self._map = map_in_a_loop
             self._grad = differentiate
-            warnings.warn(
-                f"{type(self._model).__name__} runs one model and one sample at a time, which is "
-                f"many times slower: torch.func cannot vectorise it ({obstacle})",
-                CornWarning,
-                stacklevel=2,
-            )
+            text = f"one model and one sample at a time, which is many times slower ({obstacle})"
+            warnings.warn(f"{type(self._model).__name__} runs {text}", CornWarning, stacklevel=2)
 
     def _require_mean(self, vector: Tensor, X: Tensor, y: Tensor, total: Tensor) -> None:
-        if total.shape != ():
-            raise InvalidArgumentError(
-                "loss must return one number, the mean over the batch, found shape "
-                f"{tuple(total.shape)}: try reduction='mean'"
-            )
+        found = f"shape {tuple(total.shape)}"
+        advice = "try reduction='mean'"
+        require(total.shape == (), "loss", "one number, the mean", found, advice=advice)
         # A sum in place of a mean would scale gradients by the batch size. The loss of a model that
         # mixes samples equals neither, and is accepted.
         alone = torch.stack([self._sample_loss(vector, *pair) for pair in zip(X, y, strict=True)])
@@ -412,13 +367,14 @@ class ModuleTask:
         if not torch.isclose(again, alone[0], rtol=1e-6, atol=0.0, equal_nan=True):
             raise InvalidArgumentError(
                 "model and loss must not keep state between calls, found that the loss of a sample "
-                "depends on the calls before: compute it from outputs and targets alone"
+                "depends on the calls before"
             )
-        mean, added = alone.mean(), alone.sum()
-        if torch.isclose(total, added, rtol=1e-3) and not torch.isclose(total, mean, rtol=1e-3):
-            raise InvalidArgumentError(
-                "loss must return the mean over the batch, found the sum: try reduction='mean'"
-            )
+        is_mean, is_sum = (
+            torch.isclose(total, each, rtol=1e-3) for each in (alone.mean(), alone.sum())
+        )
+        require(
+            bool(is_mean or not is_sum), "loss", "the mean over the batch", "the sum", advice=advice
+        )
 
     def _find_obstacle(self, vector: Tensor, X: Tensor, y: Tensor) -> str:
         """Return the error of a module that runs alone but not vectorised; empty if it runs."""
@@ -432,50 +388,20 @@ class ModuleTask:
             self._clipped_gradient(models, batch, vector.new_ones(2))
             vmap(self._score, (0, None, None))(models[0], X, y)
         except RuntimeError as error:
-            return _first_line(error)
+            return str(error).strip().split("\n")[0][:200]
         return ""
 
 
 def make_task(model: nn.Module | Task, loss: MeanLoss | None) -> Task:
     """Return a task unchanged, or a task made from a module and its loss."""
-    if isinstance(model, nn.Module):
-        if loss is None:
-            raise InvalidArgumentError(
-                "loss must be given with a module, found None: try "
-                "torch.nn.functional.cross_entropy"
-            )
-        return ModuleTask(model, loss)
-    if loss is not None:
+    if not isinstance(model, nn.Module):
+        require(loss is None, "loss", f"None for a {type(model).__name__}, which has its own", loss)
+        return model
+    if loss is None:
         raise InvalidArgumentError(
-            f"loss must be None for a {type(model).__name__}, which has its own: give a loss with "
-            "a torch.nn.Module only"
+            "loss must be given with a module, found None: try torch.nn.functional.cross_entropy"
         )
-    return model
-
-
-@contextmanager
-def _explained(inputs: Tensor, targets: Tensor) -> Iterator[None]:
-    """Raise ``InvalidArgumentError`` with the samples on which the user's model or loss failed."""
-    try:
-        yield
-    except CornError:
-        raise
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        # Running out of memory is no fault of the samples.
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        kinds = [
-            f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape[1:])}"
-            for values in (inputs, targets)
-        ]
-        raise InvalidArgumentError(
-            f"model and loss must accept the samples, found inputs {kinds[0]} and targets "
-            f"{kinds[1]}, on which they failed: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    return ModuleTask(model, loss)
 
 
 def _reset_layer(layer: nn.Module) -> None:

@@ -3,16 +3,14 @@
 The quadratic has two-dimensional bowls with different centres and orientations. Agent i = 1 … n/2
 has f_i(x) = 15 (x₁ + i)² + x₂², the others 15 (x₁ − i)² + x₂², rotated by 15° around their
 minimisers (i, 0). The paper's text does not state where agents start, and states its step size in
-two ways. With C = 0.1 and gradients of norm 600, clipped steps cannot reach the minimiser from a
-distance: from x = 0 the gap stays near 600 for every mechanism. So agents start **at the global
-minimiser** and the gap measures the effect of noise, with η_t = 0.01/√t. The other reading
-(η_t = 1/√t from x = 0) puts the mechanisms in the same order.
+two ways. With C = 0.1 and gradients of norm 600, clipped steps from x = 0 do not reach the
+minimiser. So agents start **there** and the gap measures the effect of noise, with η_t = 0.01/√t.
+The other reading (η_t = 1/√t from x = 0) puts the mechanisms in the same order.
 
-The classifiers use batched matrix products, and their gradients are written out. Trials that share
-a mini-batch then share one product with it, which automatic differentiation of a vectorised module
-does not exploit (3 to 4 times slower). In each layer the gradient of one sample is an outer
-product, so its norm, for clipping, is a product of two vector norms: no gradient of a single sample
-is ever in memory.
+The gradients of classifiers are written out. Trials that share a mini-batch share one product with
+it, which automatic differentiation does not exploit. In each layer the gradient of one sample is an
+outer product, so its norm is a product of two vector norms: no gradient of a single sample is ever
+in memory, and clipping is many times faster.
 """
 
 from __future__ import annotations
@@ -41,65 +39,43 @@ _STIFFNESS = 15.0
 _ANGLE_DEGREES = 15.0
 
 
-def quadratic_objectives(num_agents: int) -> tuple[FloatArray, FloatArray]:
-    """Return A, shape (n, 2, 2), and c, shape (n, 2), of f_i(x) = (x − c_i)ᵀA_i(x − c_i)."""
-    if num_agents < 2 or num_agents % 2:
-        raise InvalidArgumentError(f"num_agents must be even and at least 2, found {num_agents}")
-    half = num_agents // 2
-    angle = np.deg2rad(_ANGLE_DEGREES)
-    Q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    plain = np.diag([_STIFFNESS, 1.0])
-    matrices = np.stack([plain] * half + [Q @ plain @ Q.T] * half)
-    # Centres −i for the first half and +i for the second, i = 1 … n, as in the paper.
-    places = np.arange(1, num_agents + 1) * np.where(np.arange(num_agents) < half, -1.0, 1.0)
-    return matrices, np.stack([places, np.zeros(num_agents)], axis=1)
-
-
 @final
 class Quadratic:
     """f_i(x) = (x − c_i)ᵀA_i(x − c_i); the one "sample" of agent i is its own A_i and c_i.
 
-    Agents start at the minimiser of the average unless ``start`` is given.
+    ``matrices`` and ``centers`` are all A_i and c_i, ``minimizer`` and ``minimum`` those of the
+    average. Agents begin at ``start``, by default the minimiser.
 
-    >>> task = Quadratic.from_paper(20)
+    >>> task = Quadratic(20)
     >>> task.minimizer.round(5).tolist(), round(task.minimum, 3)
     ([2.84555, 15.07599], 1434.305)
     """
 
-    def __init__(
-        self, matrices: FloatArray, centers: FloatArray, *, start: FloatArray | None = None
-    ) -> None:
-        self._matrices = np.array(matrices)
-        self._centers = np.array(centers)
-        self._start = self.minimizer if start is None else np.array(start, dtype=np.float64)
-
-    @classmethod
-    def from_paper(cls, num_agents: int, *, start: FloatArray | None = None) -> Quadratic:
-        """Make the paper's objectives."""
-        return cls(*quadratic_objectives(num_agents), start=start)
-
-    @property
-    def minimizer(self) -> FloatArray:
-        """x* of the average objective, shape (d,)."""
+    def __init__(self, num_agents: int) -> None:
+        if num_agents < 2 or num_agents % 2:
+            raise InvalidArgumentError(
+                f"num_agents must be even and at least 2, found {num_agents}"
+            )
+        half = num_agents // 2
+        angle = np.deg2rad(_ANGLE_DEGREES)
+        Q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        plain = np.diag([_STIFFNESS, 1.0])
+        self.matrices = np.stack([plain] * half + [Q @ plain @ Q.T] * half)
+        # Centres −i for the first half and +i for the second, i = 1 … n, as in the paper.
+        places = np.arange(1, num_agents + 1) * np.where(np.arange(num_agents) < half, -1.0, 1.0)
+        self.centers = np.stack([places, np.zeros(num_agents)], axis=1)
+        self.num_parameters = 2
         # Σ A_i (x − c_i) = 0.
-        pull = np.einsum("nij,nj->i", self._matrices, self._centers)
-        return np.asarray(np.linalg.solve(self._matrices.sum(axis=0), pull))
-
-    @property
-    def minimum(self) -> float:
-        """f(x*) of the average objective."""
-        offset = self.minimizer - self._centers
-        return float(np.einsum("ni,nij,nj->n", offset, self._matrices, offset).mean())
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return int(self._centers.shape[1])
+        pull = np.einsum("nij,nj->i", self.matrices, self.centers)
+        self.minimizer: FloatArray = np.linalg.solve(self.matrices.sum(axis=0), pull)
+        offset = self.minimizer - self.centers
+        self.minimum = float(np.einsum("ni,nij,nj->n", offset, self.matrices, offset).mean())
+        self.start = self.minimizer
 
     def agent_data(self, dtype: torch.dtype = torch.float32) -> AgentData:
         """Return one sample per agent: its A_i, row by row, then its c_i."""
-        n, d = self._centers.shape
-        rows = np.concatenate([self._matrices.reshape(n, d * d), self._centers], axis=1)
+        n = len(self.centers)
+        rows = np.concatenate([self.matrices.reshape(n, -1), self.centers], axis=1)
         offsets = tuple(range(n + 1))
         return AgentData(torch.from_numpy(rows).to(dtype), torch.zeros(n, dtype=dtype), offsets)
 
@@ -109,7 +85,7 @@ class Quadratic:
 
     def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
         """See ``Task``; the same for every seed."""
-        return torch.from_numpy(self._start.copy())
+        return torch.from_numpy(self.start.copy())
 
     def gradient(
         self, parameters: Tensor, batch: Batch, *, sample_clip: Tensor | None = None
@@ -138,7 +114,7 @@ class Quadratic:
 
     def describe(self) -> str:
         """See ``Task``."""
-        return f"quadratic objectives of {len(self._centers)} agents in {self.num_parameters} dims"
+        return f"quadratic objectives of {len(self.centers)} agents in {self.num_parameters} dims"
 
     def _unpack(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         d = self.num_parameters
@@ -151,8 +127,44 @@ _ELEMENTS_AT_ONCE = 1 << 23
 _MOST_UNITS = 32
 
 
+class _Classifier:
+    """A model of features, to which a constant is appended, for classes from 0."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        self._num_features = require_count("num_features", num_features)
+        self._num_classes = require_count("num_classes", num_classes, least=2)
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return samples flattened, with a constant feature after the others."""
+        if not inputs.is_floating_point():
+            raise InvalidArgumentError(
+                f"inputs must be real numbers, found {inputs.dtype}: convert them, pixels to [0, 1]"
+            )
+        flat = inputs.flatten(1)
+        require(
+            flat.shape[1] == self._num_features,
+            "inputs",
+            f"of {self._num_features} features",
+            flat.shape[1],
+        )
+        return torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1)
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise unless targets are classes 0 … num_classes − 1.
+
+        Logistic regression would accept −1 and 1 in silence, and minimise a loss without a minimum.
+        """
+        found = torch.unique(targets)
+        is_wrong = (found != found.long()) | (found < 0) | (found >= self._num_classes)
+        if targets.dim() != 1 or bool(is_wrong.any()):
+            raise InvalidArgumentError(
+                f"targets must be classes, one of 0 … {self._num_classes - 1} for each sample, "
+                f"found shape {tuple(targets.shape)} with {found[:4].tolist()}"
+            )
+
+
 @final
-class LinearClassifier:
+class LinearClassifier(_Classifier):
     """Regression on features and a constant: logistic with two classes, softmax with more.
 
     A sample's loss is its cross-entropy plus λ/2 ‖θ‖² (the paper's regularised model), so the
@@ -160,26 +172,13 @@ class LinearClassifier:
     """
 
     def __init__(self, num_features: int, num_classes: int, *, l2: float = 1e-4) -> None:
-        self._num_features = require_count("num_features", num_features)
-        self._num_classes = require_count("num_classes", num_classes, least=2)
+        super().__init__(num_features, num_classes)
         require_in_range("l2", l2, 0)
         require(l2 < math.inf, "l2", "finite", l2)
         self._l2 = l2
         # Two classes need one logit, which halves the parameters, and so the noise's energy.
         self._num_outputs = 1 if num_classes == 2 else num_classes
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return self._num_outputs * (self._num_features + 1)
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Append the constant feature."""
-        return append_one(inputs, self._num_features)
-
-    def check_targets(self, targets: Tensor) -> None:
-        """See ``Task``."""
-        require_classes(targets, self._num_classes)
+        self.num_parameters = self._num_outputs * (num_features + 1)
 
     def initialize(self, seed: int) -> Tensor:  # noqa: ARG002
         """Return zeros for every seed: the problem is convex."""
@@ -274,7 +273,7 @@ class LinearClassifier:
 
 
 @final
-class ShallowNetwork:
+class ShallowNetwork(_Classifier):
     """features → hidden (ReLU) → classes with cross-entropy: 784–32–10 on MNIST, as in the paper.
 
     Parameters: the hidden layer, (hidden, features + 1) with the bias last, then the output layer,
@@ -282,32 +281,16 @@ class ShallowNetwork:
     """
 
     def __init__(self, num_features: int, num_classes: int, *, num_hidden: int = 32) -> None:
-        self._features = require_count("num_features", num_features)
+        super().__init__(num_features, num_classes)
         self._hidden = require_count("num_hidden", num_hidden)
-        self._classes = require_count("num_classes", num_classes, least=2)
-
-    @property
-    def num_parameters(self) -> int:
-        """See ``Task``."""
-        return self._first_layer_size + self._classes * (self._hidden + 1)
-
-    @property
-    def _first_layer_size(self) -> int:
-        return self._hidden * (self._features + 1)
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        """Append the constant feature."""
-        return append_one(inputs, self._features)
-
-    def check_targets(self, targets: Tensor) -> None:
-        """See ``Task``."""
-        require_classes(targets, self._classes)
+        self._first_layer_size = num_hidden * (num_features + 1)
+        self.num_parameters = self._first_layer_size + num_classes * (num_hidden + 1)
 
     def initialize(self, seed: int) -> Tensor:
         """Draw uniformly from ±1/√(inputs of the layer), as ``torch.nn.Linear`` does."""
         uniform = torch.rand(self.num_parameters, generator=seeded(seed), dtype=torch.float64)
         uniform.mul_(2).sub_(1)
-        uniform[: self._first_layer_size] /= math.sqrt(self._features)
+        uniform[: self._first_layer_size] /= math.sqrt(self._num_features)
         uniform[self._first_layer_size :] /= math.sqrt(self._hidden)
         return uniform
 
@@ -346,7 +329,7 @@ class ShallowNetwork:
 
     def evaluate(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Scores:
         """See ``Task``."""
-        first = parameters[:, : self._first_layer_size].reshape(-1, self._features + 1)
+        first = parameters[:, : self._first_layer_size].reshape(-1, self._num_features + 1)
         second, bias = self._output_layer(parameters)
 
         def compute(X: Tensor) -> Tensor:
@@ -357,18 +340,18 @@ class ShallowNetwork:
 
     def describe(self) -> str:
         """See ``Task``."""
-        return f"network {self._features}–{self._hidden}–{self._classes}"
+        return f"network {self._num_features}–{self._hidden}–{self._num_classes}"
 
     def to_module(self, parameters: Tensor) -> nn.Module:
         """Return an ``nn.Sequential`` of the two layers with ``nn.ReLU`` between them."""
         first = parameters[: self._first_layer_size].reshape(self._hidden, -1)
-        second = parameters[self._first_layer_size :].reshape(self._classes, -1)
+        second = parameters[self._first_layer_size :].reshape(self._num_classes, -1)
         return nn.Sequential(_make_linear(first), nn.ReLU(), _make_linear(second))
 
     def _output_layer(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return views of the output layer's weights, shape (…, classes, hidden), and its bias."""
         flat = parameters[..., self._first_layer_size :]
-        output = flat.view(*flat.shape[:-1], self._classes, self._hidden + 1)
+        output = flat.view(*flat.shape[:-1], self._num_classes, self._hidden + 1)
         return output[..., :-1], output[..., -1]
 
     def _output_residuals(
@@ -376,7 +359,7 @@ class ShallowNetwork:
     ) -> Tensor:
         """Return ∂loss/∂logits, shape (cells, trials, batch, classes)."""
         logits = hidden @ second.mT + bias.unsqueeze(-2)
-        labels = functional.one_hot(targets, self._classes).unsqueeze(1)
+        labels = functional.one_hot(targets, self._num_classes).unsqueeze(1)
         return torch.softmax(logits, dim=-1).sub_(labels)
 
     def _backward(self, delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor) -> Tensor:
@@ -405,34 +388,6 @@ def _layer_norms(delta_out: Tensor, delta_in: Tensor, hidden: Tensor, X: Tensor)
     outer = norms_at_least(delta_out) * (1 + hidden.square().sum(dim=-1)).sqrt()
     inner = norms_at_least(delta_in) * norms_at_least(X).unsqueeze(1)
     return torch.hypot(outer, inner)
-
-
-def append_one(inputs: Tensor, num_features: int) -> Tensor:
-    """Return samples flattened, with a constant feature after the others."""
-    if not inputs.is_floating_point():
-        raise InvalidArgumentError(
-            f"inputs must be real numbers, found {inputs.dtype}: convert them, pixels to [0, 1]"
-        )
-    flat = inputs.flatten(1)
-    if flat.shape[1] != num_features:
-        raise InvalidArgumentError(
-            f"inputs must have {num_features} features, found {flat.shape[1]}"
-        )
-    return torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1)
-
-
-def require_classes(targets: Tensor, num_classes: int) -> None:
-    """Raise unless targets are classes 0 … num_classes − 1.
-
-    Logistic regression would accept −1 and 1 in silence, and minimise a loss without a minimum.
-    """
-    found = torch.unique(targets)
-    whole = found.long()
-    if targets.dim() != 1 or bool(((found != whole) | (whole < 0) | (whole >= num_classes)).any()):
-        raise InvalidArgumentError(
-            f"targets must be classes, one of 0 … {num_classes - 1} for each sample, found shape "
-            f"{tuple(targets.shape)} with {found[:4].tolist()}"
-        )
 
 
 def _score(

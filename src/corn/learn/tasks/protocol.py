@@ -14,11 +14,10 @@ from corn.learn.batches import Batch
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One gradient for each model.
+    """One gradient for each model, shape (cells, trials, parameters).
 
-    ``values`` have shape (cells, trials, parameters). The others have shape (cells, trials), and
-    are None where samples are not clipped one by one: the fraction of samples that were clipped,
-    and the number of samples whose gradient was not finite and counts as zero.
+    Where samples are clipped one by one, the others have shape (cells, trials): the fraction of
+    samples that were clipped, and the number whose gradient was not finite and counts as zero.
     """
 
     values: Tensor
@@ -98,11 +97,7 @@ _CPU = "cpu"
 
 
 def place_task(task: Task, device: str) -> Task:
-    """Return a task that computes on a device; the task itself for the CPU.
-
-    Raises:
-        InvalidArgumentError: torch cannot compute in float64 there.
-    """
+    """Return a task that computes on a device, if torch can in float64; itself for the CPU."""
     if device == _CPU:
         return task
     try:
