@@ -166,6 +166,12 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
     if as_json:
         print_json(facts)
         return
+    if found is not None:
+        facts["messages"] = (
+            f"integers of {found.bits} bits under masks; single messages, incomplete sums and "
+            f"differences between steps must be uniform: {found.num_tests} tests of "
+            f"{found.num_words} words each"
+        )
     facts["smallest_break"] = "none: no coalition exceeds the promise"
     if beyond is not None:
         facts["smallest_break"] = (

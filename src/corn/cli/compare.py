@@ -145,7 +145,7 @@ def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]
         "gossip": str(network.gossip),
         "promise": budget.describe(),
         "adversary": "an eavesdropper who sees every message, and whom a row holds against",
-        "reference": f"central ratio compares noise in the average with {name_server(budget)}",
+        "reference": f"average × server: noise variance over that of {name_server(budget)}",
         "mixing": network.mixing,
         "messages": network.describe_mixing(budget.num_steps),
         "precision_caps": budget.precision_caps(network.num_agents),

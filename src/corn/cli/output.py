@@ -61,8 +61,12 @@ def save_json(values: Mapping[str, Any], path: Path, *, is_private: bool = False
 # Names of facts in tables, where they are not their words.
 _NAMES = {
     "adversary": "against",
+    "auc": "AUC",
+    "central_ratio": "average × server",
     "disagreement_ratio": "κ",
+    "ratio_to_ldp": "over LDP",
     "samplings": "noise variance by sampling",
+    "gap": "above the best",
     "gaussian_epsilon": "Gaussian ε",
     "true_positives_at_1_percent": "TPR 1 %",
     "view": "attacker",
@@ -71,7 +75,17 @@ _SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
 # Facts that the promise and other texts of a result say as well, or that only programs need.
 _FOR_PROGRAMS = {
     *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),
-    *("messages_per_link", "dtype", "configuration", "agents"),
+    *("messages_per_link", "dtype", "configuration", "agents", "sampling", "passed"),
+    *("max_parameters", "precision", "grid", "central_ratio"),
+}
+_FOR_GOSSIP = {
+    "gossip",
+    "cooldown_steps",
+    "objective",
+    "value",
+    "lower_bound",
+    "max_streams",
+    "gap",
 }
 _ROUNDED_UP = {"epsilon", "delta", "mu", "std"}
 _ROUNDED_DOWN = {"certified", "gaussian", "bound", "cap", "caps"}
@@ -108,6 +122,10 @@ def write_fact(key: str, value: Any) -> str:
         return list_some(value)
     if isinstance(value, float):
         words = set(key.split("_"))
+        if key == "gap":
+            return f"{value:.1%}" if value >= 0.001 else f"{value:.1e}"
+        if key in ("certified_epsilon", "gaussian_epsilon"):
+            return f"≥ {round_bound_down(value, 3)}"
         if words & _ROUNDED_DOWN:
             return round_bound_down(value)
         return round_up(value) if words & _ROUNDED_UP else f"{value:.4g}"
@@ -119,10 +137,11 @@ def print_result(title: str, facts: Mapping[str, Any], *, as_json: bool) -> None
     if as_json:
         print_json(facts)
         return
+    left_out = _FOR_PROGRAMS | (_FOR_GOSSIP if facts.get("mixing") == "sum" else set())
     lines = [
         (name_fact(key), write_fact(key, value))
         for key, value in facts.items()
-        if key not in _FOR_PROGRAMS
+        if key not in left_out
         and not (isinstance(value, list) and value and isinstance(value[0], Mapping))
     ]
     print_facts(title, [(name, text) for name, text in lines if text])

@@ -36,6 +36,7 @@ from corn.covariance import MECHANISMS, MechanismName, read_mechanism
 from corn.learn.consortium import Consortium, load_consortium
 from corn.plan import Plan, fingerprint, make_plan, save_plan
 from corn.privacy import PrivacyBudget
+from corn.privacy.rounding import round_bound_down
 from corn.topology import Gossip
 
 
@@ -170,10 +171,16 @@ def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any
     shares = made.decomposition
     # An agent's gradient is clipped as a whole, so this concerns samples only.
     alone = " that compute each sample's gradient without regard to others in its batch"
+    least = None
+    if made.network.mixing == "sum":
+        # All noise of a sum is in the average, so its energy has the same ratio to the bound.
+        bound = round_bound_down(made.central_ratio * lower_bound / value)
+        least = f"{bound} × with any noise and any seeds"
     facts = {
         "promise": budget.describe(),
         "adversary": made.threat.describe(),
         "noise_in_the_average": describe_average(made),
+        "least_possible": least,
         "graph": made.network.source,
         "num_agents": made.num_agents,
         **collect_sampling(budget),
@@ -196,9 +203,9 @@ def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any
         "max_masks": shares.most_masks,
         "grid": made.grid,
         "max_parameters": made.max_parameters,
-        "proved": "in floating point, for models of up to so many parameters"
+        "proved": f"in floating point, for models of up to {made.max_parameters:.3g} parameters"
         + (alone if budget.unit == "sample" else ""),
         "dtype": made.dtype,
         "fingerprint": fingerprint(made).hex(),
     }
-    return facts if made.network.mixing == "sum" else {**facts, "κ": KAPPA}
+    return {**facts, "κ": KAPPA} if made.network.mixing == "gossip" else facts
