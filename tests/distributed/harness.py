@@ -134,7 +134,7 @@ def run_processes(
                 ),
                 settings=choose(settings, agent),
                 out=out,
-                plan=(plans or {}).get(agent, out / "plan.corn"),
+                source=(plans or {}).get(agent, out / "plan.corn"),
                 keys=folder,
                 agent=agent,
                 num_agents=plan.num_agents,

@@ -114,7 +114,6 @@ def launch(
         keys=keys or plan.with_suffix(".keys"),
         network=network,
         requirements=run.make_requirements(),
-        show_private=show_private,
         status=monitoring.address,
     )
     if launched.made_keys:

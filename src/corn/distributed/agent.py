@@ -6,8 +6,8 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from corn.distributed.keyring import (
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit
-from corn.distributed.planning import plan_together
+from corn.distributed.planning import PlanningRequest, plan_together
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
     Admission,
@@ -60,7 +60,7 @@ from corn.distributed.storage import (
     read_rows,
 )
 from corn.distributed.summing import integer_type
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     BatchSampler,
@@ -99,7 +99,6 @@ def run_agent(
     settings: RunSettings | None = None,
     reports: Reports | None = None,
     requirements: Requirements | None = None,
-    rejoins: bool = False,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -119,14 +118,13 @@ def run_agent(
         settings: the settings of the run, the same for all agents.
         reports: callbacks for news of the run.
         requirements: the owner's requirements of this plan and of all releases of this data.
-        rejoins: whether to join a run under way, which lost this agent.
 
     Raises:
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
     # Other agents may wait at the store already: an error in the own data must reach them.
-    with _announcing(rendezvous, rejoins=rejoins):
+    with announcing_failure(rendezvous):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
@@ -144,18 +142,8 @@ def run_agent(
         settings=chosen,
         reports=reports,
         requirements=requirements,
-        rejoins=rejoins,
     )
     return run_to_end(steps, problem.task, rendezvous)
-
-
-@contextmanager
-def _announcing(rendezvous: Rendezvous, *, rejoins: bool) -> Iterator[None]:
-    """Announce a failure inside to all agents, in a line that begins with this agent's number."""
-    # An agent that cannot return to a run must not stop the others at their start.
-    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
-    with announcing, naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
-        yield
 
 
 def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
@@ -184,11 +172,12 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         rejoins=config.rejoins,
         interruption=reports.interruption,
     )
-    with _announcing(rendezvous, rejoins=config.rejoins):
-        if config.plan is None:
-            plan = make_plan_together(config, rendezvous)
+    with announcing_failure(rendezvous):
+        source = config.source
+        if isinstance(source, Path):
+            plan = load_plan(source)
         else:
-            plan = load_plan(config.plan)
+            plan = make_plan_together(config, rendezvous, source)
         # An agent opens its own data only.
         problem = config.workload.build(config.num_agents, [agent]).judge(plan.budget)
     steps = run_steps(
@@ -200,16 +189,14 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         reports=reports,
         requirements=config.requirements,
         data=problem.description,
-        rejoins=config.rejoins,
     )
     return plan, run_to_end(steps, problem.task, rendezvous)
 
 
-def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
+def make_plan_together(
+    config: AgentConfig, rendezvous: Rendezvous, request: PlanningRequest
+) -> Plan:
     """Make the plan together with all agents, and share it."""
-    request = config.request
-    if request is None:
-        raise CornError("neither a plan nor a request for one was given")
     # Before the others learn of this agent's links, and before any file of the run is written.
     if config.requirements is not None:
         config.requirements.check(request, rendezvous.agent)
@@ -245,7 +232,6 @@ def run_steps(
     reports: Reports | None = None,
     requirements: Requirements | None = None,
     data: str = "",
-    rejoins: bool = False,
     update: UpdateRule | None = None,
 ) -> Generator[AgentStepper, None, AgentResult]:
     """Run one agent of a plan on a problem with its own data, and return its result.
@@ -261,7 +247,7 @@ def run_steps(
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
-        with _announcing(rendezvous, rejoins=rejoins):
+        with announcing_failure(rendezvous):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             if rendezvous.num_agents != plan.num_agents:
                 raise InvalidArgumentError(
@@ -296,7 +282,7 @@ def run_steps(
                     num_parameters=len(start),
                     num_releases=num_releases,
                     resume=settings.resume,
-                    rejoins=rejoins,
+                    rejoins=rendezvous.rejoins,
                 )
             # Of more columns agents compare a hash, which the description of the data has.
             columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
@@ -318,14 +304,13 @@ def run_steps(
                 nonce=ledger.nonce.hex(),  # public: noise follows from it only with the keys
                 remaining=ledger.remaining,
                 checkpoints=tuple(sorted(checkpoints)),
-                reserved=ledger.reserved_before,
-                first_free_step=ledger.first_free_step if rejoins else 0,
+                first_free_step=ledger.first_free_step if rendezvous.rejoins else 0,
             )
             run = AgentRun(
                 plan, settings, rendezvous, hello, ledger, stepper, start, folders, required
             )
             stack.callback(run.close)
-            if rejoins:
+            if rendezvous.rejoins:
                 run.return_to_others()
             else:
                 run.begin()
@@ -615,9 +600,9 @@ class AgentRun:
             journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
         if folders is None or step == 0:
             return self.start.clone(), []
-        checkpoint = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
-        self.stepper.restore(checkpoint.state)
-        return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
+        parameters, _, state = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
+        self.stepper.restore(state)
+        return parameters, list(read_rows(folders.private / "metrics.csv").values())
 
     def _note_ledger(self, journal: Journal) -> None:
         """Note how a ledger shortens the run."""
@@ -631,10 +616,6 @@ class AgentRun:
                 else f"agent {agreed.scarce}'s ledger allows {agreed.max_steps} more releases"
             )
             journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
-        if agreed.reserved and self.agent == agreed.scarce:
-            journal.note(
-                f"a run that crashed had reserved {agreed.reserved} releases, which count as spent"
-            )
         if skipped := self.ledger.num_skipped:
             # Privately, as it tells that the data changed.
             journal.note_privately(

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
@@ -34,7 +34,7 @@ from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
-from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, host_store, is_public
+from corn.distributed.rendezvous import RefusalError, host_store, is_public
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import (
     AgentResult,
@@ -88,14 +88,6 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_OF_ONE_REQUEST = 1.0
 
 
-class Note(NamedTuple):
-    """A note of an agent, sent to the launcher when it is made."""
-
-    agent: int
-    text: str
-    is_private: bool = False
-
-
 def protect_process() -> None:
     """Keep this process's memory from others; elsewhere than on Linux only out of core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -106,22 +98,10 @@ def protect_process() -> None:
 
 
 @contextmanager
-def monitor_agent(
-    config: AgentConfig,
-    reports: Reports,
-    *,
-    to_stderr: bool,
-    forward: Callable[[logging.LogRecord], None] | None = None,
-) -> Iterator[Reports]:
+def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> Iterator[Reports]:
     """Log, protect and, if asked to, serve the status of an agent while the block lasts.
 
-    ``forward`` is called with every record of the log.
-
-    Yields:
-        ``reports`` that also feed the status server.
-
-    Raises:
-        CornError: the status server's address cannot be used.
+    Yield ``reports`` that also feed the status server.
     """
     agent = config.agent
     protect_process()
@@ -138,8 +118,7 @@ def monitor_agent(
             reports.on_state(state)
 
     with ExitStack() as stack:
-        log = writing_log(folder=folder, to_stderr=to_stderr, forward=forward, names=config.names)
-        stack.enter_context(log)
+        stack.enter_context(writing_log(folder=folder, to_stderr=to_stderr, names=config.names))
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:
             address = stack.enter_context(serving_status(config.status, status))
@@ -174,31 +153,23 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
-
-    def forward(record: logging.LogRecord) -> None:
-        if vars(record).get("event") == "note":
-            is_private = vars(record)["is_private"]
-            _report(connection, Note(config.agent, record.getMessage(), is_private))
-
     # Private numbers stay in this process.
     reports = Reports(interruption, on_state=partial(_report, connection))
     try:
-        with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
+        with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
-        failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
+        if isinstance(error, StoppedByUserError):
+            kind = FailureKind.INTERRUPTED
+        elif isinstance(error, RefusalError | StoreLostError):
+            kind = FailureKind.FOLLOWED
+        else:
+            kind = FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
+        failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
     # Models and measurements are in files; rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
-
-
-def _kind_of(error: CornError) -> FailureKind:
-    if isinstance(error, StoppedBeforeStartError):
-        return FailureKind.INTERRUPTED
-    if isinstance(error, RefusalError | StoreLostError):
-        return FailureKind.FOLLOWED
-    return FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
 
 
 def _listen(connection: Connection, interruption: Interruption) -> None:
@@ -268,8 +239,8 @@ def _write_line(text: str) -> None:
 class AgentProcesses:
     """The processes of agents on this machine, and their reports.
 
-    ``states`` has the newest state of each agent that has begun to train, ``results`` those that
-    have ended, and ``news`` the notes of all in the order in which they came.
+    ``states`` has the newest state of each agent that has begun to train, and ``results`` those
+    that have ended.
     """
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
@@ -282,7 +253,6 @@ class AgentProcesses:
         self.states: dict[int, AgentState] = {}
         self.results: dict[int, AgentResult] = {}
         self.seconds_to_start = 0.0
-        self.news: list[Note] = []
 
     @property
     def is_running(self) -> bool:
@@ -360,9 +330,7 @@ class AgentProcesses:
                 code = self._processes[agent].exitcode
                 self._fail(agent, FailureKind.ENDED, describe_exit(code))
             return
-        if isinstance(report, Note):
-            self.news.append(report)
-        elif isinstance(report, AgentState):
+        if isinstance(report, AgentState):
             self.states[agent] = report
             if not self.seconds_to_start and len(self.states) == len(self._configs):
                 self.seconds_to_start = time.monotonic() - self._began
@@ -376,13 +344,8 @@ class AgentProcesses:
 
     def _keep(self, result: AgentResult) -> None:
         """Keep a result, with the notes that an agent that failed had made."""
-        if result.failure is not None:
-            notes = [note for note in self.news if note.agent == result.agent]
-            result = replace(
-                result,
-                notes=tuple(note.text for note in notes if not note.is_private),
-                private_notes=tuple(note.text for note in notes if note.is_private),
-            )
+        if result.failure is not None and result.agent in self.states:
+            result = replace(result, notes=self.states[result.agent].notes)
         self.results[result.agent] = result
 
     def _end_suspended(self) -> None:
@@ -455,19 +418,18 @@ class ProgressLog:
         self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
         self._logged_step = 0
-        self._num_logged = 0
         self._num_ended = 0
         self._logged_notes: set[str] = set()
 
     def update(self, processes: AgentProcesses) -> None:
         """Log what is new."""
         # Agents often note the same event, for example a loss: the first one is enough.
-        for note in processes.news[self._num_logged :]:
-            if note.text not in self._logged_notes and not note.is_private:
-                self._logged_notes.add(note.text)
-                log_event(note.agent, "note", note.text, level=logging.WARNING)
-        self._num_logged = len(processes.news)
         states = processes.states
+        for agent, state in states.items():
+            for text in state.notes:
+                if text not in self._logged_notes:
+                    self._logged_notes.add(text)
+                    log_event(agent, "note", text, level=logging.WARNING)
         results = processes.results
         # Where no agent has begun, the failure that all have in common is the command's last line.
         for agent, own in list(results.items())[self._num_ended :] if states else ():
@@ -508,8 +470,8 @@ class ProgressLog:
 class LaunchResult:
     """The result of a launch.
 
-    ``measured`` has measurements and models as a simulation gives them, but none on private data
-    unless those were asked for. ``was_interrupted`` is a stop by a person here.
+    ``measured`` has measurements and models as a simulation gives them, but none on private data.
+    ``was_interrupted`` is a stop by a person here.
     """
 
     plan: Plan
@@ -561,7 +523,6 @@ def launch(
     keys: Path,
     network: Network | None = None,
     requirements: Requirements | None = None,
-    show_private: bool = False,
     status: tuple[str, int] | None = None,
 ) -> LaunchResult:
     """Start agents, wait for them, and merge their measurements.
@@ -575,8 +536,6 @@ def launch(
         keys: the folder of keys and ledgers. Keys are made for all agents if it has none.
         network: the links between agents, where they plan together.
         requirements: the owner's requirements of the plan and of all releases of each agent's data.
-        show_private: return measurements on private data, too. No noise protects them: only for a
-            machine whose user owns the data of all agents.
         status: address and port of status servers. Agent i serves its status at the port plus i.
 
     Raises:
@@ -619,8 +578,7 @@ def launch(
                     settings=settings,
                     out=out.resolve(),
                     agent=agent,
-                    plan=source.resolve() if isinstance(source, Path) else None,
-                    request=None if isinstance(source, Path) else source,
+                    source=source.resolve() if isinstance(source, Path) else source,
                     # All that it knows of the graph, where there is no plan.
                     neighbours=tuple(sorted(known.graph.neighbors(agent))),
                     keys=keys.resolve(),
@@ -652,9 +610,7 @@ def launch(
         plan=plan,
         problem=problem,
         agents=results,
-        measured=merge_results(
-            plan, problem, results, folders, settings, show_private=show_private
-        ),
+        measured=merge_results(plan, problem, results, folders, settings),
         folders=folders,
         keys=keys,
         made_keys=made_keys,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -47,12 +47,11 @@ def writing_log(
     *,
     folder: Path | None = None,
     to_stderr: bool = True,
-    forward: Callable[[logging.LogRecord], None] | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[None]:
     """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
 
-    ``forward`` is called with every record, too. Lines have the name of their agent in ``names``.
+    Lines have the name of their agent in ``names``.
     """
     handlers: list[logging.Handler] = []
     if to_stderr:
@@ -62,10 +61,6 @@ def writing_log(
         handlers.append(console)
     if folder is not None:
         handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
-    if forward is not None:
-        forwarder = logging.Handler()
-        forwarder.emit = forward  # type: ignore[assignment,method-assign]
-        handlers.append(forwarder)
     level = _LOGGER.level
     propagates = _LOGGER.propagate
     for handler in handlers:

@@ -50,7 +50,6 @@ def make_private(
     accumulation: int = 1,
     schedule: ScheduleFactory | None = None,
     device: torch.device | str | None = None,
-    rejoins: bool = False,
 ) -> PrivateTraining:
     """Return module, optimizer and loader with which the user's loop is one agent of a network.
 
@@ -75,11 +74,9 @@ def make_private(
         accumulation: the number of batches that show the samples of one step.
         schedule: a function that returns a scheduler of torch for an optimizer.
         device: the device to which the module and the batches go.
-        rejoins: whether to join a run of exact sums under way, which lost this agent, with the
-            model and the optimizer's state of a neighbour.
     """
     _check_optimizer(optimizer, plan)
-    if rejoins and plan.network.mixing == "gossip":
+    if rendezvous.rejoins and plan.network.mixing == "gossip":
         raise InvalidArgumentError(
             "rejoins must be False under gossip, where each agent has an optimizer of its own"
         )
@@ -112,7 +109,6 @@ def make_private(
             requirements=requirements,
             # Published as the description of the data, which the handshake compares.
             data=rule,
-            rejoins=rejoins,
             update=update,
         )
         return AgentSteps(plan, rendezvous.agent, steps, ledgers)
@@ -165,7 +161,8 @@ class AgentSteps:
         if checkpoint["run"] != self.run or checkpoint["step"] != self.position:
             raise CornError(
                 "state_dict must be the present one of an agent, whose model is that of all "
-                "agents, found another: use RunSettings(resume=True) and out=…, or rejoins=True"
+                "agents, found another: use RunSettings(resume=True) and out=…, or join again with "
+                "rejoins=True"
             )
 
     def list_expenses(self) -> list[Expense]:

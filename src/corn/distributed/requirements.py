@@ -47,8 +47,6 @@ _VALUES: dict[str, type[str] | type[float] | type[int]] = {
 class RequirementError(CornError):
     """A run that the owner's requirements do not allow; the message is for the owner alone."""
 
-    public_reason = "its owner's requirements do not allow this run"
-
 
 @dataclass(frozen=True)
 class Requirements:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -21,13 +21,9 @@ from corn.errors import CornError, StoppedByUserError
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import Result, Row, measure
 from corn.learn.problem import SweepSettings, TrainingProblem
-from corn.learn.step import StepStatistics
 from corn.plan import Plan
 from corn.topology.graphs import add_names
 from corn.transport import Traffic
-
-# Enough for a score on training data; the whole of a large set would delay the result.
-_MAX_TRAIN_SAMPLES = 10_000
 
 
 class StopReason(StrEnum):
@@ -121,11 +117,11 @@ def without_agent(text: str) -> str:
 
 def describe_exit(code: int | None) -> str:
     """Return the meaning of a process's exit code."""
+    # multiprocessing reports the number of a signal with a minus. Real-time signals have no name.
+    known = {-own.value: own.name for own in signal.Signals}
     if code is None or code >= 0:
         return f"ended without a report (exit code {code})"
-    # multiprocessing reports the number of a signal with a minus. Real-time signals have no name.
-    known = {own.value: own.name for own in signal.Signals}
-    return f"ended by {known.get(-code, f'signal {-code}')}"
+    return f"ended by {known.get(code, f'signal {-code}')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,13 +272,10 @@ def merge_results(
     results: Mapping[int, AgentResult],
     run: Folders,
     settings: RunSettings,
-    *,
-    show_private: bool = False,
 ) -> Result:
     """Measure the models that agents shared on public data, as a simulation would.
 
-    With ``show_private``, measure them on the agents' data and average their private measurements
-    too; nothing private is read otherwise. A step is in the table if any agent has measured it, and
+    Nothing private is read. A step is in the table if any agent has measured it, and
     its row is of the agents that have: those that were lost count until then. ε is that of the
     agent that spent most, by its ledger.
     """
@@ -290,13 +283,10 @@ def merge_results(
     folders = {agent: run.of_agent(agent) for agent in sorted(results)}
     # Tables list the steps at which there is a model; all models are measured anew here.
     tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
-    private = [read_rows(own.private / "metrics.csv") for own in folders.values() if show_private]
     steps = sorted({step for table in tables.values() for step in table})
     sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
-    _, parts = problem.place(sweep, max_train_samples=_MAX_TRAIN_SAMPLES)
-    # Scores on training data are computed without noise; by default no private sample is read.
-    if not show_private:
-        parts = {name: part for name, part in parts.items() if name in problem.public_parts}
+    _, parts = problem.place(sweep)
+    parts = {name: part for name, part in parts.items() if name in problem.public_parts}
     trial = Trial(Mechanism.from_plan(plan), settings.schedule)
     size = problem.task.num_parameters
     # Agents that are not there any more have no final model.
@@ -316,7 +306,7 @@ def merge_results(
             seeds=(settings.seed,),
             step=step,
             parts=parts,
-            statistics=_average([table[step] for table in private if step in table]),
+            statistics=None,
             # The noise was secret, whatever the data was.
             is_simulated=False,
         )
@@ -337,11 +327,3 @@ def merge_results(
         notes=(*problem.notes, *(add_names(text, names) for text in describe_notes(results))),
         simulation=problem.simulation,
     )
-
-
-def _average(rows: Sequence[Row]) -> StepStatistics | None:
-    if not rows:
-        return None
-    names = ("gradient_norm", "fraction_clipped", "noise_norm")
-    means = (sum(float(row[name]) for row in rows) / len(rows) for name in names)
-    return StepStatistics(*(torch.tensor([[mean]]) for mean in means))

@@ -152,12 +152,13 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
-    Instead of a plan's file there may be a request for a plan that agents make together; then
+    ``source`` is the file of a plan, or a request for one that agents make together; then
     ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
     :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
     agents in the plan's graph, where they have any.
     """
 
+    source: Path | PlanningRequest
     workload: ProblemSource
     settings: RunSettings
     out: Path
@@ -166,8 +167,6 @@ class AgentConfig:
     store: tuple[str, int]
     keys: Path
     names: tuple[str, ...] = ()
-    plan: Path | None = None
-    request: PlanningRequest | None = None
     neighbours: tuple[int, ...] = ()
     opens_store: bool | None = None
     wait: float | None = None

@@ -62,8 +62,9 @@ class AgentState:
     ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
     the ε spent, at most, and ``delta`` that of the promise, too. ``simulation`` tells why ε is
     simulated; it is empty for a promise. ``neighbours`` are those still linked, and ``lost`` has
-    the step at which each loss was noticed. ``steps_per_minute`` are over the last minute.
-    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
+    the step at which each loss was noticed. ``steps_per_minute`` are since the start.
+    ``test_loss`` is on public data. ``notes`` are all so far that anyone may read. ``updated`` is
+    in seconds since 1970.
     """
 
     agent: int
@@ -88,6 +89,7 @@ class AgentState:
     plan: str
     corn_version: str
     timeout: float
+    notes: tuple[str, ...]
     updated: float
 
     def name(self, agent: int | str) -> str:

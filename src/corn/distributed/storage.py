@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -107,16 +108,16 @@ def read_rows(path: Path) -> dict[int, Row]:
         with path.open(newline="", encoding="utf-8") as stream:
             # An editor may have added an empty line, which is no row.
             columns, *lines = filter(None, csv.reader(stream))
-            # Strict, as a cell that is missing would be read as NaN.
-            cells = [zip(columns, line, strict=True) for line in lines]
-            rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, csv.Error) as error:
-        raise FileFormatError(f"{path}: not a table of measurements, or cut short") from error
-    # Columns in another order would be read as other numbers.
-    if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-        raise FileFormatError(f"{path}: not a table of measurements")
+        # Columns in another order would be read as other numbers.
+        if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
+            raise ValueError("other columns")  # noqa: TRY301
+        # Strict, as a cell that is missing would be read as NaN.
+        cells = [zip(columns, line, strict=True) for line in lines]
+        rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
+    except (OSError, ValueError, csv.Error) as error:
+        raise FileFormatError(
+            f"{path}: not a table of measurements, or cut short: {error}"
+        ) from error
     return {int(row["step"]): row for row in rows}
 
 
@@ -127,32 +128,27 @@ def _parse(name: str, text: str) -> str | float:
 
 
 class UnfinishedRunError(CornError):
-    """A new run in the folder of an earlier one; the message, with the folder, is for the owner.
-
-    Attributes:
-        public_reason: the reason as other agents may know it.
-    """
-
-    public_reason = "its folder has an earlier run, and it was started without --resume"
+    """A new run in the folder of an earlier one; the message, with the folder, is for the owner."""
 
 
-@dataclass(frozen=True, eq=False)
-class AgentCheckpoint:
-    """A model, and how many releases its agent had made by then, restarts included.
-
-    The model is public: a mixture of messages that have been sent. So is ``state``, what the
-    agent's momentum or optimizer keeps between steps. Noise is never restored from a checkpoint:
-    steps that are run again draw new noise, by the ledger.
-    """
-
-    parameters: Tensor
-    num_releases: int
-    state: Mapping[str, Tensor] = field(default_factory=dict)
+@contextmanager
+def naming_unwritable(path: Path) -> Iterator[None]:
+    """Name a file or folder in a failure to write it."""
+    try:
+        yield
+    except OSError as error:
+        raise CornError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of one agent under one plan, in its private folder."""
+    """The checkpoints of one agent under one plan, in its private folder.
+
+    A checkpoint has a model, how many releases its agent had made by then, restarts included, and
+    what its momentum or optimizer keeps between steps. The model is public: a mixture of messages
+    that have been sent. So is the state. Noise is never restored from a checkpoint: steps that are
+    run again draw new noise, by the ledger.
+    """
 
     folder: Path
     plan: Plan
@@ -162,24 +158,32 @@ class CheckpointFolder:
         """Return the file of the checkpoint after ``step`` steps."""
         return self.folder / f"checkpoint-{step}.corn"
 
-    def save(self, step: int, checkpoint: AgentCheckpoint, *, num_kept: int = 3) -> None:
+    def save(
+        self,
+        step: int,
+        parameters: Tensor,
+        num_releases: int,
+        state: Mapping[str, Tensor],
+        *,
+        num_kept: int = 3,
+    ) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
         # The head names plan, agent and step, so that no file can be taken for another's. The
         # digest at the end finds damage anywhere.
-        values = encode_state({_MODEL: checkpoint.parameters, **checkpoint.state})
-        content = self._head(step) + _encode(checkpoint.num_releases) + values
+        values = encode_state({_MODEL: parameters, **state})
+        content = self._head(step) + _encode(num_releases) + values
         target = self.path_of(step)
-        try:
-            with writing_whole(target, durable=True, is_private=True) as partial:
-                partial.write_bytes(content + hashlib.sha256(content).digest())
-        except OSError as error:
-            raise CornError(f"{target}: cannot be written: {error.strerror}") from error
+        with (
+            naming_unwritable(target),
+            writing_whole(target, durable=True, is_private=True) as partial,
+        ):
+            partial.write_bytes(content + hashlib.sha256(content).digest())
         # Agents save at different moments: several must be kept for all to have one in common.
         for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
             self.path_of(old).unlink(missing_ok=True)
 
-    def load(self, step: int) -> AgentCheckpoint:
-        """Read a checkpoint; raise if it is damaged, or another plan's, agent's or step's."""
+    def load(self, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """Return model, number of releases and state; raise unless this plan, agent and step's."""
         path = self.path_of(step)
         try:
             data = path.read_bytes()
@@ -196,11 +200,7 @@ class CheckpointFolder:
             raise FileFormatError(f"{path}: of another plan, agent or step")
         start = len(head) + _NUMBER_BYTES
         state = decode_state(memoryview(content)[start:])
-        return AgentCheckpoint(
-            parameters=state.pop(_MODEL),
-            num_releases=int.from_bytes(content[len(head) : start], "big"),
-            state=state,
-        )
+        return state.pop(_MODEL), int.from_bytes(content[len(head) : start], "big"), state
 
     def find(
         self, *, num_parameters: int, num_releases: int, resume: bool, rejoins: bool = False
@@ -221,16 +221,16 @@ class CheckpointFolder:
                 )
             return set()
         for step in steps:
-            found = self.load(step)
+            parameters, counted, _ = self.load(step)
             path = self.path_of(step)
-            if len(found.parameters) != num_parameters:
+            if len(parameters) != num_parameters:
                 raise FileFormatError(
-                    f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"
+                    f"{path}: has {len(parameters)} parameters, the model {num_parameters}"
                 )
             # With a ledger that has not counted those releases, ε would come out too small.
-            if found.num_releases > num_releases:
+            if counted > num_releases:
                 raise FileFormatError(
-                    f"{path}: was made after {found.num_releases} releases, but the ledger beside "
+                    f"{path}: was made after {counted} releases, but the ledger beside "
                     f"the key counts {num_releases}: it is not the ledger of that run, or an older "
                     "copy of it, which must not be used; give the folder of its keys, with --keys"
                 )
