@@ -60,7 +60,8 @@ def test_the_host_of_the_store_leaves_last() -> None:
             raise CornError("no")
 
     began = time.monotonic()
-    assert [str(result) for result in run_in_threads(3, run)] == [f"agent {a}: no" for a in range(3)]
+    results = run_in_threads(3, run)
+    assert [str(result) for result in results] == [f"agent {agent}: no" for agent in range(3)]
     assert 0.4 <= time.monotonic() - began < 30
     host.close()
 

@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import resource
-import select
 import signal
 import sys
 import threading
@@ -216,9 +215,7 @@ def listen_for_signals() -> Interruption:
         if not interruption.requested:
             interruption.requested = True
             began = time.monotonic()
-            _write_line("corn: leaves the run after a second; a second signal ends it")
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
-            _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
             # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
             # was sent.
             os._exit(128 + number)
@@ -226,13 +223,6 @@ def listen_for_signals() -> Interruption:
     for number in _HANDLED_SIGNALS:
         signal.signal(number, handle)
     return interruption
-
-
-def _write_line(text: str) -> None:
-    """Write to stderr, unless a pipe without a reader is full: the agent must go on."""
-    with suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, f"{text}\n".encode())
 
 
 @final

@@ -110,7 +110,7 @@ def read_rows(path: Path) -> dict[int, Row]:
             columns, *lines = filter(None, csv.reader(stream))
         # Columns in another order would be read as other numbers.
         if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-            raise ValueError("other columns")  # noqa: TRY301
+            raise ValueError("other columns")
         # Strict, as a cell that is missing would be read as NaN.
         cells = [zip(columns, line, strict=True) for line in lines]
         rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
