@@ -29,6 +29,7 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from measuring import append_runs, describe, format_table
+from tests.distributed.harness import send_signal
 
 _GRAPH, _AGENTS, _NUM_STEPS, _RATE = "er:n=10,p=0.5,seed=1", 10, 120, 1 / 20
 _SEEDS = (10, 11, 12)
@@ -88,7 +89,7 @@ def run(
                 workload=samples,
                 settings=settings,
                 out=folder / "out",
-                plan=plan_path,
+                source=plan_path,
                 keys=folder / "keys",
                 agent=agent,
                 num_agents=_AGENTS,
@@ -107,7 +108,7 @@ def run(
             for agent, part in list(waiting.items()):
                 if step >= part * _NUM_STEPS:
                     del waiting[agent]
-                    processes.send_signal(agent, signal.SIGKILL)
+                    send_signal(processes, agent, signal.SIGKILL)
     finally:
         processes.close()
         store.close()

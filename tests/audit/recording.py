@@ -134,7 +134,7 @@ class AgentPool:
                     workload=workload,
                     settings=settings,
                     out=out,
-                    plan=out / "plan.corn",
+                    source=out / "plan.corn",
                     keys=keys,
                     agent=agent,
                     num_agents=plan.num_agents,

@@ -14,15 +14,9 @@ import pytest
 from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
-from corn.distributed import (
-    AgentConfig,
-    AgentResult,
-    PlanningRequest,
-    Reports,
-    Requirements,
-    RunStatus,
-)
+from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, Requirements
 from corn.distributed.keyring import make_keys
+from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.datasets import USUAL_BATCH_SIZE

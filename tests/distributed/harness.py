@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -155,6 +155,23 @@ def run_processes(
         return dict(sorted(processes.results.items()))
     finally:
         processes.close()
+
+
+def restart(processes: AgentProcesses, agent: int) -> None:
+    """Start an agent again that has ended, to return to the run."""
+    processes.results.pop(agent)
+    config = replace(processes._configs[agent], rejoins=True)
+    processes._configs[agent] = config
+    with preloaded_context() as context:
+        processes._start_one(context, agent, config)
+
+
+def send_signal(processes: AgentProcesses, agent: int, number: int) -> None:
+    """Send a signal to an agent's process, as a fault would."""
+    pid = processes._processes[agent].pid
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Forked:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.launcher import AgentProcesses, Note, ProgressLog, is_suspended, launch
+from corn.distributed.launcher import AgentProcesses, ProgressLog, is_suspended, launch
 from corn.distributed.logs import writing_log
 from corn.distributed.results import (
     AgentResult,
@@ -68,14 +68,13 @@ def test_a_second_ctrl_c_ends_all_processes_and_reports_what_is_kept(
 def test_there_is_a_line_per_checkpoint_and_event(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    news = [Note(0, "agent 2 is gone"), Note(1, "agent 2 is gone"), Note(1, "odd", True)]
     processes = AgentProcesses({})
     progress = ProgressLog("the promise", checkpoint_every=100)
     with writing_log():
         for step in (40, 99, 101, 130, 330, 370, 400):
             for agent in range(2):
-                processes.states[agent] = make_state(agent=agent, step=step + agent)
-            processes.news = news[: 3 if step > 99 else 0]
+                notes = ("agent 2 is gone",) if step > 99 else ()
+                processes.states[agent] = make_state(agent=agent, step=step + agent, notes=notes)
             if step == 400:
                 processes.results = {0: failed(0, KILLED), 1: done(1)}
             progress.update(processes)
@@ -88,7 +87,6 @@ def test_there_is_a_line_per_checkpoint_and_event(
     assert ends.count("the promise") == 1
     assert all("ε spent at most 3.21 of 10 (unit " in text for text in ends if "of 400" in text)
     assert ends.count("agent 2 is gone") == 1
-    assert not any("odd" in text for text in ends), "the command prints private notes at its end"
     assert any("ended by SIGKILL" in text for text in ends)
     assert "complete after 0 steps" in ends
 

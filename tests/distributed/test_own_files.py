@@ -60,7 +60,6 @@ def run_files(
             agent=rendezvous.agent,
             num_agents=N,
             store=("127.0.0.1", 1),
-            rejoins=rejoins and rendezvous.agent == 1,
         )
         return run_workload(config, Reports())[1]
 

@@ -389,6 +389,7 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
 
     def take_part(rendezvous: Rendezvous, model: nn.Module, *, rejoins: bool) -> PrivateTraining:
         rendezvous.keys = tmp_path / "keys"
+        rendezvous.rejoins = rejoins
         return make_private(
             plan,
             module=model,
@@ -398,7 +399,6 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
             out=tmp_path / "out",
             settings=RunSettings(timeout=20, evaluate_at=(0,)),
             schedule=schedule,
-            rejoins=rejoins,
         )
 
     def run(private: PrivateTraining, most: int = num_steps) -> int:

@@ -1,6 +1,5 @@
 """Journals of agents keep private numbers apart, and are merged to one result of the run."""
 
-import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from torch import nn
 from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
 from corn.distributed.launcher import LaunchResult
-from corn.distributed.logs import writing_log
 from corn.distributed.messages import Kind
 from corn.distributed.results import (
     AgentResult,
@@ -66,6 +64,7 @@ def make_journal(
         plan=PLAN,
         settings=SETTINGS,
         agent=agent,
+        first_step=0,
         ledger=ledger or FakeLedger(),
         folders=make_folders(out, agent),
         stepper=SimpleNamespace(save=dict),
@@ -99,12 +98,12 @@ def write_files(out: Path, agent: int, last_step: int, *, is_public: bool = True
         journal.record_step(step, model, norms)
 
 
-def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
+def merge(out: Path, ends: tuple[int, int, int]) -> Result:
     for agent, last_step in enumerate(ends):
         write_files(out, agent, last_step)
     results = RESULTS | {1: AgentResult(1, RunStatus.COMPLETE, notes=("said so",))}
     run = Folders.of_run(out)
-    return merge_results(PLAN, PROBLEM, results, run, SETTINGS, show_private=show_private)
+    return merge_results(PLAN, PROBLEM, results, run, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +148,16 @@ def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> Non
 
 
 def test_a_lost_agent_counts_until_its_loss(tmp_path: Path) -> None:
-    result = merge(tmp_path, (12, 2, 6), show_private=True)
-    norms = [row["gradient_norm"] for row in result.rows]
-    assert math.isnan(float(norms[0]))
-    assert norms[1:] == [1, 0]  # agents 0 and 2 at step 6, agent 0 alone at step 12
+    result = merge(tmp_path, (12, 2, 6))
+    # The model of each agent is its number: all three at step 0, agents 0 and 2 at step 6.
+    assert [float(row["consensus_distance"]) > 0 for row in result.rows] == [False, True, False]
     spent = [float(row["epsilon"]) for row in result.rows]
     assert 0 == spent[0] < spent[1] < spent[2] <= 10 * (1 + 1e-9)
     assert result.parameters[0, 0].eq(0).all()
     assert result.parameters[0, 1:].isnan().all()
 
 
-def test_private_files_are_read_only_on_request(tmp_path: Path) -> None:
+def test_private_files_are_not_read(tmp_path: Path) -> None:
     for agent in range(3):
         write_files(tmp_path, agent, 12)
     shutil.rmtree(tmp_path / "private")
@@ -211,12 +209,15 @@ def test_a_launch_without_some_agents_is_not_complete(
     assert (launched.status, result.status) == (status, merged)
 
 
-def test_private_notes_go_to_the_owner_alone(tmp_path: Path) -> None:
-    logged: list[logging.LogRecord] = []
-    journal = make_journal(tmp_path, 1)
-    with writing_log(to_stderr=False, forward=logged.append):
+def test_private_notes_go_to_the_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: list[AgentState] = []
+    journal = make_journal(tmp_path, 1, on_state=states.append)
+    with caplog.at_level("INFO", "corn"):
         journal.note("went on without agent 2")
         journal.note_privately("its data has 3 outliers")
     assert journal.notes == ["went on without agent 2"]
-    assert [getattr(record, "is_private", None) for record in logged] == [False, True]
+    assert [state.notes for state in states] == [("went on without agent 2",)]
+    assert [getattr(record, "is_private", None) for record in caplog.records] == [False, True]
     assert journal.private_notes == ["its data has 3 outliers"]

@@ -60,7 +60,7 @@ from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
 from corn.transport import LinkError, MemoryStore
 from tests.distributed import ledger_script
-from tests.distributed.harness import is_suspended
+from tests.distributed.harness import is_suspended, restart, send_signal
 from tests.distributed.threads import make_identities, make_rendezvous
 from tests.oracles.deployed_release import read_noise
 
@@ -282,6 +282,7 @@ def _train(
         agent, plan.num_agents, store, timeout=3.0 if rejoins else 30.0, address=earlier
     )
     rendezvous.keys = folder / "keys"
+    rendezvous.rejoins = rejoins
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -294,7 +295,6 @@ def _train(
         out=folder,
         settings=RunSettings(Constant(0.5), evaluate_at=(0,), timeout=TIMEOUT, batch_size=10),
         reports=Reports(interruption=_HERE.interruption),
-        rejoins=rejoins,
     )
 
 
@@ -431,7 +431,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                 workload=workload,
                 settings=settings,
                 out=folder / "out",
-                plan=folder / "plan.corn",
+                source=folder / "plan.corn",
                 keys=folder / "keys",
                 agent=agent,
                 num_agents=n,
@@ -455,7 +455,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                 if pid is not None and is_suspended(pid):
                     share = 1.6 if kind == "long pause" else 0.2
                     if now > wake_at.setdefault(agent, now + share * settings.timeout):
-                        processes.send_signal(agent, signal.SIGCONT)
+                        send_signal(processes, agent, signal.SIGCONT)
                 else:
                     wake_at.pop(agent, None)
             for agent, own in list(processes.results.items()):
@@ -463,7 +463,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                     comebacks[agent] -= 1
                     (folder / "brake").touch()
                     record.events["restart"] += 1
-                    processes.restart(agent)
+                    restart(processes, agent)
                     processes.states.pop(agent, None)
             # Slow until those that were started again take part.
             if all(agent in processes.states or agent in processes.results for agent in range(n)):

@@ -230,7 +230,6 @@ def _private_facts(
         "measured": _measured(launched, learn.PRIVATE_COLUMNS),
         "test_quality": None if quality is None else asdict(quality),
         "notes": launched.private_notes,
-        "seconds_to_start": launched.seconds_to_start,
     }
 
 

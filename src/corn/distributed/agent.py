@@ -147,10 +147,7 @@ def run_agent(
 
 
 def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
-    """Run one agent of a workload in this process: join the others, find the plan, and run it.
-
-    Return the plan that was run, and the agent's result.
-    """
+    """Run one agent of a workload in this process; return the plan that was run, and its result."""
     agent = config.agent
     with naming_agent(agent, config.names):
         credentials = load_credentials(config.keys, agent, config.num_agents)
@@ -196,7 +193,7 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
 def make_plan_together(
     config: AgentConfig, rendezvous: Rendezvous, request: PlanningRequest
 ) -> Plan:
-    """Make the plan together with all agents, and share it."""
+    """Make the plan together with all agents, and write it to the shared folder."""
     # Before the others learn of this agent's links, and before any file of the run is written.
     if config.requirements is not None:
         config.requirements.check(request, rendezvous.agent)
@@ -234,12 +231,10 @@ def run_steps(
     data: str = "",
     update: UpdateRule | None = None,
 ) -> Generator[AgentStepper, None, AgentResult]:
-    """Run one agent of a plan on a problem with its own data, and return its result.
+    """Run one agent as :func:`run_agent` does; each step yields the stepper once it has begun.
 
-    Each step yields the stepper once the step has begun: the caller has it compute the gradient.
-    ``data`` describes how the data was partitioned, on which all must agree. ``update`` turns a
-    release into the half step, in place of step sizes and momentum. The other arguments are those
-    of :func:`run_agent`.
+    The caller then has it compute the gradient. All agents agree on ``data``, a description of how
+    the data was partitioned. ``update`` takes the place of step sizes and momentum.
     """
     agent = rendezvous.agent
     reports = reports or Reports()
@@ -293,7 +288,7 @@ def run_steps(
                     # Before the model, whose shape follows from the columns.
                     **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
-                    **describe_model(problem.task, start),
+                    **_describe_model(problem.task, start),
                     "the roster of public keys": roster.fingerprint.hex(),
                     "agents that accept connections": ", ".join(
                         str(number) for number, does in enumerate(roster.accepts) if does
@@ -309,7 +304,7 @@ def run_steps(
             run = AgentRun(
                 plan, settings, rendezvous, hello, ledger, stepper, start, folders, required
             )
-            stack.callback(run.close)
+            stack.enter_context(run.opened)
             if rendezvous.rejoins:
                 run.return_to_others()
             else:
@@ -322,9 +317,8 @@ def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | Non
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
     # A loop's samples are in the user's data set, which may draw its items at random: each run of a
     # loop begins a new pass.
-    is_known = not isinstance(problem.task, UserModel)
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
-    return problem.digest() if is_known and is_in_passes else None
+    return problem.digest() if is_in_passes and not isinstance(problem.task, UserModel) else None
 
 
 def prepare_work(
@@ -358,7 +352,7 @@ def prepare_work(
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
 
 
-def describe_model(task: Task, start: Tensor) -> dict[str, str]:
+def _describe_model(task: Task, start: Tensor) -> dict[str, str]:
     """Return the terms of the model that all agents must have in common; nothing secret."""
     model = f"{task.describe()}; {task.num_parameters} parameters"
     if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
@@ -369,10 +363,8 @@ def describe_model(task: Task, start: Tensor) -> dict[str, str]:
 
 @dataclass(eq=False)
 class AgentRun:
-    """One agent's run of a plan, from its checks to its result.
+    """One agent's run of a plan, which ``begin`` or ``return_to_others`` starts.
 
-    ``begin`` or ``return_to_others`` fill the fields without an argument: ``total`` is the ε of all
-    releases of the agent's data, ``group_seeds`` are those of groups of three and more agents.
     Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
     no budget.
     """
@@ -395,7 +387,7 @@ class AgentRun:
 
     def __post_init__(self) -> None:
         self.agent = self.rendezvous.agent
-        self._opened = ExitStack()
+        self.opened = ExitStack()
         graph = self.plan.network.graph
         self.neighbours = frozenset(graph.neighbors(self.agent))
         # Survivors of exact sums may make a plan with longer integers.
@@ -413,10 +405,6 @@ class AgentRun:
         """The end of the run: T, or earlier where a ledger allows fewer steps."""
         return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
 
-    def close(self) -> None:
-        """Close all links."""
-        self._opened.close()
-
     def begin(self) -> None:
         """Agree with all agents, and connect to the neighbours."""
         rendezvous = self.rendezvous
@@ -428,7 +416,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self._opened.callback(opener.callers.close)
+        self.opened.callback(opener.callers.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -457,9 +445,9 @@ class AgentRun:
             )
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self._opened.callback(admission.opener.callers.close)
+        self.opened.callback(admission.opener.callers.close)
         welcome = admission.welcome
-        step = admission.welcome.return_step
+        step = welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
@@ -504,8 +492,7 @@ class AgentRun:
 
     def _make_membership(self) -> Membership:
         keys = NewsKeys(self.rendezvous.credentials, self.rendezvous.meeting.session)
-        graph = self.plan.network.graph
-        return Membership(graph, self.agent, keys, last_step=self.last_step)
+        return Membership(self.plan.network.graph, self.agent, keys, last_step=self.last_step)
 
     def _exchange_over(
         self, links: Mapping[int, Link], membership: Membership, opener: LinkOpener
@@ -515,8 +502,8 @@ class AgentRun:
         dtype = integer_type(self.plan.mask_bits) if is_sum else self.start.dtype
         self.exchange = Exchange(links, membership, dtype=dtype, timeout=self.settings.timeout)
         self.returns = Returns(self, opener)
-        self._opened.callback(self.returns.close)
-        self._opened.callback(self.exchange.close)
+        self.opened.callback(self.returns.close)
+        self.opened.callback(self.exchange.close)
 
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
@@ -607,14 +594,11 @@ class AgentRun:
     def _note_ledger(self, journal: Journal) -> None:
         """Note how a ledger shortens the run."""
         total = self.settings.steps_of(self.plan)
-        agreed = self.agreement
         if self.last_step < total:
             # An agent that returns learns when the run ends, but not for whose sake.
-            why = (
-                "as the others had agreed before this agent returned"
-                if agreed.scarce is None
-                else f"agent {agreed.scarce}'s ledger allows {agreed.max_steps} more releases"
-            )
+            scarce = self.agreement.scarce
+            who = "some agent" if scarce is None else f"agent {scarce}"
+            why = f"{who}'s ledger allows {self.agreement.max_steps} more releases"
             journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
         if skipped := self.ledger.num_skipped:
             # Privately, as it tells that the data changed.

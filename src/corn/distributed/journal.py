@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, final
 
@@ -79,8 +79,8 @@ def epsilon_after(budget: PrivacyBudget, precision: float, num_releases: int) ->
 def round_up_releases(num_releases: int, num_steps: int) -> int:
     """Return a number of releases rounded up to the end of a twentieth of the plan.
 
-    Accounting of Poisson sampling takes as long as several steps, so that the ε of every step would
-    delay training. ε grows with releases, so that of more releases is a bound.
+    Accounting of Poisson sampling takes as long as several steps. ε grows with releases, so that of
+    more releases is a bound.
 
     >>> round_up_releases(1, 1000), round_up_releases(999, 1000)
     (50, 1000)
@@ -126,33 +126,7 @@ class Journal:
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
-        # Made once: the fingerprint of a large plan takes a while.
-        self._first = AgentState(
-            agent=run.agent,
-            num_agents=plan.num_agents,
-            names=tuple(plan.network.agent_names) if plan.network.has_names else (),
-            phase=TRAINING,
-            step=0,
-            num_steps=settings.steps_of(plan),
-            epsilon=0.0,
-            promised_epsilon=budget.promise.epsilon,
-            delta=budget.promise.delta,
-            unit=budget.unit,
-            protects=f"{budget.promise.query.protects}; {budget.promise.query.recipe}",
-            adversary=plan.threat.describe(),
-            simulation=problem.simulation,
-            releases_left=budget.num_steps,
-            neighbours=run.exchange.membership.planned_neighbours,
-            lost={},
-            bytes_sent=0,
-            steps_per_minute=0.0,
-            test_loss=None,
-            plan=fingerprint(plan).hex(),
-            corn_version=__version__,
-            timeout=settings.timeout,
-            notes=(),
-            updated=0.0,
-        )
+        self._fingerprint = fingerprint(plan).hex()  # takes a while for a large plan
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
@@ -290,27 +264,42 @@ class Journal:
         lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
         now = time.monotonic()
         minutes = (now - self._began) / 60
-        state = replace(
-            self._first,
+        run, plan, budget = self._run, self._plan, self._budget
+        promise = budget.promise
+        planned = exchange.membership.planned_neighbours
+        state = AgentState(
+            agent=run.agent,
+            num_agents=plan.num_agents,
+            names=tuple(plan.network.agent_names) if plan.network.has_names else (),
             phase=phase,
             step=self._step,
-            epsilon=self._epsilon(round_up_releases(self._num_releases, self._budget.num_steps)),
-            releases_left=self._run.ledger.remaining,
-            neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
+            num_steps=run.settings.steps_of(plan),
+            epsilon=self._epsilon(round_up_releases(self._num_releases, budget.num_steps)),
+            promised_epsilon=promise.epsilon,
+            delta=promise.delta,
+            unit=budget.unit,
+            protects=f"{promise.query.protects}; {promise.query.recipe}",
+            adversary=plan.threat.describe(),
+            simulation=self._problem.simulation,
+            releases_left=run.ledger.remaining,
+            neighbours=tuple(sorted(set(planned) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
             bytes_sent=exchange.count_bytes(),
-            steps_per_minute=(self._step - self._run.first_step) / minutes if minutes else 0.0,
+            steps_per_minute=(self._step - run.first_step) / minutes if minutes else 0.0,
             test_loss=loss if math.isfinite(loss) else None,
+            plan=self._fingerprint,
+            corn_version=__version__,
+            timeout=run.settings.timeout,
             notes=tuple(self.notes),
             updated=time.time(),
         )
         self._last_state = now
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
-        if self._run.folders is not None and is_due:
+        if run.folders is not None and is_due:
             self._last_file = now
             # A full disk ends a run at the next checkpoint, with an error of its own.
             with suppress(OSError):
-                write_state(self._run.folders.private / STATE_NAME, state)
+                write_state(run.folders.private / STATE_NAME, state)
         if self._on_state is not None:
             self._on_state(state)
         return state

@@ -7,7 +7,6 @@ was released before, and keys and nonces are not published with results.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,9 +80,8 @@ def load_credentials(
 ) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The agent is a number, or a name of the roster.
-    The roster must be the one that the key was used with before, or follow from it. The key
-    remembers it, unless ``pins`` is False.
+    The agent is a number, or a name of the roster. The roster must be the one that the key was used
+    with before, or follow from it: the key remembers it, unless ``pins`` is False.
     """
     folder = Path(folder)
     if isinstance(agent, str):
@@ -92,16 +90,8 @@ def load_credentials(
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
-    try:
-        # Modes first: a key that others could read must not be used, even if it is valid.
-        require_private_keys(folder, agent)
-    except FileFormatError as error:
-        # Where a ledger is left, a key was lost: a new one would not have been used with it.
-        is_new = not any(folder.glob(f"agent-{agent}-*.ledger"))
-        if is_new and isinstance(error.__cause__, FileNotFoundError):
-            command = f"corn keys make {shlex.quote(str(folder))} --agent {agent}"
-            raise FileFormatError(f"{error}: make the agent's key with: {command}") from error
-        raise
+    # Modes first: a key that others could read must not be used, even if it is valid.
+    require_private_keys(folder, agent)
     identity = load_identity(key)
     roster = load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
@@ -128,9 +118,6 @@ def open_ledger(
     """Open the ledger of an agent under a plan, and record in the agent's key that it exists.
 
     ``precision`` and ``continues`` are those of :meth:`ReleaseLedger.open`.
-
-    Raises:
-        FileFormatError: it is damaged, or missing although the key was used with this plan.
     """
     key = folder / f"agent-{agent}.key"
     plan_fingerprint = fingerprint(plan)

@@ -1,7 +1,4 @@
-"""Launch of a run on this machine, and the process of an agent: protection, log, status, signals.
-
-While agents run, their progress is logged.
-"""
+"""Launch of a run on this machine, and the process of an agent: protection, log, status, signals."""
 
 from __future__ import annotations
 
@@ -227,22 +224,15 @@ def listen_for_signals() -> Interruption:
 
 @final
 class AgentProcesses:
-    """The processes of agents on this machine, and their reports.
-
-    ``states`` has the newest state of each agent that has begun to train, and ``results`` those
-    that have ended.
-    """
+    """The processes of agents on this machine: ``states`` until they end, and then ``results``."""
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
         self._configs = dict(configs)
         self._processes: dict[int, ForkServerProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._all_suspended_at = math.inf
-        self._began = time.monotonic()
-        self._has_asked = False
         self.states: dict[int, AgentState] = {}
         self.results: dict[int, AgentResult] = {}
-        self.seconds_to_start = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -258,13 +248,6 @@ class AgentProcesses:
             for agent, config in self._configs.items():
                 self._start_one(context, agent, config)
 
-    def restart(self, agent: int) -> None:
-        """Start an agent again that has ended, to return to the run."""
-        self.results.pop(agent)
-        self._configs[agent] = replace(self._configs[agent], rejoins=True)
-        with preloaded_context() as context:
-            self._start_one(context, agent, self._configs[agent])
-
     def poll(self, seconds: float) -> None:
         """Wait at most so long for reports, and take them in."""
         agents = {connection: agent for agent, connection in self._connections.items()}
@@ -275,18 +258,9 @@ class AgentProcesses:
 
     def request_stop(self) -> None:
         """Request that all agents stop together."""
-        if not self._has_asked:
-            self._has_asked = True
-            for connection in self._connections.values():
-                with suppress(OSError):
-                    connection.send("stop")
-
-    def send_signal(self, agent: int, number: int) -> None:
-        """Send a signal to an agent's process, as a fault would."""
-        pid = self._processes[agent].pid
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send("stop")
 
     def close(self) -> None:
         """End every process that is left: those that notice the closed pipe end by themselves."""
@@ -322,8 +296,6 @@ class AgentProcesses:
             return
         if isinstance(report, AgentState):
             self.states[agent] = report
-            if not self.seconds_to_start and len(self.states) == len(self._configs):
-                self.seconds_to_start = time.monotonic() - self._began
         else:
             self._keep(report)
 
@@ -372,9 +344,7 @@ def is_suspended(pid: int | None) -> bool:
 def preloaded_context() -> Iterator[ForkServerContext]:
     """Yield a context whose processes are forked from one that has imported all that agents need.
 
-    Imports take seconds, and are paid once instead of by every agent. A signal to all processes of
-    a run, such as Ctrl-C, must not end that process, not even while it imports modules: with it the
-    agents would end, which stop together. So it blocks SIGINT and SIGTERM. It ends with this one.
+    That process blocks SIGINT and SIGTERM, as with it the agents would end, which stop together.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -471,7 +441,6 @@ class LaunchResult:
     folders: Folders
     keys: Path
     made_keys: bool = False
-    seconds_to_start: float = 0.0
     was_interrupted: bool = False
 
     @property
@@ -604,13 +573,12 @@ def launch(
         folders=folders,
         keys=keys,
         made_keys=made_keys,
-        seconds_to_start=processes.seconds_to_start,
         was_interrupted=was_interrupted,
     )
 
 
 def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
-    """Run processes until all have ended, none is left behind; return if a person stopped them.
+    """Run processes until all have ended; return if a person stopped them.
 
     Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
     """
@@ -618,10 +586,12 @@ def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
         with catch_interruption() as interruption:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
+            has_asked = False
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
                 progress.update(processes)
-                if interruption.requested:
+                if interruption.requested and not has_asked:
+                    has_asked = True
                     processes.request_stop()
     except KeyboardInterrupt as error:
         # Agents have written files and spent budget by now, which the user must know.

@@ -129,8 +129,7 @@ def naming_agent(agent: int, names: Sequence[str] = ()) -> Iterator[None]:
 
 def compare(topic: str, values: Mapping[int, str]) -> None:
     """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
-    # Insertion order decides ties in most_common, so the order of agents must be the same
-    # everywhere.
+    # Insertion order decides ties in most_common, so it must be the same everywhere.
     usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
     if not others:
@@ -151,10 +150,7 @@ def signed_text(key: str, message: bytes, session: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The agents that take part in a run: the addresses of their listeners, and its session.
-
-    All entries and links are bound to the session, which stands for this run alone.
-    """
+    """The addresses of all agents' listeners, and the session to which links are bound."""
 
     session: bytes
     addresses: dict[int, Address]
@@ -228,12 +224,7 @@ class Rendezvous:
         compare(topic, {agent: text.decode(errors="replace") for agent, text in found.items()})
 
     def exchange(self, topic: str, message: bytes) -> dict[int, bytes]:
-        """Publish a message and return those of all agents under the same topic.
-
-        Raises:
-            AbsentError: some published none before the time-out.
-            ForgedEntryError: an entry is not of this run.
-        """
+        """Publish a message and return those of all agents under the same topic."""
         self._put(topic, message, self.meeting.session)
         found = self._wait(topic, self.meeting.session, self.timeout)
         # The store's host could replay the messages of an earlier run. All noise would then repeat,
@@ -250,11 +241,7 @@ class Rendezvous:
         self._put(_REFUSAL, reason.encode(), _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
-        """Raise ``RefusalError`` if another agent does not start.
-
-        Raises:
-            ForgedEntryError: the refusal is of another run.
-        """
+        """Raise ``RefusalError`` if another agent does not start."""
         refusals = self.store.get([f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)])
         for agent, entry in enumerate(refusals):
             if entry is not None and agent != self.agent:
@@ -393,10 +380,7 @@ def join_store(
     wait: float | None = None,
     interruption: Interruption | None = None,
 ) -> RemoteStore:
-    """Connect to the store that another process hosts, as soon as it is there.
-
-    ``wait`` is how long that may take, by default the time-out of later requests.
-    """
+    """Connect to the store that another process hosts, as soon as it is there."""
     patience = timeout if wait is None else wait
 
     def connect(seconds: float) -> Channel:
@@ -413,13 +397,12 @@ def join_store(
     try:
         return RemoteStore(connect, timeout=timeout, wait=patience)
     except UnreachableError as error:
-        where = format_address(address)
-        if error.is_listening:
-            raise PublicError(
-                f"the program at {where} is not this run's store: it did not prove the key of "
-                f"agent {credentials.roster.store_host} within {patience:g} s"
-            ) from error
-        raise PublicError(f"no store found at {where} within {patience:g} s") from error
+        host = credentials.roster.store_host
+        found = f"the program there did not prove the key of agent {host}"
+        raise PublicError(
+            f"no store found at {format_address(address)} within {patience:g} s: "
+            + (found if error.is_listening else "no program listens there")
+        ) from error
 
 
 def join(
@@ -480,13 +463,10 @@ def join(
             bound = reached = ("", 0)
         else:
             place = listen or _choose_place(store, stated, is_host=host is not None)
-            if host is not None and place == store:
-                # One open port serves both the store and the links of its host.
-                listener = host.listener
-            else:
-                # Open before the address is published, or a neighbour could dial a port that nobody
-                # listens at yet.
-                listener = Listener(place, credentials)
+            # One open port serves both the store and the links of its host. Others are open before
+            # the address is published, or a neighbour could dial a port that nobody listens at yet.
+            is_shared = host is not None and place == store
+            listener = host.listener if host and is_shared else Listener(place, credentials)
             bound = (place[0], listener.port)
             # A listener on all addresses is reached at the one that leads to the store.
             is_any = place[0] in ("", "0.0.0.0", "::")  # noqa: S104
@@ -647,12 +627,7 @@ def is_public(error: BaseException) -> bool:
 
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
-    """Compare terms with all agents; all raise the same error if any differs.
-
-    Raises:
-        HandshakeError: agents differ.
-        PublicError: some ledger allows no release.
-    """
+    """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
     texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
     hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
     compare_hellos(hellos)

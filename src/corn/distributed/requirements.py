@@ -32,16 +32,8 @@ from corn.privacy.rounding import write_exactly
 if TYPE_CHECKING:
     from corn.distributed.planning import PlanningRequest
 
-# Texts of options, and the types of their values.
-_VALUES: dict[str, type[str] | type[float] | type[int]] = {
-    "unit": str,
-    "adjacency": str,
-    "insiders": int,
-    "steps": int,
-    "epsilon": float,
-    "delta": float,
-    "total-epsilon": float,
-}
+_KINDS = {"insiders": int, "steps": int, "epsilon": float, "delta": float, "total_epsilon": float}
+_NAMES = ("unit", "adjacency", *_KINDS)
 
 
 class RequirementError(CornError):
@@ -86,15 +78,12 @@ class Requirements:
             require_choice("adjacency", self.adjacency, get_args(Adjacency))
         for name, value in {"epsilon": self.epsilon, "total-epsilon": self.total_epsilon}.items():
             if value is not None:
-                require_positive(name, value, advice="leave it out to have no limit")
+                require_positive(name, value)
                 # A plan for samples would keep a limit that was meant for the agent's whole data.
-                require(
-                    self.unit is not None,
-                    f"{name} needs a unit, which",
-                    "given with it",
-                    "none",
-                    advice='say what ε is to protect, with "unit=agent" or "unit=sample"',
-                )
+                if self.unit is None:
+                    raise InvalidArgumentError(
+                        f'{name} needs a unit, what ε is to protect: "unit=agent" or "unit=sample"'
+                    )
         require(0 < self.delta < 1, "delta", "in (0, 1)", self.delta, advice="try 1e-5")
         if self.insiders is not None:
             require_count("insiders", self.insiders, least=0)
@@ -106,15 +95,14 @@ class Requirements:
         """Return the requirements in texts NAME=VALUE, with the names of fields, - for _."""
         fields: dict[str, Any] = {}
         for text in texts:
-            name, equals, value = (part.strip() for part in text.partition("="))
-            if not equals or name not in _VALUES:
-                raise InvalidArgumentError(
-                    f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
-                    f'{quote(text)}: try "steps=100"'
-                )
+            name, _, value = (part.strip() for part in text.partition("="))
             field = name.replace("-", "_")
-            kind = _VALUES[name]
-            require(field not in fields, name, "given once", "several")
+            if field not in _NAMES or field in fields:
+                raise InvalidArgumentError(
+                    f"a requirement must be NAME=VALUE, each name once, of {', '.join(_NAMES)}, "
+                    f"found {quote(text)}"
+                )
+            kind = _KINDS.get(field, str)
             try:
                 fields[field] = kind(value)
             except ValueError as error:
@@ -123,13 +111,11 @@ class Requirements:
                     f"{name} must be {number}, found {quote(value)}"
                 ) from error
         # Alone it would require nothing, and a plan with any δ would pass.
-        require(
-            "delta" not in fields or {"epsilon", "total_epsilon"} & set(fields) != set(),
-            "a requirement of delta",
-            "given with epsilon or total-epsilon, which are computed at it",
-            "neither",
-            advice="a plan's own δ says nothing without its ε",
-        )
+        if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():
+            raise InvalidArgumentError(
+                "a requirement of delta must be given with epsilon or total-epsilon, which are "
+                "computed at it"
+            )
         return cls(**fields, other_keys=tuple(other_keys))
 
     def check(self, source: Plan | PlanningRequest, agent: int) -> None:
@@ -137,9 +123,6 @@ class Requirements:
 
         A new plan after a loss meets them too: it keeps the same cap on each step that is left, and
         holds against all coalitions that leave an agent to protect.
-
-        Raises:
-            RequirementError: with all that are not met.
         """
         failures = "; ".join(self._find_failures(source, agent))
         if failures:
@@ -184,16 +167,14 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``uncounted`` are
-    other folders beside the keys that have ledgers, perhaps of the same data. ``drops_agent`` tells
-    that plans before promised something for the agent's whole data, and nothing does any more.
+    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``drops_agent``:
+    plans before promised something for the agent's whole data, and nothing does any more.
     """
 
     before: TotalLoss
     added: TotalLoss
     after: TotalLoss
     problems: tuple[str, ...] = ()
-    uncounted: tuple[Path, ...] = ()
     drops_agent: bool = False
 
     def describe(self) -> str:
@@ -206,14 +187,7 @@ class ReleaseTotal:
         ]
         if self.drops_agent:
             parts.append("nothing is promised for the agent's whole data any more")
-        parts += self.problems
-        if self.uncounted:
-            names = ", ".join(path.name for path in self.uncounted)
-            parts.append(
-                f"not counted are the ledgers in {names}: name those of the same data as other "
-                "keys (--other-keys)"
-            )
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.problems])
 
     def require_within(self, requirements: Requirements) -> None:
         """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
@@ -245,10 +219,9 @@ def compose_total(
     requirements: Requirements,
     num_steps: int,
 ) -> ReleaseTotal:
-    """Return the totals of an agent before the first release of a run of ``num_steps`` steps.
+    """Return an agent's totals before the first release of a run of ``num_steps`` steps.
 
-    Raises:
-        RequirementError: the total would exceed the owner's limit, or is unknown.
+    Raise ``RequirementError`` if the total would exceed the owner's limit, or is unknown.
     """
     terms = find_terms(plan, agent)
     own = Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)
@@ -271,18 +244,11 @@ def compose_total(
     def compose(*expenses: Expense) -> TotalLoss:
         return compose_expenses(expenses, requirements.delta, unit=requirements.unit or common)
 
-    counted = {folder.resolve() for folder in (keys, *requirements.other_keys)}
     total = ReleaseTotal(
         before=compose(*others, own),
         added=compose(replace(own, num_releases=added)),
         after=compose(*others, replace(own, num_releases=own.num_releases + added)),
         problems=history.problems,
-        # Folders of keys of other plans, by their usual names.
-        uncounted=tuple(
-            folder
-            for folder in sorted(keys.resolve().parent.glob("*.keys"))
-            if folder not in counted and any(folder.glob("agent-*.ledger"))
-        ),
         drops_agent=common == "sample" and any(o.query.unit == "agent" for o in others),
     )
     total.require_within(requirements)

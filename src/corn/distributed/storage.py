@@ -110,14 +110,13 @@ def read_rows(path: Path) -> dict[int, Row]:
             columns, *lines = filter(None, csv.reader(stream))
         # Columns in another order would be read as other numbers.
         if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-            raise ValueError("other columns")
+            raise FileFormatError(f"{path}: not a table of measurements")
         # Strict, as a cell that is missing would be read as NaN.
         cells = [zip(columns, line, strict=True) for line in lines]
         rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
     except (OSError, ValueError, csv.Error) as error:
-        raise FileFormatError(
-            f"{path}: not a table of measurements, or cut short: {error}"
-        ) from error
+        why = f"not a table of measurements, or cut short: {error}"
+        raise FileFormatError(f"{path}: {why}") from error
     return {int(row["step"]): row for row in rows}
 
 
