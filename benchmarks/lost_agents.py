@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
 from measuring import append_runs, describe, format_table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.harness import send_signal
 
 _GRAPH, _AGENTS, _NUM_STEPS, _RATE = "er:n=10,p=0.5,seed=1", 10, 120, 1 / 20

@@ -42,6 +42,8 @@ from corn.learn.workloads import Workload
 from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.harness import restart, send_signal
 
 NUM_STEPS, TIMEOUT = 400_000, 12.0

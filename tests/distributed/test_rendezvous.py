@@ -99,7 +99,7 @@ def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> No
     own = make_credentials(1, 2)
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = other.getsockname()
-        with pytest.raises(CornError, match=r"is not this run's store: it did not prove the key"):
+        with pytest.raises(CornError, match=r"the program there did not prove the key"):
             join_store(where, own, timeout=0.5)
         interruption = Interruption()
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()

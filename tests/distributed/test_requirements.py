@@ -17,7 +17,6 @@ from corn.covariance import Horizon, ThreatModel
 from corn.distributed import AgentResult, Rendezvous, Requirements, RunSettings, run_agent
 from corn.distributed.agent import make_plan_together
 from corn.distributed.keyring import make_keys, open_ledger
-from corn.distributed.logs import writing_log
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import RefusalError, is_public
@@ -78,7 +77,9 @@ def count_releases(folder: Path, agent: int) -> list[int]:
     return [expense.num_releases for expense in read_history([folder / "keys"], agent).expenses]
 
 
-def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
+def test_the_total_is_told_before_the_first_release(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     told: dict[int, tuple[logging.LogRecord, list[int]]] = {}
 
     def note(record: logging.LogRecord) -> None:
@@ -87,8 +88,11 @@ def test_the_total_is_told_before_the_first_release(folder: Path) -> None:
             told[agent] = record, sorted(count_releases(folder, agent))
 
     limit = Requirements(unit="agent", total_epsilon=BOTH)
-    with writing_log(to_stderr=False, forward=note):
-        results = run_in_threads(2, lambda place: train(place, folder, SECOND, requirements=limit))
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", note)
+    monkeypatch.setattr(logging.getLogger("corn"), "handlers", [handler])
+    caplog.set_level("INFO", "corn")
+    results = run_in_threads(2, lambda place: train(place, folder, SECOND, requirements=limit))
     for agent, result in enumerate(results):
         assert isinstance(result, AgentResult), result
         record, releases = told[agent]

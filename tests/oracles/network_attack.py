@@ -240,6 +240,7 @@ def run_network(
                     credentials[agent],
                     listener=listener,
                     address=place(agent, ("127.0.0.1", listener.port)),
+                    bound=("127.0.0.1", listener.port),
                     timeout=timeout,
                 )
                 results[agent] = train(plan, rendezvous, out / f"agent-{agent}", timeout)

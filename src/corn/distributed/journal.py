@@ -162,6 +162,7 @@ class Journal:
             self._measure(step, parameters, statistics)
         if step % self._run.settings.checkpoint_every == 0:
             self._save(step, parameters)
+            self._last_state = time.monotonic()
             state = self._report(TRAINING)
             log_event(state.agent, "checkpoint", state.describe())
         else:
@@ -173,7 +174,9 @@ class Journal:
 
     def report_if_due(self) -> None:
         """Report the state, but not too often; without news the agent would look stalled."""
-        if time.monotonic() >= self._last_state + _SECONDS_BETWEEN_STATES:
+        now = time.monotonic()
+        if now >= self._last_state + _SECONDS_BETWEEN_STATES:
+            self._last_state = now
             self._report(TRAINING)
 
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
@@ -293,7 +296,6 @@ class Journal:
             notes=tuple(self.notes),
             updated=time.time(),
         )
-        self._last_state = now
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
         if run.folders is not None and is_due:
             self._last_file = now

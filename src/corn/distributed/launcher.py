@@ -1,4 +1,4 @@
-"""Launch of a run on this machine, and the process of an agent: protection, log, status, signals."""
+"""Launch of a run on this machine, and the process of one agent: its log, status and signals."""
 
 from __future__ import annotations
 

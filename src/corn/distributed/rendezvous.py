@@ -8,8 +8,8 @@ time out. Once training has begun no agent needs the store.
 A refusal is bound to its agent's fresh random number, as there may be no session yet. So that of
 another run is noticed.
 
-In the handshake every agent publishes its terms, of which nothing is secret. All read the same
-messages, so a mismatch stops every agent, with the numbers of those that differ.
+In the handshake every agent publishes its terms, of which nothing is secret. A mismatch stops every
+agent, with the numbers of those that differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import final
 
@@ -157,6 +157,7 @@ class Meeting:
 
 
 @final
+@dataclass(eq=False)
 class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
@@ -166,38 +167,26 @@ class Rendezvous:
     way, and lost this agent.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        credentials: Credentials,
-        *,
-        listener: Listener,
-        address: Address,
-        timeout: float,
-        wait: float | None = None,
-        bound: Address | None = None,
-        keys: Path | None = None,
-        host: StoreHost | None = None,
-        rejoins: bool = False,
-        interruption: Interruption | None = None,
-    ) -> None:
-        self.store = store
-        self.credentials = credentials
-        self.agent = credentials.agent
-        self.num_agents = credentials.roster.num_agents
-        self.listener = listener
-        self.bound = bound or address
-        self.timeout = timeout
-        self._wait_for_start = timeout if wait is None else wait
-        self.keys = keys
-        self.rejoins = rejoins
-        self.interruption = interruption
-        self.address = address
-        self._host = host
+    store: Store
+    credentials: Credentials
+    _: KW_ONLY
+    listener: Listener
+    address: Address
+    bound: Address
+    timeout: float
+    wait: float | None = None
+    keys: Path | None = None
+    host: StoreHost | None = None
+    rejoins: bool = False
+    interruption: Interruption | None = None
+
+    def __post_init__(self) -> None:
+        self.agent = self.credentials.agent
+        self.num_agents = self.credentials.roster.num_agents
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
-        self._introduction = json.dumps([challenge, *address]).encode()
+        self._introduction = json.dumps([challenge, *self.address]).encode()
         # As read at the meeting: refusals are checked against these, whatever the store shows
         # later.
         self._introductions: dict[int, bytes] = {}
@@ -205,7 +194,7 @@ class Rendezvous:
 
     @property
     def key_folder(self) -> Path:
-        """The folder of the agent's key, roster and ledgers."""
+        """``keys``, which runs need."""
         if self.keys is None:
             raise InvalidArgumentError("keys must be the folder of the agent's key, found None")
         return self.keys
@@ -253,7 +242,7 @@ class Rendezvous:
         """Leave without having started; a host stays until all have left, for some seconds."""
         with suppress(CornError):
             self._put("parted", b"", NO_SESSION)
-            if self._host is not None:
+            if self.host is not None:
                 # The store ends with this process: the others must have read the refusal before.
                 deadline = time.monotonic() + min(self.timeout, _SECONDS_TO_LEAVE)
                 keys = [f"parted/{agent}" for agent in range(self.num_agents)]
@@ -273,8 +262,8 @@ class Rendezvous:
     def close(self) -> None:
         """Accept no more connections; a store in this process ends."""
         self.listener.close()
-        if self._host is not None:
-            self._host.close()
+        if self.host is not None:
+            self.host.close()
         if isinstance(self.store, RemoteStore):
             self.store.close()
 
@@ -294,7 +283,8 @@ class Rendezvous:
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
         self._put(_JOIN, self._introduction, NO_SESSION)
-        joined = self._wait(_JOIN, NO_SESSION, self._wait_for_start)
+        patience = self.timeout if self.wait is None else self.wait
+        joined = self._wait(_JOIN, NO_SESSION, patience)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined[self.agent] != self._introduction:
@@ -382,12 +372,13 @@ def join_store(
 ) -> RemoteStore:
     """Connect to the store that another process hosts, as soon as it is there."""
     patience = timeout if wait is None else wait
+    host = credentials.roster.store_host
 
     def connect(seconds: float) -> Channel:
         return dial(
             address,
             credentials,
-            credentials.roster.store_host,
+            host,
             Purpose.STORE,
             session=NO_SESSION,
             timeout=seconds,
@@ -397,7 +388,6 @@ def join_store(
     try:
         return RemoteStore(connect, timeout=timeout, wait=patience)
     except UnreachableError as error:
-        host = credentials.roster.store_host
         found = f"the program there did not prove the key of agent {host}"
         raise PublicError(
             f"no store found at {format_address(address)} within {patience:g} s: "
@@ -492,8 +482,8 @@ def _choose_place(store: Address, stated: Address | None, *, is_host: bool) -> A
     if is_host and stated in (None, store):
         return store
     route = _find_route(*store)
+    # Behind NAT this machine has another address than the one that others were told.
     if stated is not None:
-        # Behind NAT this machine has another address than the one that others were told.
         return route, stated[1]
     # Firewalls are opened for a known port. On one machine all agents need different ones.
     return route, 0 if ipaddress.ip_address(route).is_loopback else DEFAULT_PORT
@@ -525,12 +515,11 @@ def _find_route(host: str, port: int) -> str:
 
 @dataclass(frozen=True)
 class Hello:
-    """The terms that an agent publishes.
+    """The terms that an agent publishes; plan's fingerprint and nonce are in hexadecimal.
 
     Attributes:
-        plan: the plan's fingerprint, in hexadecimal.
-        terms: everything else that must be the same at all agents, by name.
-        nonce: this agent's contribution to the nonce of the run, in hexadecimal.
+        terms: everything beside the plan that must be the same at all agents, by name.
+        nonce: this agent's contribution to the nonce of the run.
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
         first_free_step: the first step that its ledger has never reserved, if it returns to a run.
@@ -557,12 +546,9 @@ class Hello:
 class Agreement:
     """The outcome of the handshake.
 
-    Attributes:
-        nonce: the nonce of the run; a hash of all contributions, so equal nonces mean that all
-            agents read the same ones.
-        first_step: the step at which the run starts.
-        max_steps: the number of steps that all ledgers allow.
-        scarce: the agent whose ledger allows the fewest steps; None if that is not known.
+    ``nonce`` is that of the run, a hash of all contributions: equal nonces mean that all agents
+    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on; that of ``scarce``,
+    if it is known, allows no more.
     """
 
     nonce: bytes
