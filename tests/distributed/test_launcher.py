@@ -12,7 +12,6 @@ from corn.distributed.logs import writing_log
 from corn.distributed.results import (
     AgentResult,
     Failure,
-    FailureKind,
     RunStatus,
     StopNotice,
     StopReason,
@@ -28,7 +27,7 @@ from corn.plan import save_plan
 from .harness import WORKLOAD, small_plan
 from .monitored import make_state
 
-KILLED = Failure(FailureKind.ENDED, "agent 2: ended by SIGKILL")
+KILLED = Failure("ended", "agent 2: ended by SIGKILL")
 
 
 def done(
@@ -91,9 +90,9 @@ def test_there_is_a_line_per_checkpoint_and_event(
     assert "complete after 0 steps" in ends
 
 
-@pytest.mark.parametrize("cause", [Failure(FailureKind.ERROR, "agent 2: no key"), KILLED])
+@pytest.mark.parametrize("cause", [Failure("error", "agent 2: no key"), KILLED])
 def test_the_reason_comes_from_an_agent_that_has_one_of_its_own(cause: Failure) -> None:
-    because = Failure(FailureKind.FOLLOWED, "agent 0: does not start, because agent 2 refused")
+    because = Failure("followed", "agent 0: does not start, because agent 2 refused")
     results = {0: failed(0, because), 2: failed(2, cause)}
     with pytest.raises(CornError, match=f"^{cause.message}$"):
         raise_common_failure(results)
@@ -103,8 +102,8 @@ def test_the_reason_comes_from_an_agent_that_has_one_of_its_own(cause: Failure) 
 
 
 def test_a_person_who_stops_agents_before_the_first_step_is_the_reason() -> None:
-    stopped = Failure(FailureKind.INTERRUPTED, "agent 1: interrupted before the first step")
-    followed = Failure(FailureKind.FOLLOWED, "agent 0: does not start")
+    stopped = Failure("interrupted", "agent 1: interrupted before the first step")
+    followed = Failure("followed", "agent 0: does not start")
     with pytest.raises(StoppedByUserError, match=r"^agent 1: interrupted"):
         raise_common_failure({0: failed(0, followed), 1: failed(1, stopped)})
 
@@ -153,7 +152,7 @@ def test_notes_are_listed_once_with_what_was_lost_when() -> None:
 
 def test_only_the_owner_reads_a_failure_that_may_depend_on_data() -> None:
     secret = "agent 1: targets must be classes, found 37.25"
-    private = failed(1, Failure(FailureKind.ERROR, secret, is_private=True))
+    private = failed(1, Failure("error", secret, is_private=True))
     results = {0: done(0, lost={1: 8}), 1: private}
     for text in (*describe_lost(results).values(), *describe_notes(results)):
         assert "37.25" not in text

@@ -18,7 +18,6 @@ from corn.distributed.messages import Kind
 from corn.distributed.results import (
     AgentResult,
     Failure,
-    FailureKind,
     RunStatus,
     merge_results,
 )
@@ -202,7 +201,7 @@ def test_a_launch_without_some_agents_is_not_complete(
         write_files(tmp_path, agent, 12)
     agents = {agent: AgentResult(agent, own, lost={2: 7} if is_lost else {}) for agent in range(3)}
     if is_lost:
-        agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure(FailureKind.ENDED))
+        agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure("ended"))
     folders = Folders.of_run(tmp_path)
     result = merge_results(PLAN, PROBLEM, agents, folders, SETTINGS)
     launched = LaunchResult(PLAN, PROBLEM, agents, result, folders, tmp_path)

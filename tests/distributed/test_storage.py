@@ -33,7 +33,7 @@ def test_existing_folders_are_closed_to_others(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "private").write_text("in the way", encoding="utf-8")
-    with pytest.raises(CornError, match=r"private: cannot be made: File exists"):
+    with pytest.raises(CornError, match=r"private: cannot be used: File exists"):
         make_folders(tmp_path, 1)
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_agent_or_plan_is_refused(tmp_path: Path) -> Non
     for agent, plan in ((3, PLAN), (2, OTHER)):
         with pytest.raises(FileFormatError, match="of another plan, agent or step"):
             load(tmp_path, 10, agent=agent, plan=plan)
-    with pytest.raises(FileFormatError, match=r"11\.corn: cannot be read: No such file"):
+    with pytest.raises(FileFormatError, match=r"11\.corn: cannot be used: No such file"):
         load(tmp_path, 11)
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(CornError, match=r"20\.corn: cannot be written: No space"):
+    with pytest.raises(CornError, match=r"20\.corn: cannot be used: No space"):
         save(tmp_path, 20)
     assert list_checkpoints(tmp_path) == {10}
     assert load(tmp_path, 10)[0] == 10

@@ -44,7 +44,7 @@ from corn.distributed.launcher import AgentProcesses
 from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.rejoin import RejoinError, load_addresses
 from corn.distributed.rendezvous import host_store
-from corn.distributed.results import AgentResult, FailureKind, StopReason
+from corn.distributed.results import AgentResult, StopReason
 from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
@@ -485,7 +485,7 @@ def _check_files(record: Record, results: Mapping[int, AgentResult], folder: Pat
             record.events["return"] += own.first_step > 0
             if own.stop.reason not in (StopReason.NONE, StopReason.LOSS):
                 problems.append(f"agent {agent} stopped: {own.stop}")
-        elif own.failure.kind is FailureKind.ERROR:
+        elif own.failure.kind == "error":
             record.refusals.append(own.failure.message)
             if "cannot return to the run" not in own.failure.message:
                 problems.append(f"agent {agent} failed: {own.failure.message}")

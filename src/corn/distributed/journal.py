@@ -22,7 +22,7 @@ from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
 from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
-from corn.distributed.storage import CheckpointFolder, naming_unwritable, write_model
+from corn.distributed.storage import CheckpointFolder, naming_failure, write_model
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import (
     COLUMNS,
@@ -233,9 +233,9 @@ class Journal:
         folders = self._run.folders
         if folders is None:
             return
-        with naming_unwritable(folders.private):
+        with naming_failure(folders.private):
             write_table(self.rows, folders.private / "metrics.csv", is_private=True)
-        with naming_unwritable(folders.shared):
+        with naming_failure(folders.shared):
             write_model(folders.shared, step, parameters)
             rows = [self._select_shared(row) for row in self.rows]
             write_table(rows, folders.shared / "metrics.csv", columns=SHARED_COLUMNS)
@@ -255,7 +255,7 @@ class Journal:
         promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
         model = TrainedModel.from_problem(self._problem, parameters, promise)
         if model is not None:
-            with naming_unwritable(folders.shared):
+            with naming_failure(folders.shared):
                 model.save(folders.shared / MODEL_FILE)
 
     def _report(self, phase: str) -> AgentState:

@@ -95,10 +95,7 @@ def protect_process() -> None:
 
 @contextmanager
 def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> Iterator[Reports]:
-    """Log, protect and, if asked to, serve the status of an agent while the block lasts.
-
-    Yield ``reports`` that also feed the status server.
-    """
+    """Protect an agent's process, write its log, and serve its status if asked to."""
     agent = config.agent
     protect_process()
     # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
@@ -128,21 +125,14 @@ def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> 
                 with suppress(OSError):
                     write_state(folder / STATE_NAME, status.newest)
             text = str(error) if isinstance(error, CornError) else type(error).__name__
-            log_event(
-                agent,
-                LAST_EVENT,
-                without_agent(text),
-                level=logging.ERROR,
-                is_private=not (isinstance(error, CornError) and is_public(error)),
-            )
+            text = without_agent(text)
+            log_event(agent, LAST_EVENT, text, level=logging.ERROR, is_private=not is_public(error))
             raise
 
 
 def run_child(connection: Connection, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
-    # Two processes with two BLAS threads each on two cores run far slower than with one: see
-    # ``corn.threads``.
-    limit_threads()
+    limit_threads()  # of BLAS, as processes share the cores
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
     interruption = Interruption()
@@ -155,12 +145,13 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
         with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
-        if isinstance(error, StoppedByUserError):
-            kind = FailureKind.INTERRUPTED
-        elif isinstance(error, RefusalError | StoreLostError):
-            kind = FailureKind.FOLLOWED
-        else:
-            kind = FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
+        kinds: dict[Any, FailureKind] = {
+            StoppedByUserError: "interrupted",
+            RefusalError: "followed",
+            StoreLostError: "followed",
+            LostError: "lost",
+        }
+        kind = next((own for type_, own in kinds.items() if isinstance(error, type_)), "error")
         failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
@@ -199,10 +190,10 @@ def _end_with_parent() -> None:
 
 
 def listen_for_signals() -> Interruption:
-    """Handle signals to an agent that runs by itself; call it once, from the main thread.
+    """Handle signals to an agent that runs by itself; call it from the main thread.
 
     The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
-    process as soon as Python runs. That loses nothing: an agent may be killed at any time.
+    process. That loses nothing: an agent may be killed at any time.
     """
     interruption = Interruption()
     began = 0.0
@@ -291,8 +282,7 @@ class AgentProcesses:
             if agent not in self.results:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
-                code = self._processes[agent].exitcode
-                self._fail(agent, FailureKind.ENDED, describe_exit(code))
+                self._fail(agent, "ended", describe_exit(self._processes[agent].exitcode))
             return
         if isinstance(report, AgentState):
             self.states[agent] = report
@@ -300,8 +290,7 @@ class AgentProcesses:
             self._keep(report)
 
     def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
-        named = add_names(f"agent {agent}: {message}", self._configs[agent].names)
-        failure = Failure(kind, named)
+        failure = Failure(kind, add_names(f"agent {agent}: {message}", self._configs[agent].names))
         self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
 
     def _keep(self, result: AgentResult) -> None:
@@ -327,7 +316,7 @@ class AgentProcesses:
             if pause > self._configs[agent].settings.timeout:
                 self._processes[agent].kill()
                 message = f"was suspended for {pause:.0f} s and then ended"
-                self._fail(agent, FailureKind.SUSPENDED, message)
+                self._fail(agent, "suspended", message)
 
 
 def is_suspended(pid: int | None) -> bool:
@@ -373,7 +362,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressLog:
     """Log lines of all agents' public notes, ends and progress; the first has ``promise``."""
 
-    def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
+    def __init__(self, promise: str, *, checkpoint_every: int) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
@@ -428,10 +417,9 @@ class ProgressLog:
 
 @dataclass(frozen=True, eq=False)
 class LaunchResult:
-    """The result of a launch.
+    """The result of a launch; ``was_interrupted`` by a person here.
 
     ``measured`` has measurements and models as a simulation gives them, but none on private data.
-    ``was_interrupted`` is a stop by a person here.
     """
 
     plan: Plan
@@ -458,7 +446,7 @@ class LaunchResult:
     def status(self) -> RunStatus:
         """The status of the run: all steps without all agents are ``partial``."""
         # An agent that was cut off has a result, but the others lost it.
-        missing = self.lost.keys() | find_missed(self.agents).keys()
+        missing = [*self.lost, *find_missed(self.agents)]
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property
@@ -553,10 +541,8 @@ def launch(
                 for agent in agents
             }
         )
-        progress = ProgressLog(
-            f"{promise}; roster {roster.fingerprint.hex()}",
-            checkpoint_every=settings.checkpoint_every,
-        )
+        text = f"{promise}; roster {roster.fingerprint.hex()}"
+        progress = ProgressLog(text, checkpoint_every=settings.checkpoint_every)
         was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
@@ -594,7 +580,6 @@ def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
                     has_asked = True
                     processes.request_stop()
     except KeyboardInterrupt as error:
-        # Agents have written files and spent budget by now, which the user must know.
         raise StoppedByUserError(
             "ended by a second signal; ledgers count all releases, and --resume continues from the "
             "newest checkpoint that all agents have"

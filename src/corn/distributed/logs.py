@@ -49,10 +49,7 @@ def writing_log(
     to_stderr: bool = True,
     names: Sequence[str] = (),
 ) -> Iterator[None]:
-    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
-
-    Lines have the name of their agent in ``names``.
-    """
+    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts."""
     handlers: list[logging.Handler] = []
     if to_stderr:
         console = logging.StreamHandler(sys.stderr)
@@ -61,8 +58,7 @@ def writing_log(
         handlers.append(console)
     if folder is not None:
         handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
-    level = _LOGGER.level
-    propagates = _LOGGER.propagate
+    before = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
         handler.setFormatter(_TextFormatter(names))
         _LOGGER.addHandler(handler)
@@ -72,8 +68,8 @@ def writing_log(
     try:
         yield
     finally:
-        _LOGGER.setLevel(level)
-        _LOGGER.propagate = propagates
+        _LOGGER.setLevel(before[0])
+        _LOGGER.propagate = before[1]
         for handler in handlers:
             _LOGGER.removeHandler(handler)
             handler.close()

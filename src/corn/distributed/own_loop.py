@@ -186,8 +186,7 @@ def _check_optimizer(optimizer: Optimizer, plan: Plan) -> None:
     is_gossip = plan.network.mixing == "gossip"
     if is_gossip and is_correlated and type(optimizer) is not torch.optim.SGD:
         raise InvalidArgumentError(
-            "optimizer must be torch.optim.SGD, as the noise of this plan is correlated between "
-            f"agents, found {type(optimizer).__name__}: agents whose steps are not linear in the "
-            "gradient would not cancel each other's noise; use SGD, with or without momentum, "
-            "exact sums (mixing='sum'), or a plan with independent noise (mechanism ldp)"
+            "optimizer must be torch.optim.SGD, in whose steps the noise of this plan cancels "
+            f"between agents, found {type(optimizer).__name__}: use SGD, exact sums "
+            "(mixing='sum'), or independent noise (mechanism ldp)"
         )

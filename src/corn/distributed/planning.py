@@ -74,23 +74,19 @@ def plan_together(
 ) -> Plan:
     """Return the plan of all agents, made by each alone."""
     own = sorted(set(neighbours))
-    unknown = [j for j in own if j == rendezvous.agent or not 0 <= j < rendezvous.num_agents]
-    require(
-        not unknown,
-        "neighbours",
-        f"other agents of 0 … {rendezvous.num_agents - 1}",
-        ", ".join(map(str, unknown)),
-    )
-    rendezvous.agree(
-        "the request for a plan", hashlib.sha256(request.to_text().encode()).hexdigest()
-    )
+    others = set(range(rendezvous.num_agents)) - {rendezvous.agent}
+    rule = f"other agents of 0 … {rendezvous.num_agents - 1}"
+    require(others.issuperset(own), "neighbours", rule, ", ".join(map(str, own)))
+    digest = hashlib.sha256(request.to_text().encode()).hexdigest()
+    rendezvous.agree("the request for a plan", digest)
     graph = gather_graph(rendezvous, own)
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
+        network = load_network(
+            graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
+        )
         return make_plan(
-            load_network(
-                graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
-            ),
+            network,
             request.budget,
             threat=request.threat,
             objective=request.objective,

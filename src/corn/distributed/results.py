@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,43 +50,25 @@ NO_STOP = StopNotice()
 
 
 class RunStatus(StrEnum):
-    """The end of a run, of one agent or of all.
-
-    ``complete``: all steps by all agents. ``partial``: all steps, but agents were lost.
-    ``interrupted``: fewer than all steps. ``failed``: without a result.
-    """
+    """The end of a run, of one agent or of all."""
 
     COMPLETE = "complete"
-    PARTIAL = "partial"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
+    PARTIAL = "partial"  # all steps, but agents were lost
+    INTERRUPTED = "interrupted"  # fewer than all steps
+    FAILED = "failed"  # without a result
 
 
 def judge_status(*, all_steps: bool, lost: Collection[int]) -> RunStatus:
-    """Return the status of a run that has a result.
-
-    >>> judge_status(all_steps=True, lost=[2]).value
-    'partial'
-    """
+    """Return the status of a run that has a result."""
     if not all_steps:
         return RunStatus.INTERRUPTED
     return RunStatus.PARTIAL if lost else RunStatus.COMPLETE
 
 
-class FailureKind(StrEnum):
-    """The reason why an agent has no result."""
-
-    ERROR = "error"
-    FOLLOWED = "followed"
-    """Another agent refused to start, or the store was gone."""
-    LOST = "lost"
-    """The others went on without it."""
-    INTERRUPTED = "interrupted"
-    """A person stopped it before the first step."""
-    ENDED = "ended"
-    """Its process ended without a report."""
-    SUSPENDED = "suspended"
-    """Its process was suspended, and ended by the launcher."""
+# ``followed``: another agent refused to start, or the store was gone. ``lost``: the others went on
+# without it. ``interrupted``: a person stopped it before the first step. ``ended``: its process
+# ended without a report. ``suspended``: the launcher ended its suspended process.
+FailureKind: TypeAlias = Literal["error", "followed", "lost", "interrupted", "ended", "suspended"]
 
 
 @dataclass(frozen=True)
@@ -193,7 +175,6 @@ def require_done(
 ) -> None:
     """Raise if a run was stopped before its last step, by a person or by its agents.
 
-    A run that lost agents and went on, or that a ledger ended, did what it was asked to.
     ``was_interrupted`` marks a stop that a person requested here, even if it came too late.
     """
     stops = {own.stop for own in results}
@@ -207,20 +188,14 @@ def require_done(
 
 
 def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
-    """Raise, if no agent has a result, the failure of the first that has a reason of its own.
-
-    Agents that could not start because of another name that agent, or lost the store with it.
-    """
-    # Where some agents have a result, the losses of the others are described with it.
+    """Raise, if no agent has a result, the failure of the first that has a reason of its own."""
     failures = {agent: own.failure for agent, own in results.items() if own.failure is not None}
     if len(failures) < len(results):
         return
-    if not failures:
-        raise CornError("no agent was started")
     # An agent that followed another's refusal has nothing of its own to report.
-    causes = {a: own for a, own in failures.items() if own.kind is not FailureKind.FOLLOWED}
+    causes = {a: own for a, own in failures.items() if own.kind != "followed"}
     failure = next(iter((causes or failures).values()))
-    is_stopped = any(own.kind is FailureKind.INTERRUPTED for own in failures.values())
+    is_stopped = any(own.kind == "interrupted" for own in failures.values())
     raise (StoppedByUserError if is_stopped else CornError)(failure.message)
 
 
@@ -247,14 +222,9 @@ def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
 
 
 def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
-    """Return how many agents finished, why the rest did not, and each agent's notes, each once."""
-    lost = describe_lost(results)
-    notes = []
-    if lost:
-        finished = [agent for agent in results if agent not in lost]
-        who = name_agents(finished)
-        notes = [f"only {len(finished)} of {len(results)} agents finished: {who}"]
-    return [*notes, *lost.values(), *group_notes({a: own.notes for a, own in results.items()})]
+    """Return why agents have no result, and the notes of all, each once."""
+    notes = group_notes({agent: own.notes for agent, own in results.items()})
+    return [*describe_lost(results).values(), *notes]
 
 
 def group_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
@@ -275,9 +245,8 @@ def merge_results(
 ) -> Result:
     """Measure the models that agents shared on public data, as a simulation would.
 
-    Nothing private is read. A step is in the table if any agent has measured it, and
-    its row is of the agents that have: those that were lost count until then. ε is that of the
-    agent that spent most, by its ledger.
+    Nothing private is read. A step's row is of the agents that have measured it: those that were
+    lost count until then. ε is that of the agent that spent most, by its ledger.
     """
     names = plan.network.agent_names
     folders = {agent: run.of_agent(agent) for agent in sorted(results)}

@@ -119,23 +119,20 @@ class RunSettings:
         }
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise unless agents can run this plan and follow the policy on dropout under it."""
+        """Raise unless agents can follow the policy on dropout under a plan."""
         if self.on_dropout == "replan" and plan.network.mixing == "gossip":
             require_pair_seeds(plan, "on_dropout='replan'")
 
 
 def advise_return(plan: Plan) -> str:
     """Return how an agent that lost all others comes back to them, if it can."""
-    if plan.network.mixing == "gossip":
-        return "agents return to exact sums only, and not to a run under gossip"
-    if not has_pair_seeds(plan):
-        return "it cannot return to the others, as the plan has seeds of three and more agents"
+    if plan.network.mixing == "gossip" or not has_pair_seeds(plan):
+        return "agents return to exact sums with seeds of pairs only"
     return "if the others still run, start this agent with --rejoin to return to them"
 
 
 def has_pair_seeds(plan: Plan) -> bool:
-    """Return whether agents derive all seeds from their keys, without messages to others."""
-    # Those of pairs follow from two keys (docs/run-agents.md).
+    """Return whether agents derive all seeds from two keys each, without messages to others."""
     return all(len(group) <= 2 for group in plan.decomposition.seed_groups)
 
 

@@ -36,9 +36,8 @@ _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 class Folders:
     """The folders of a run, or of one agent of it.
 
-    Attributes:
-        shared: models, measurements on public data, ε spent: may be published.
-        private: measurements on private data, private notes, checkpoints: for the owner alone.
+    ``shared`` may be published: models, measurements on public data, ε spent. ``private`` is for
+    the owner alone: measurements on private data, checkpoints, the log.
     """
 
     shared: Path
@@ -50,25 +49,18 @@ class Folders:
         return cls(out / "shared", out / "private")
 
     def of_agent(self, agent: int) -> Folders:
-        """Return one agent's part of both.
-
-        >>> Folders.of_run(Path("out")).of_agent(3).private.as_posix()
-        'out/private/agent-3'
-        """
+        """Return one agent's part of both."""
         name = f"agent-{agent}"
         return Folders(self.shared / name, self.private / name)
 
     def make(self) -> None:
         """Make both folders; only the owner can open the private one, even if it existed before."""
-        path = self.private
-        try:
-            # The mode of mkdir counts for new folders only.
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.chmod(0o700)
-            path = self.shared
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CornError(f"{path}: cannot be made: {error.strerror}") from error
+        # The mode of mkdir counts for new folders only.
+        with naming_failure(self.private):
+            self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.private.chmod(0o700)
+        with naming_failure(self.shared):
+            self.shared.mkdir(parents=True, exist_ok=True)
 
 
 def make_folders(out: Path, agent: int) -> Folders:
@@ -78,6 +70,15 @@ def make_folders(out: Path, agent: int) -> Folders:
     own = run.of_agent(agent)
     own.make()
     return own
+
+
+@contextmanager
+def naming_failure(path: Path) -> Iterator[None]:
+    """Name a file or folder in a failure to use it."""
+    try:
+        yield
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be used: {error.strerror}") from error
 
 
 def write_model(folder: Path, step: int, parameters: Tensor) -> None:
@@ -90,10 +91,8 @@ def write_model(folder: Path, step: int, parameters: Tensor) -> None:
 def read_model(folder: Path, step: int, plan: Plan, num_parameters: int | None = None) -> Tensor:
     """Return the model that an agent shared after a step."""
     path = folder / "models" / f"step-{step}.bin"
-    try:
+    with naming_failure(path):
         values = np.fromfile(path, dtype=plan.dtype)
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     # A power failure may cut a file short.
     if num_parameters not in (None, len(values)):
         raise FileFormatError(f"{path}: has {len(values)} parameters, not {num_parameters}")
@@ -130,23 +129,13 @@ class UnfinishedRunError(CornError):
     """A new run in the folder of an earlier one; the message, with the folder, is for the owner."""
 
 
-@contextmanager
-def naming_unwritable(path: Path) -> Iterator[None]:
-    """Name a file or folder in a failure to write it."""
-    try:
-        yield
-    except OSError as error:
-        raise CornError(f"{path}: cannot be written: {error.strerror}") from error
-
-
 @dataclass(frozen=True)
 class CheckpointFolder:
     """The checkpoints of one agent under one plan, in its private folder.
 
     A checkpoint has a model, how many releases its agent had made by then, restarts included, and
-    what its momentum or optimizer keeps between steps. The model is public: a mixture of messages
-    that have been sent. So is the state. Noise is never restored from a checkpoint: steps that are
-    run again draw new noise, by the ledger.
+    what its momentum or optimizer keeps between steps. All follows from messages that were sent.
+    Noise is never restored: steps that are run again draw new noise, by the ledger.
     """
 
     folder: Path
@@ -167,13 +156,12 @@ class CheckpointFolder:
         num_kept: int = 3,
     ) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
-        # The head names plan, agent and step, so that no file can be taken for another's. The
-        # digest at the end finds damage anywhere.
+        # The head keeps a file from being taken for another's, and the digest finds damage.
         values = encode_state({_MODEL: parameters, **state})
         content = self._head(step) + _encode(num_releases) + values
         target = self.path_of(step)
         with (
-            naming_unwritable(target),
+            naming_failure(target),
             writing_whole(target, durable=True, is_private=True) as partial,
         ):
             partial.write_bytes(content + hashlib.sha256(content).digest())
@@ -184,11 +172,8 @@ class CheckpointFolder:
     def load(self, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
         """Return model, number of releases and state; raise unless this plan, agent and step's."""
         path = self.path_of(step)
-        try:
+        with naming_failure(path):
             data = path.read_bytes()
-        except OSError as error:
-            raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-        # The digest finds damage, not forgery: the folder is the owner's alone.
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if not content.startswith(_HEAD) or hashlib.sha256(content).digest() != digest:
             raise FileFormatError(
@@ -229,9 +214,9 @@ class CheckpointFolder:
             # With a ledger that has not counted those releases, ε would come out too small.
             if counted > num_releases:
                 raise FileFormatError(
-                    f"{path}: was made after {counted} releases, but the ledger beside "
-                    f"the key counts {num_releases}: it is not the ledger of that run, or an older "
-                    "copy of it, which must not be used; give the folder of its keys, with --keys"
+                    f"{path}: was made after {counted} releases, but the ledger beside the key "
+                    f"counts {num_releases}: it is that of another run (--keys), or an older copy "
+                    "of it, which must not be used"
                 )
         return set() if rejoins else steps
 
