@@ -18,12 +18,7 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.exchange import Exchange
 from corn.distributed.journal import Journal, Reports
-from corn.distributed.keyring import (
-    load_credentials,
-    make_source,
-    open_ledger,
-    share_group_seeds,
-)
+from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit

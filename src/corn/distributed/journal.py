@@ -24,15 +24,7 @@ from corn.distributed.results import RunStatus
 from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
 from corn.distributed.storage import CheckpointFolder, naming_failure, write_model
 from corn.learn.mechanism import Mechanism, Trial
-from corn.learn.metrics import (
-    COLUMNS,
-    PARTS,
-    SHARED_COLUMNS,
-    Row,
-    Samples,
-    measure,
-    write_table,
-)
+from corn.learn.metrics import COLUMNS, PARTS, SHARED_COLUMNS, Row, Samples, measure, write_table
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.agent import run_steps
 from corn.distributed.journal import Reports
-from corn.distributed.keyring import find_terms
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
@@ -111,7 +110,7 @@ def make_private(
             data=rule,
             update=update,
         )
-        return AgentSteps(plan, rendezvous.agent, steps, ledgers)
+        return AgentSteps(steps, ledgers)
 
     return open_loop(
         plan,
@@ -131,9 +130,7 @@ class AgentSteps:
 
     is_simulated = False
 
-    def __init__(self, plan: Plan, agent: int, steps: Any, ledgers: list[ReleaseLedger]) -> None:
-        self._plan = plan
-        self._agent = agent
+    def __init__(self, steps: Any, ledgers: list[ReleaseLedger]) -> None:
         self._steps = steps
         self._ledgers = ledgers
         self.run = secrets.token_hex(16)
@@ -160,15 +157,13 @@ class AgentSteps:
         """See ``LoopSteps``: all agents go on together, by ``RunSettings(resume=True)``."""
         if checkpoint["run"] != self.run or checkpoint["step"] != self.position:
             raise CornError(
-                "state_dict must be the present one of an agent, whose model is that of all "
-                "agents, found another: use RunSettings(resume=True) and out=…, or join again with "
-                "rejoins=True"
+                "state_dict must be the present one of an agent, found another: use "
+                "RunSettings(resume=True) and out=…, or join again with rejoins=True"
             )
 
     def list_expenses(self) -> list[Expense]:
         """See ``LoopSteps``: what the ledger counts, in all runs and plans for survivors."""
-        terms, (ledger,) = find_terms(self._plan, self._agent), self._ledgers
-        return [Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)]
+        return [ledger.expense for ledger in self._ledgers]
 
     def close(self) -> None:
         """See ``LoopSteps``."""

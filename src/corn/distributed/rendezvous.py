@@ -40,14 +40,7 @@ from corn.errors import (
 from corn.learn.sweep import Interruption
 from corn.noise import agree_on_nonce, load_compiled
 from corn.noise.stream import check_fingerprint, check_nonce, decode_fields, encode_fields
-from corn.parsing import (
-    DEFAULT_PORT,
-    build,
-    format_address,
-    parse_address,
-    parse_hex,
-    parse_json,
-)
+from corn.parsing import DEFAULT_PORT, build, format_address, parse_address, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.topology.graphs import add_names
 from corn.transport import (

@@ -13,20 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from corn.checks import require, require_choice, require_count, require_positive
-from corn.distributed.keyring import find_terms
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise import ReleaseLedger
 from corn.noise.ledger import ledger_path, read_history
 from corn.parsing import quote
 from corn.plan import Plan, fingerprint
 from corn.privacy import Adjacency, Unit
-from corn.privacy.composition import (
-    Expense,
-    PlanTerms,
-    TotalLoss,
-    common_unit,
-    compose_expenses,
-)
+from corn.privacy.composition import Expense, PlanTerms, TotalLoss, common_unit, compose_expenses
 from corn.privacy.rounding import write_exactly
 
 if TYPE_CHECKING:
@@ -223,8 +216,7 @@ def compose_total(
 
     Raise ``RequirementError`` if the total would exceed the owner's limit, or is unknown.
     """
-    terms = find_terms(plan, agent)
-    own = Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)
+    own = ledger.expense
     path = ledger_path(keys, agent, fingerprint(plan).hex())
     # The own ledger is locked by this process and passed in; its file would count the same releases
     # again.
