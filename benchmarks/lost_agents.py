@@ -21,7 +21,6 @@ import numpy as np
 
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn import Constant, Workload
@@ -29,6 +28,7 @@ from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
+from corn.transport import StoreHost
 from measuring import append_runs, describe, format_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -85,7 +85,7 @@ def run(
         timeout=_TIMEOUT,
         evaluate_at=(_NUM_STEPS,),
     )
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, _AGENTS))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, _AGENTS))
     processes = AgentProcesses(
         {
             agent: AgentConfig(

@@ -33,7 +33,6 @@ from statistics import median
 
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
@@ -42,6 +41,7 @@ from corn.learn.workloads import Workload
 from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from corn.transport import StoreHost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.harness import restart, send_signal
@@ -146,7 +146,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
     )
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = RecordingWorkload(
         "breast-cancer", record=str(folder / "releases"), pause=options.pause
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses, preloaded_context
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare
@@ -23,6 +22,7 @@ from corn.noise import Site, load_roster, save_roster
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
+from corn.transport import StoreHost
 
 from .rehearsal import rehearsing, sharing_batches
 
@@ -122,7 +122,7 @@ def run_processes(
         roster = replace(roster, sites=tuple(sites))
         save_roster(roster, folder / "roster.json")
     host = load_credentials(folder, roster.store_host, plan.num_agents)
-    store = host_store(("127.0.0.1", 0), host)
+    store = StoreHost(("127.0.0.1", 0), host)
     processes = AgentProcesses(
         {
             agent: AgentConfig(

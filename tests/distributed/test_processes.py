@@ -208,7 +208,7 @@ def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path:
         if stopped == (1,):
             # To the other one it is a lost agent, and no third one is left.
             assert agents[0].wait() == 1, agents[0].stderr
-            assert "agent 1 was lost" in agents[0].stderr
+            assert "loss (agent 1)" in agents[0].stderr
     finally:
         for process in agents:
             process.kill()

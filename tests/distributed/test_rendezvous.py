@@ -15,7 +15,6 @@ from corn.distributed.rendezvous import (
     RefusalError,
     Rendezvous,
     announcing_failure,
-    host_store,
     join,
     join_store,
     naming_agent,
@@ -23,7 +22,7 @@ from corn.distributed.rendezvous import (
 from corn.errors import CornError, StoppedByUserError
 from corn.learn.sweep import Interruption
 from corn.noise.stream import encode_fields
-from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreLostError, dial
+from corn.transport import NO_SESSION, MemoryStore, Purpose, StoreHost, StoreLostError, dial
 
 from .threads import make_credentials, make_rendezvous, run_in_threads
 
@@ -49,7 +48,7 @@ def test_a_rendezvous_serves_one_run() -> None:
 
 
 def test_the_host_of_the_store_leaves_last() -> None:
-    host = host_store(("127.0.0.1", 0), make_credentials(0, 3))
+    host = StoreHost(("127.0.0.1", 0), make_credentials(0, 3))
 
     def run(rendezvous: Rendezvous) -> None:
         hosted = host if rendezvous.agent == 0 else None
@@ -62,22 +61,22 @@ def test_the_host_of_the_store_leaves_last() -> None:
     began = time.monotonic()
     results = run_in_threads(3, run)
     assert [str(result) for result in results] == [f"agent {agent}: no" for agent in range(3)]
-    assert 0.4 <= time.monotonic() - began < 30
+    assert 2 <= time.monotonic() - began < 30
     host.close()
 
 
 def test_a_port_in_use_and_a_missing_store_are_reported_in_one_line() -> None:
     own = make_credentials(0, 2)
-    store = host_store(("127.0.0.1", 0), own)
-    with pytest.raises(CornError, match="no store can be opened there: the port is taken"):
-        host_store(("127.0.0.1", store.port), own)
+    store = StoreHost(("127.0.0.1", 0), own)
+    with pytest.raises(CornError, match="cannot listen there"):
+        StoreHost(("127.0.0.1", store.port), own)
     with pytest.raises(CornError, match=r"no store found at 127\.0\.0\.1:1 within 0.5 s"):
         join_store(("127.0.0.1", 1), own, timeout=0.5)
     store.close()
 
 
 def test_one_agent_holds_a_few_connections_to_the_store_and_keeps_the_newest() -> None:
-    host = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    host = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     where, own = ("127.0.0.1", host.port), make_credentials(1, 2)
     before = threading.active_count()
     opened = [dial(where, own, 0, Purpose.STORE, session=NO_SESSION, timeout=20) for _ in range(40)]
@@ -105,12 +104,12 @@ def test_a_port_of_another_program_is_not_waited_for_beyond_the_time_out() -> No
         threading.Timer(0.2, setattr, (interruption, "requested", True)).start()
         with pytest.raises(StoppedByUserError):
             join_store(where, own, timeout=20, interruption=interruption)
-        with pytest.raises(CornError, match=r"^agent 0: .*the port is taken"):
+        with pytest.raises(CornError, match=r"^agent 0: .*cannot listen there"):
             join(make_credentials(0, 2), store=where, timeout=1)
 
 
 def test_the_store_listens_at_its_address_only() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     socket.create_connection(("127.0.0.1", store.port), timeout=1).close()
     for elsewhere in ("127.0.0.2", "::1"):
         with pytest.raises(OSError, match=r"refused|Cannot assign"):
@@ -119,7 +118,7 @@ def test_the_store_listens_at_its_address_only() -> None:
 
 
 def test_only_agents_of_the_roster_reach_the_store() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     where = ("127.0.0.1", store.port)
     found = join_store(where, make_credentials(1, 2), timeout=60)
     assert found.set("hello/1", b"word") == b"word"
@@ -132,7 +131,7 @@ def test_only_agents_of_the_roster_reach_the_store() -> None:
 
 
 def test_an_agent_writes_under_its_own_number_only() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 3))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 3))
     for key in ("hello/2", "hello", "hello/1x", "/1", "seed/2/1"):
         found = join_store(("127.0.0.1", store.port), make_credentials(1, 3), timeout=60)
         with pytest.raises(StoreLostError):
@@ -143,7 +142,7 @@ def test_an_agent_writes_under_its_own_number_only() -> None:
 
 
 def test_no_request_makes_the_host_build_an_endless_answer() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=60)
     found.set("hello/1", bytes(1 << 20))
     assert len(found.get(["hello/1"] * 3)) == 3
@@ -298,7 +297,7 @@ def test_a_refusal_of_this_run_stops_the_others(*, has_met: bool) -> None:
 
 
 def test_an_agent_advertises_its_address_on_the_route_to_the_store() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     where = ("127.0.0.1", store.port)
     own = make_credentials(0, 2)
     found = join(own, store=where, timeout=60, opens_store=False)
@@ -372,7 +371,7 @@ def test_the_start_has_a_time_of_its_own_and_names_those_that_are_missing(
 
 
 def test_a_cut_connection_to_the_store_is_opened_again() -> None:
-    store = host_store(("127.0.0.1", 0), make_credentials(0, 2))
+    store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=8)
     found.set("hello/1", b"word")
     for channel in list(store._channels):

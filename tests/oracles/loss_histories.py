@@ -43,7 +43,6 @@ from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
 from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.rejoin import RejoinError, load_addresses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, StopReason
 from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
@@ -58,7 +57,7 @@ from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
-from corn.transport import LinkError, MemoryStore
+from corn.transport import LinkError, MemoryStore, StoreHost
 from tests.distributed import ledger_script
 from tests.distributed.harness import is_suspended, restart, send_signal
 from tests.distributed.threads import make_identities, make_rendezvous
@@ -421,7 +420,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
     settings = RunSettings(Constant(0.2), evaluate_at=(0,), timeout=2 * TIMEOUT, batch_size=16)
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = DisturbedTask(
         "breast-cancer", partition="iid", faults=tuple(faults), record=str(folder)
     )

@@ -5,12 +5,11 @@
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload in a process of its own.
 
-In the order in which things happen: ``settings`` and ``launcher`` lead to ``agent``, which reads
-from top to bottom. Before the first step come ``rendezvous``, ``planning``, ``keyring`` and
-``requirements``. A step is in ``rounds``: a release of :mod:`corn.learn.step`, then ``exchange`` of
-``messages`` or ``summing``. ``membership`` and ``recovery`` react to lost agents, and ``rejoin``
-brings them back. ``journal``, ``storage`` and ``results`` write what is kept of a run; ``logs`` and
-``status`` show it to operators.
+``settings`` and ``launcher`` lead to ``agent``, which reads from top to bottom. Before the first
+step come ``rendezvous``, ``planning``, ``keyring`` and ``requirements``. A step is in ``rounds``: a
+release of :mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership``,
+``recovery`` and ``rejoin`` are for lost agents. ``journal``, ``storage`` and ``results`` write what
+is kept of a run; ``logs`` and ``status`` show it to operators.
 
 Names are imported when first used, as torch takes seconds.
 """

@@ -244,7 +244,6 @@ def run_steps(
                     f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in "
                     "this run"
                 )
-            settings.check_plan(plan)
             roster = rendezvous.credentials.roster
             roster.require_names(plan.network.agent_names)
             # Refuses links that cannot be opened.
@@ -274,6 +273,9 @@ def run_steps(
                     resume=settings.resume,
                     rejoins=rendezvous.rejoins,
                 )
+            model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
+            if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
+                model += f" ({problem.task.fingerprint().hex()[:16]})"
             # Of more columns agents compare a hash, which the description of the data has.
             columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
@@ -283,7 +285,8 @@ def run_steps(
                     # Before the model, whose shape follows from the columns.
                     **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
-                    **_describe_model(problem.task, start),
+                    "the model": model,
+                    "the initial parameters": hashlib.sha256(start.numpy()).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
                     "agents that accept connections": ", ".join(
                         str(number) for number, does in enumerate(roster.accepts) if does
@@ -345,15 +348,6 @@ def prepare_work(
     )
     notes = note_batch_size(query, num_samples), note_large_delta(plan.budget, agent, num_samples)
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
-
-
-def _describe_model(task: Task, start: Tensor) -> dict[str, str]:
-    """Return the terms of the model that all agents must have in common; nothing secret."""
-    model = f"{task.describe()}; {task.num_parameters} parameters"
-    if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
-        model += f" ({task.fingerprint().hex()[:16]})"
-    digest = hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16]
-    return {"the model": model, "the initial parameters": digest}
 
 
 @dataclass(eq=False)

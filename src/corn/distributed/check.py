@@ -35,8 +35,6 @@ Status: TypeAlias = Literal["ok", "warning", "problem"]
 _FORMAT = "corn check 1"
 _FIELDS = ("site", "consortium", "plan", "roster", "version", "time")
 _CONNECT_SECONDS = 3.0
-# Declared sizes set every site's part: this much off, the declaration is worth a correction.
-_FAR_OFF = 1.5
 
 
 @dataclass(frozen=True)
@@ -150,22 +148,13 @@ def check_site(
 
 
 def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
-    declared = consortium.sites[agent].samples
     try:
         problem = consortium.make_workload(data).build(len(consortium.sites), [agent])
         require_fitting_samples(consortium.make_budget(), problem.data.sizes, first=agent)
     except CornError as error:
         text = "the file does not fit the public schema or the plan"
         return Finding("data", "problem", text, f"{error}: correct it")
-    # Rows are recounted from the expected fraction: exact numbers of parts are not needed.
-    rows = sum(problem.data.sizes) / consortium.training_fraction
     private = [f"{sum(problem.data.sizes):,} rows to train on", *problem.private_notes]
-    if not declared / _FAR_OFF <= rows <= declared * _FAR_OFF:
-        private.insert(
-            0,
-            f"about {rows:,.0f} rows, where {declared:,} are declared: this changes no ε, but "
-            "correct samples in the consortium file if the declaration should be near",
-        )
     return Finding("data", "ok", "the file fits the public schema", "; ".join(private))
 
 

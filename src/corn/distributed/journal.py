@@ -22,7 +22,8 @@ from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
 from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
-from corn.distributed.storage import CheckpointFolder, naming_failure, write_model
+from corn.distributed.storage import CheckpointFolder, naming_failure
+from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
 from corn.learn.metrics import COLUMNS, PARTS, SHARED_COLUMNS, Row, Samples, measure, write_table
 from corn.learn.problem import TrainingProblem
@@ -228,7 +229,9 @@ class Journal:
         with naming_failure(folders.private):
             write_table(self.rows, folders.private / "metrics.csv", is_private=True)
         with naming_failure(folders.shared):
-            write_model(folders.shared, step, parameters)
+            (folders.shared / "models").mkdir(exist_ok=True)
+            with writing_whole(folders.shared / "models" / f"step-{step}.bin") as file:
+                file.write_bytes(parameters.numpy().tobytes())
             rows = [self._select_shared(row) for row in self.rows]
             write_table(rows, folders.shared / "metrics.csv", columns=SHARED_COLUMNS)
 

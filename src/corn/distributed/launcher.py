@@ -30,14 +30,13 @@ from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
 from corn.distributed.planning import PlanningRequest
-from corn.distributed.rendezvous import RefusalError, host_store, is_public
+from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import (
     AgentResult,
     Failure,
     FailureKind,
     RunStatus,
-    describe_exit,
     describe_lost,
     find_missed,
     group_notes,
@@ -67,7 +66,7 @@ from corn.plan import Plan, load_plan
 from corn.threads import limit_threads
 from corn.topology import Network
 from corn.topology.graphs import add_names
-from corn.transport import StoreLostError
+from corn.transport import StoreHost, StoreLostError
 from corn.version import __version__
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -282,7 +281,14 @@ class AgentProcesses:
             if agent not in self.results:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
-                self._fail(agent, "ended", describe_exit(self._processes[agent].exitcode))
+                code = self._processes[agent].exitcode or 0
+                # multiprocessing reports the number of a signal with a minus. Real-time signals
+                # have no name.
+                names = {-own.value: own.name for own in signal.Signals}
+                how = f"ended without a report (exit code {code})"
+                if code < 0:
+                    how = f"ended by {names.get(code, f'signal {-code}')}"
+                self._fail(agent, "ended", how)
             return
         if isinstance(report, AgentState):
             self.states[agent] = report
@@ -516,7 +522,7 @@ def launch(
     roster = credentials[0].roster
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
-    store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
+    store = StoreHost((_LOCALHOST, 0), credentials[roster.store_host])
     with closing(store), writing_log(names=names):
         processes = AgentProcesses(
             {

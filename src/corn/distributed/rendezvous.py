@@ -64,7 +64,7 @@ from corn.transport import (
 _MAX_VALUE = 2000
 _MAX_REASON = 300
 _MAX_NAMED = 5
-_SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_LEAVE = 2.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
@@ -227,20 +227,20 @@ class Rendezvous:
         refusals = self.store.get([f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)])
         for agent, entry in enumerate(refusals):
             if entry is not None and agent != self.agent:
-                session = _bind_refusal(self._introduction_of(agent))
+                # That of the meeting, or else at the store.
+                introduction = self._introductions.get(agent)
+                if introduction is None:
+                    (joined,) = self.store.get([f"{_JOIN}/{agent}"])
+                    introduction = self._read(joined or b"", _JOIN, agent, NO_SESSION)
+                session = _bind_refusal(introduction)
                 reason = self._read(entry, _REFUSAL, agent, session)
                 raise RefusalError(agent, reason.decode(errors="replace"))
 
     def leave(self) -> None:
-        """Leave without having started; a host stays until all have left, for some seconds."""
-        with suppress(CornError):
-            self._put("parted", b"", NO_SESSION)
-            if self.host is not None:
-                # The store ends with this process: the others must have read the refusal before.
-                deadline = time.monotonic() + min(self.timeout, _SECONDS_TO_LEAVE)
-                keys = [f"parted/{agent}" for agent in range(self.num_agents)]
-                while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
-                    pass
+        """Leave without having started."""
+        # A store in this process ends with it: the others must have read the refusal before.
+        if self.host is not None:
+            time.sleep(min(self.timeout, _SECONDS_TO_LEAVE))
 
     def make_link_opener(self, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
@@ -287,8 +287,16 @@ class Rendezvous:
         # open.
         parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        places = {agent: _read_address(own, agent) for agent, own in joined.items()}
-        return Meeting(session, {agent: place for agent, place in places.items() if place[1]})
+        addresses: dict[int, Address] = {}
+        for agent, own in joined.items():
+            try:
+                _, host, port = build(tuple[str, str, int], parse_json(own), "the address")
+            except InvalidArgumentError as error:
+                why = f"agent {agent} published an address that cannot be read"
+                raise PublicError(why) from error
+            if port:
+                addresses[agent] = host, port
+        return Meeting(session, addresses)
 
     def _put(self, topic: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
         """Publish a message under a topic, signed; the first entry stays."""
@@ -309,13 +317,6 @@ class Rendezvous:
             if self.credentials.roster.verify(agent, signature, text):
                 return message
         raise ForgedEntryError(topic, agent)
-
-    def _introduction_of(self, agent: int) -> bytes:
-        """Return the entry with an agent's random number: that of the meeting, or at the store."""
-        if agent in self._introductions:
-            return self._introductions[agent]
-        (entry,) = self.store.get([f"{_JOIN}/{agent}"])
-        return self._read(entry or b"", _JOIN, agent, NO_SESSION)
 
     def _wait(self, topic: str, session: bytes, seconds: float) -> dict[int, bytes]:
         """Return the messages of all agents under a topic, once all are there."""
@@ -345,14 +346,6 @@ class Rendezvous:
 def _bind_refusal(introduction: bytes) -> bytes:
     """Return what stands in for the session in the signature of a refusal."""
     return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
-
-
-def _read_address(message: bytes, agent: int) -> Address:
-    try:
-        _, host, port = build(tuple[str, str, int], parse_json(message), "the address")
-    except InvalidArgumentError as error:
-        raise PublicError(f"agent {agent} published an address that cannot be read") from error
-    return host, port
 
 
 def join_store(
@@ -430,7 +423,7 @@ def join(
         if rejoins:
             entries = MemoryStore()
         elif is_host:
-            host = host_store(store, credentials)
+            host = StoreHost(store, credentials)
             stack.callback(host.close)
             entries = host.entries
         else:
@@ -480,17 +473,6 @@ def _choose_place(store: Address, stated: Address | None, *, is_host: bool) -> A
         return route, stated[1]
     # Firewalls are opened for a known port. On one machine all agents need different ones.
     return route, 0 if ipaddress.ip_address(route).is_loopback else DEFAULT_PORT
-
-
-def host_store(address: Address, credentials: Credentials) -> StoreHost:
-    """Open the store for all agents, at this address only; port 0 takes any that is free."""
-    try:
-        return StoreHost(address, credentials)
-    except CornError as error:
-        raise CornError(
-            f"{format_address(address)}: no store can be opened there: the port is taken, or the "
-            "address is not this machine's"
-        ) from error
 
 
 def _find_route(host: str, port: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -39,11 +38,15 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class StopNotice:
-    """An end before the last step, because of an agent."""
+    """An end before the last step, because of an agent; its notes say more."""
 
     step: int = 0
     agent: int = 0
     reason: StopReason = StopReason.NONE
+
+    def __str__(self) -> str:
+        """Return the reason and the agent; empty without one."""
+        return "" if self.reason is StopReason.NONE else f"{self.reason} (agent {self.agent})"
 
 
 NO_STOP = StopNotice()
@@ -97,15 +100,6 @@ def without_agent(text: str) -> str:
     return re.sub(r"^agent \d+( \(.*?\))?: ", "", text)
 
 
-def describe_exit(code: int | None) -> str:
-    """Return the meaning of a process's exit code."""
-    # multiprocessing reports the number of a signal with a minus. Real-time signals have no name.
-    known = {-own.value: own.name for own in signal.Signals}
-    if code is None or code >= 0:
-        return f"ended without a report (exit code {code})"
-    return f"ended by {known.get(code, f'signal {-code}')}"
-
-
 @dataclass(frozen=True, eq=False)
 class AgentResult:
     """The result of one agent, which did ``num_steps`` steps of the run, from ``first_step`` on.
@@ -145,7 +139,7 @@ class AgentResult:
             "first_step": self.first_step,
             "num_steps": self.num_steps,
             "status": self.status.value,
-            "stop": describe_stop(self.stop),
+            "stop": str(self.stop),
             "stop_reason": self.stop.reason.value,
             "lost": {str(agent): step for agent, step in self.lost.items()},
             "cut_links": {str(agent): step for agent, step in self.cut_links.items()},
@@ -156,18 +150,6 @@ class AgentResult:
                 for peer, own in self.traffic.items()
             },
         }
-
-
-def describe_stop(stop: StopNotice) -> str:
-    """Return in a few words why a run ended before its last step; empty if it did not."""
-    return {
-        StopReason.NONE: "",
-        StopReason.INTERRUPTED: "interrupted",
-        StopReason.LOSS: f"agent {stop.agent} was lost",
-        StopReason.DIVERGED: f"agent {stop.agent}'s model is not finite: try a smaller step size",
-        StopReason.BUDGET_SPENT: "the release ledgers allow no more steps",
-        StopReason.VOID_SUMS: "the sums of several steps were void: an agent sends wrong messages",
-    }[stop.reason]
 
 
 def require_done(
@@ -182,7 +164,7 @@ def require_done(
     if was_interrupted or any(stop.reason is StopReason.INTERRUPTED for stop in stops):
         raise StoppedByUserError(f"interrupted after step {num_steps}; {kept}")
     done = (StopReason.NONE, StopReason.BUDGET_SPENT)
-    if forced := {describe_stop(stop) for stop in stops if stop.reason not in done}:
+    if forced := {str(stop) for stop in stops if stop.reason not in done}:
         why = "; ".join(sorted(forced))
         raise CornError(f"stopped after {num_steps} steps: {why}; {kept}")
 

@@ -72,10 +72,10 @@ class RunSettings:
 
     def policy_for(self, plan: Plan) -> DropoutPolicy:
         """Return what survivors of a loss do: as given, or what the plan allows."""
-        if self.on_dropout is not None:
-            return self.on_dropout
         can_replan = plan.network.mixing == "sum" or has_pair_seeds(plan)
-        return "replan" if can_replan else "stop"
+        if self.on_dropout == "replan" and not can_replan:
+            require_pair_seeds(plan, "on_dropout='replan'")
+        return self.on_dropout or ("replan" if can_replan else "stop")
 
     def precision_of(self, plan: Plan, agent: int, planned: float) -> float:
         """Return the largest [R⁻¹]_ii that an agent may release with, ``planned`` or the cap."""
@@ -117,11 +117,6 @@ class RunSettings:
             # Messages and their meaning may change with a minor version, and do not otherwise.
             "version of CorN": ".".join(__version__.split(".")[:2]),
         }
-
-    def check_plan(self, plan: Plan) -> None:
-        """Raise unless agents can follow the policy on dropout under a plan."""
-        if self.on_dropout == "replan" and plan.network.mixing == "gossip":
-            require_pair_seeds(plan, "on_dropout='replan'")
 
 
 def advise_return(plan: Plan) -> str:

@@ -42,11 +42,9 @@ class AgentState:
     """The state of an agent at a moment; others may read it.
 
     ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
-    the ε spent, at most, and ``delta`` that of the promise, too. ``simulation`` tells why ε is
-    simulated; it is empty for a promise. ``neighbours`` are those still linked, and ``lost`` has
-    the step at which each loss was noticed. ``steps_per_minute`` are since the start.
-    ``test_loss`` is on public data. ``notes`` are all so far that anyone may read. ``updated`` is
-    in seconds since 1970.
+    the ε spent, at most. ``simulation`` tells why ε is simulated; it is empty for a promise.
+    ``neighbours`` are those still linked, and ``lost`` has the step at which each loss was noticed.
+    ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
     """
 
     agent: int
@@ -120,7 +118,7 @@ class Condition(NamedTuple):
     """The condition of an agent in words, and whether its operator must act."""
 
     text: str
-    needs_action: bool = False
+    needs_action: bool
 
 
 def judge_condition(state: AgentState) -> Condition:
@@ -128,9 +126,8 @@ def judge_condition(state: AgentState) -> Condition:
     if state.phase != TRAINING:
         return Condition(state.phase, needs_action=state.phase == FAILED)
     age = time.time() - state.updated
-    if age > _TIMEOUTS_UNTIL_STALE * state.timeout:
-        return Condition(f"stale: no news for {age:.0f} s", needs_action=True)
-    return Condition(TRAINING)
+    is_stale = age > _TIMEOUTS_UNTIL_STALE * state.timeout
+    return Condition(f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale)
 
 
 @dataclass

@@ -81,13 +81,6 @@ def naming_failure(path: Path) -> Iterator[None]:
         raise FileFormatError(f"{path}: cannot be used: {error.strerror}") from error
 
 
-def write_model(folder: Path, step: int, parameters: Tensor) -> None:
-    """Write the model after a step to a shared folder."""
-    (folder / "models").mkdir(exist_ok=True)
-    with writing_whole(folder / "models" / f"step-{step}.bin") as partial:
-        partial.write_bytes(parameters.numpy().tobytes())
-
-
 def read_model(folder: Path, step: int, plan: Plan, num_parameters: int | None = None) -> Tensor:
     """Return the model that an agent shared after a step."""
     path = folder / "models" / f"step-{step}.bin"
