@@ -11,9 +11,9 @@ import hashlib
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,7 +24,7 @@ from corn.learn.batches import require_fitting_samples
 from corn.learn.consortium import Consortium
 from corn.noise.keys import find_pinned_roster
 from corn.noise.ledger import read_history
-from corn.parsing import build, build_fields, parse_address, read_json
+from corn.parsing import build, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
 from corn.topology import list_connections
 from corn.transport.listener import open_port
@@ -32,8 +32,6 @@ from corn.version import __version__
 
 Status: TypeAlias = Literal["ok", "warning", "problem"]
 
-_FORMAT = "corn check 1"
-_FIELDS = ("site", "consortium", "plan", "roster", "version", "time")
 _CONNECT_SECONDS = 3.0
 
 
@@ -66,6 +64,7 @@ class SiteReport:
     version: str
     time: str
     findings: tuple[Finding, ...]
+    format: Literal["corn check 2"] = "corn check 2"
 
     @property
     def passed(self) -> bool:
@@ -74,26 +73,20 @@ class SiteReport:
 
     def to_shared(self) -> dict[str, Any]:
         """Return the part that the site may send to others."""
-        # All but ``private``, which its owner alone may read.
-        findings = [
-            {k: getattr(own, k) for k in ("name", "status", "text")} for own in self.findings
-        ]
-        return {"format": _FORMAT, **vars(self), "findings": findings}
+        shared = tuple(replace(own, private="") for own in self.findings)
+        return asdict(replace(self, findings=shared))
 
 
 def load_report(path: Path) -> SiteReport:
     """Read the shared part of a report."""
     document = read_json(path, kind="the result of a check")
     try:
-        if document.pop("format", None) != _FORMAT:
-            raise FileFormatError(f"must have the format {_FORMAT!r}")
         # Every file of results has the version, which ``version`` states with that of Python.
-        document.pop("corn_version", None)
-        findings = build(tuple[Mapping[str, str], ...], document.pop("findings"), "findings")
-        fields = build_fields(dict.fromkeys(_FIELDS, str), document, "the result")
-        return SiteReport(**fields, findings=tuple(Finding(**own) for own in findings))
-    except (AttributeError, CornError, KeyError, TypeError) as error:
+        fields = {name: value for name, value in document.items() if name != "corn_version"}
+        report: SiteReport = build(SiteReport, fields, "the result")
+    except (AttributeError, CornError) as error:
         raise FileFormatError(f"{path}: not the result of a check: {error}") from error
+    return report
 
 
 def compare_reports(consortium: Consortium, reports: Sequence[SiteReport]) -> list[Finding]:
@@ -177,17 +170,12 @@ def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, Fi
         return "", Finding("keys", "problem", "the key or the roster cannot be used", str(error))
     shown = roster.fingerprint.hex()
     pinned = find_pinned_roster(keys / f"agent-{agent}.key")
-    differing = [
-        site.name
-        for site, accepts in zip(consortium.sites, roster.accepts, strict=True)
-        if site.accepts != accepts
-    ]
     if pinned is not None and not roster.follows(bytes.fromhex(pinned)):
         text = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
         return shown, Finding("keys", "problem", text)
-    if differing:
-        text = f"the roster and the consortium file differ in accepts of {', '.join(differing)}"
-        return shown, Finding("keys", "problem", f"{text}: correct one of them")
+    if list(roster.accepts) != list(consortium.accepts):
+        text = "the roster and the consortium file differ in which sites accept connections"
+        return shown, Finding("keys", "problem", text)
     text = f"roster {shown[:16]}: compare it with the others by telephone"
     return shown, Finding("keys", "ok", text)
 
