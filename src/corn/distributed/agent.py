@@ -240,10 +240,8 @@ def run_steps(
         with announcing_failure(rendezvous):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             if rendezvous.num_agents != plan.num_agents:
-                raise InvalidArgumentError(
-                    f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in "
-                    "this run"
-                )
+                found = f"found {rendezvous.num_agents} in this run"
+                raise InvalidArgumentError(f"the plan is for {plan.num_agents} agents, {found}")
             roster = rendezvous.credentials.roster
             roster.require_names(plan.network.agent_names)
             # Refuses links that cannot be opened.
@@ -425,13 +423,10 @@ class AgentRun:
         if self.plan.network.mixing == "gossip":
             raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
         require_pair_seeds(self.plan, "--rejoin")
-        # The step of the return is not known yet, so the check assumes all releases that the ledger
-        # allows.
+        # The step of the return is not known yet: for all releases that the ledger allows.
         self._check_total(ledger.remaining)
         if self.folders is None:
-            raise InvalidArgumentError(
-                "rejoins needs out, the folder of the run, which has the addresses of the others"
-            )
+            raise InvalidArgumentError("rejoins needs out, which has the addresses of the others")
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
         self.opened.callback(admission.opener.callers.close)
@@ -466,8 +461,7 @@ class AgentRun:
 
     def _check_total(self, num_steps: int) -> None:
         """Check the owner's limit on all plans together, for a run of so many steps."""
-        # With the ledger open, so that no second run can add to the total meanwhile, and before
-        # anything is released.
+        # With the ledger open, so that no second run can add to the total meanwhile.
         self.total = compose_total(
             self.plan,
             self.agent,
@@ -526,11 +520,9 @@ class AgentRun:
         for text in private_notes:
             journal.note_privately(text)
         rounds = TrainingRounds(self, journal, parameters)
-        # A checkpoint of the start lets agents that crash early resume from a step they have in
-        # common.
+        # A checkpoint of the start lets agents that crash early resume from a common step.
         journal.record_start(self.first_step, parameters, earlier)
-        # A caller that gave an interruption catches signals itself, and would miss those caught
-        # here.
+        # A caller that gave an interruption catches signals itself.
         given = reports.interruption
         with catch_interruption() if given is None else nullcontext(given) as interruption:
             yield from rounds.run(interruption)
@@ -568,9 +560,8 @@ class AgentRun:
             try:
                 self.stepper.restore(self.admission.state)
             except InvalidArgumentError as error:
-                raise ProtocolError(
-                    f"a neighbour sent a state that does not fit: {error}"
-                ) from error
+                why = f"a neighbour sent a state that does not fit: {error}"
+                raise ProtocolError(why) from error
             return self.admission.parameters.clone(), list(rows.values())
         if folders is not None and (removed := forget_after(folders, step)):
             journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from corn.distributed.agent import AgentRun
 
 _BLOCKS_OF_RELEASES = 20
-_STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
 # The launcher needs a few states per second; a file of which each costs a write needs fewer.
 _SECONDS_BETWEEN_STATES = 0.1
 _SECONDS_BETWEEN_FILES = 1.0
@@ -114,6 +113,7 @@ class Journal:
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
         self._step = run.first_step
+        self._statistics: StepStatistics | None = None
         self._began = time.monotonic()
         self._last_state = self._last_file = -math.inf
         self.rows: list[Row] = []
@@ -151,6 +151,7 @@ class Journal:
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
         self._step = step
+        self._statistics = statistics
         if step in self._steps:
             self._measure(step, parameters, statistics)
         if step % self._run.settings.checkpoint_every == 0:
@@ -176,13 +177,10 @@ class Journal:
         """Measure the final model, which replaces a measurement from before a cool-down."""
         self._step = step
         # A cool-down mixes without new gradients: the last step's statistics still hold.
-        statistics = None
-        if self.rows and self.rows[-1]["step"] == step:
-            last = self.rows.pop()
-            statistics = StepStatistics(
-                *(parameters.new_full((1, 1), float(last[name])) for name in _STATISTICS)
-            )
-        self._measure(step, parameters, statistics)
+        is_measured = bool(self.rows) and self.rows[-1]["step"] == step
+        if is_measured:
+            self.rows.pop()
+        self._measure(step, parameters, self._statistics if is_measured else None)
         self._save(step, parameters)
         self._save_model(parameters)
         state = self._report(status.value)
@@ -244,12 +242,10 @@ class Journal:
 
     def _save_model(self, parameters: Tensor) -> None:
         """Write the final model with names, preprocessing and promise, if its task predicts."""
-        folders = self._run.folders
-        if folders is None or not self._saves:
-            return
         promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
         model = TrainedModel.from_problem(self._problem, parameters, promise)
-        if model is not None:
+        folders = self._run.folders
+        if model is not None and folders is not None and self._saves:
             with naming_failure(folders.shared):
                 model.save(folders.shared / MODEL_FILE)
 

@@ -5,11 +5,8 @@ agents. So the host of the store can neither change or invent an entry, nor repl
 run, nor show agents different entries of the same agent. It can only withhold entries; agents then
 time out. Once training has begun no agent needs the store.
 
-A refusal is bound to its agent's fresh random number, as there may be no session yet. So that of
-another run is noticed.
-
-In the handshake every agent publishes its terms, of which nothing is secret. A mismatch stops every
-agent, with the numbers of those that differ.
+A refusal is bound to its agent's fresh random number, as there may be no session yet. In the
+handshake every agent publishes its terms, of which nothing is secret.
 """
 
 from __future__ import annotations
@@ -533,8 +530,7 @@ class Agreement:
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
-    """Verify a plan from scratch and return what it guarantees to an agent."""
-    # The plan's own claims count for nothing here: whoever made it need not be trusted.
+    """Return what a plan guarantees to an agent, whatever the plan itself claims."""
     verification = verify_plan(plan)
     if not verification.passed:
         problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
@@ -590,13 +586,18 @@ def is_public(error: BaseException) -> bool:
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
     """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
     texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
-    hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
+    hellos: dict[int, Hello] = {}
+    for sender, text in texts.items():
+        try:
+            hellos[sender] = build(Hello, parse_json(text), "it")
+        except InvalidArgumentError as error:
+            why = f"damaged, or of another version of CorN: {error}"
+            raise HandshakeError(f"agent {sender}'s message (hello) is {why}") from error
     compare_hellos(hellos)
     # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
     # every other agent repeats its own.
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
-    # The number breaks ties, so that all agents name the same one: they compare the agreement bit
-    # by bit.
+    # The number breaks ties, so that all agents name the same one.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     agreement = Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
@@ -605,10 +606,7 @@ def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
         scarce=scarce,
     )
     if agreement.max_steps == 0:
-        raise PublicError(
-            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
-            "budget is spent"
-        )
+        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
     return agreement
 
 
@@ -631,16 +629,6 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
         behind = [who for who, step in newest.items() if step == least]
         raise HandshakeError(
             f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
-            f"step {least}, others to step {most}; a run without --resume begins anew in another "
-            "folder, with the releases that ledgers still allow"
+            f"step {least}, others to step {most}; begin anew in another folder, without --resume"
         )
     return max(common)
-
-
-def _parse_hello(text: bytes, sender: int) -> Hello:
-    try:
-        return build(Hello, parse_json(text), "it")  # type: ignore[no-any-return]
-    except InvalidArgumentError as error:
-        raise HandshakeError(
-            f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}"
-        ) from error

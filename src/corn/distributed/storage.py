@@ -226,12 +226,9 @@ def list_checkpoints(folder: Path) -> set[int]:
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
     # Files of both runs side by side would be merged to one table of measurements.
-    found = (
-        *folders.private.glob("checkpoint-*.corn"),
-        *folders.shared.glob("models/step-*.bin"),
-    )
-    numbers = {path: path.stem.rpartition("-")[2] for path in found}
-    later = [path for path, text in numbers.items() if text.isdecimal() and int(text) > step]
+    found = [*folders.private.glob("checkpoint-*.corn"), *folders.shared.glob("models/step-*.bin")]
+    numbers = [(path, path.stem.rpartition("-")[2]) for path in found]
+    later = [path for path, text in numbers if text.isdecimal() and int(text) > step]
     for path in later:
         path.unlink(missing_ok=True)
     return len(later)
