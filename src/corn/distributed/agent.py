@@ -252,7 +252,7 @@ def run_steps(
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
             precision = settings.precision_of(plan, agent, planned)
-            ledger = open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
+            ledger = open_ledger(rendezvous.keys, agent, plan, precision=precision)
             stack.enter_context(ledger)
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
@@ -465,7 +465,7 @@ class AgentRun:
         self.total = compose_total(
             self.plan,
             self.agent,
-            keys=self.rendezvous.key_folder,
+            keys=self.rendezvous.keys,
             ledger=self.ledger,
             requirements=self.requirements,
             num_steps=num_steps,

@@ -65,6 +65,7 @@ _SECONDS_TO_LEAVE = 2.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
+_KEYS = Path("keys")
 _JOIN = "join"
 _REFUSAL = "refusal"
 _SECONDS_OF_SILENCE = 2.0
@@ -165,7 +166,7 @@ class Rendezvous:
     bound: Address
     timeout: float
     wait: float | None = None
-    keys: Path | None = None
+    keys: Path = _KEYS
     host: StoreHost | None = None
     rejoins: bool = False
     interruption: Interruption | None = None
@@ -181,13 +182,6 @@ class Rendezvous:
         # later.
         self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
-
-    @property
-    def key_folder(self) -> Path:
-        """``keys``, which runs need."""
-        if self.keys is None:
-            raise InvalidArgumentError("keys must be the folder of the agent's key, found None")
-        return self.keys
 
     @property
     def meeting(self) -> Meeting:
@@ -384,7 +378,7 @@ def join(
     store: Address,
     timeout: float = 60.0,
     wait: float | None = None,
-    keys: Path | None = None,
+    keys: Path = _KEYS,
     listen: Address | None = None,
     advertise: Address | None = None,
     opens_store: bool | None = None,
@@ -398,7 +392,7 @@ def join(
         store: address and port of the store.
         timeout: seconds to wait for other agents once all have started.
         wait: seconds within which all agents must start; by default the time-out.
-        keys: the folder of this agent's key, in which its ledger is kept.
+        keys: the folder of this agent's key, in which its ledger is kept; by default ``keys``.
         listen: where neighbours connect to this agent; by default the port of its address in the
             roster, or 29500, at the address that leads to the store. The host of the store uses its
             port, and on the loopback address, where all agents share one machine, others take any

@@ -1,8 +1,6 @@
 """An owner's requirements of a plan, and the total of everything that is released of the data.
 
-Somebody else may have made a plan. Its owner decides what it must promise to this agent, and how
-much all plans together may reveal. Requirements and totals are for the owner alone: they show what
-else the data was used for.
+Requirements and totals are for the owner alone: they show what else the data was used for.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ class RequirementError(CornError):
 class Requirements:
     """An owner's requirements of every plan, and of all releases of an agent's data together.
 
-    What is None is not required. ε is computed from the noise of the plan, floating point included,
-    at the owner's ``delta``: a plan with a large δ of its own has a small ε that says nothing.
+    What is None is not required. ε is that of the noise at the owner's ``delta``: a plan with a
+    large δ of its own has a small ε that says nothing.
 
     Attributes:
         unit: the data that a plan must protect: ``agent``, or ``sample``, which plans for agents
@@ -117,11 +115,9 @@ class Requirements:
         A new plan after a loss meets them too: it keeps the same cap on each step that is left, and
         holds against all coalitions that leave an agent to protect.
         """
-        failures = "; ".join(self._find_failures(source, agent))
-        if failures:
-            raise RequirementError(
-                "refuses to start, as the plan does not meet its owner's requirements: " + failures
-            )
+        if failures := "; ".join(self._find_failures(source, agent)):
+            why = f"the plan does not meet its owner's requirements: {failures}"
+            raise RequirementError(f"refuses to start, as {why}")
 
     def _find_failures(self, source: Plan | PlanningRequest, agent: int) -> Iterator[str]:
         terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
@@ -191,16 +187,15 @@ class ReleaseTotal:
         limit = f"the limit of ε = {write_exactly(most)} on all releases of this data"
         against = self.after.max_colluders
         if self.problems:
-            why = f"{limit} cannot be kept while the total is unknown: {self.problems[0]}"
+            why = f"{limit} cannot be kept while the total is unknown"
         # Negated, so that an ε of NaN refuses too.
         elif not self.after.epsilon <= most:
-            why = f"the total would exceed {limit}; {self.describe()}"
+            why = f"the total would exceed {limit}"
         elif insiders is not None and against is not None and against < insiders:
-            why = f"{limit} must hold against {insiders} insiders, and earlier plans do not; "
-            why += self.describe()
+            why = f"{limit} must hold against {insiders} insiders, and earlier plans do not"
         else:
             return
-        raise RequirementError(f"refuses to start, as {why}")
+        raise RequirementError(f"refuses to start, as {why}; {self.describe()}")
 
 
 def compose_total(
