@@ -284,7 +284,7 @@ def run_steps(
                     **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
                     "the model": model,
-                    "the initial parameters": hashlib.sha256(start.numpy()).hexdigest()[:16],
+                    "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
                     "agents that accept connections": ", ".join(
                         str(number) for number, does in enumerate(roster.accepts) if does

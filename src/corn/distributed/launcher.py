@@ -144,13 +144,13 @@ def run_child(connection: Connection, config: AgentConfig) -> None:
         with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
-        kinds: dict[Any, FailureKind] = {
-            StoppedByUserError: "interrupted",
-            RefusalError: "followed",
-            StoreLostError: "followed",
-            LostError: "lost",
-        }
-        kind = next((own for type_, own in kinds.items() if isinstance(error, type_)), "error")
+        kind: FailureKind = "error"
+        if isinstance(error, StoppedByUserError):
+            kind = "interrupted"
+        elif isinstance(error, RefusalError | StoreLostError):
+            kind = "followed"
+        elif isinstance(error, LostError):
+            kind = "lost"
         failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)

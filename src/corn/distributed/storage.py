@@ -24,11 +24,10 @@ from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
-_HEAD = b"corn checkpoint 3\n"
+_HEAD = b"corn checkpoint 4\n"
 _DIGEST_BYTES = 32
-_NUMBER_BYTES = 8
-# The model's name among the tensors of a checkpoint.
-_MODEL = "model"
+# Names among the tensors of a checkpoint.
+_MODEL, _OWNER, _RELEASES = "model", "plan, agent and step", "releases"
 _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 
@@ -149,14 +148,19 @@ class CheckpointFolder:
         num_kept: int = 3,
     ) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
-        # The head keeps a file from being taken for another's, and the digest finds damage.
-        values = encode_state({_MODEL: parameters, **state})
-        content = self._head(step) + _encode(num_releases) + values
+        tensors = {
+            _MODEL: parameters,
+            # So that no file is taken for another's.
+            _OWNER: self._name_owner(step),
+            _RELEASES: torch.tensor(num_releases),
+        }
+        content = _HEAD + encode_state({**tensors, **state})
         target = self.path_of(step)
         with (
             naming_failure(target),
             writing_whole(target, durable=True, is_private=True) as partial,
         ):
+            # The digest finds damage.
             partial.write_bytes(content + hashlib.sha256(content).digest())
         # Agents save at different moments: several must be kept for all to have one in common.
         for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
@@ -172,12 +176,10 @@ class CheckpointFolder:
             raise FileFormatError(
                 f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
             )
-        head = self._head(step)
-        if not content.startswith(head):
+        state = decode_state(memoryview(content)[len(_HEAD) :])
+        if not torch.equal(state.pop(_OWNER), self._name_owner(step)):
             raise FileFormatError(f"{path}: of another plan, agent or step")
-        start = len(head) + _NUMBER_BYTES
-        state = decode_state(memoryview(content)[start:])
-        return state.pop(_MODEL), int.from_bytes(content[len(head) : start], "big"), state
+        return state.pop(_MODEL), int(state.pop(_RELEASES)), state
 
     def find(
         self, *, num_parameters: int, num_releases: int, resume: bool, rejoins: bool = False
@@ -213,8 +215,8 @@ class CheckpointFolder:
                 )
         return set() if rejoins else steps
 
-    def _head(self, step: int) -> bytes:
-        return _HEAD + fingerprint(self.plan) + _encode(self.agent) + _encode(step)
+    def _name_owner(self, step: int) -> Tensor:
+        return torch.tensor([*fingerprint(self.plan), self.agent, step])
 
 
 def list_checkpoints(folder: Path) -> set[int]:
@@ -232,7 +234,3 @@ def forget_after(folders: Folders, step: int) -> int:
     for path in later:
         path.unlink(missing_ok=True)
     return len(later)
-
-
-def _encode(value: int) -> bytes:
-    return value.to_bytes(_NUMBER_BYTES, "big")
