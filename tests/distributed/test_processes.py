@@ -89,7 +89,6 @@ def test_the_last_survivor_stops(tmp_path: Path) -> None:
     result = merge_results(plan, problem, results, folders, SETTINGS)
     launched = LaunchResult(plan, problem, results, result, folders, tmp_path / "keys")
     assert launched.status is RunStatus.INTERRUPTED
-    assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
     for agent, why in launched.lost.items():
         step = own.lost[agent]
         assert 20 <= step < 25

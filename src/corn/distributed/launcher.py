@@ -366,44 +366,24 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of all agents' public notes, ends and progress; the first has ``promise``."""
+    """Log lines of the progress of all agents; the first has ``promise``."""
 
     def __init__(self, promise: str, *, checkpoint_every: int) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
         self._logged_step = 0
-        self._num_ended = 0
-        self._logged_notes: set[str] = set()
 
     def update(self, processes: AgentProcesses) -> None:
-        """Log what is new."""
-        # Agents often note the same event, for example a loss: the first one is enough.
+        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         states = processes.states
-        for agent, state in states.items():
-            for text in state.notes:
-                if text not in self._logged_notes:
-                    self._logged_notes.add(text)
-                    log_event(agent, "note", text, level=logging.WARNING)
-        results = processes.results
-        # Where no agent has begun, the failure that all have in common is the command's last line.
-        for agent, own in list(results.items())[self._num_ended :] if states else ():
-            if own.failure is not None:
-                text = without_agent(own.failure.describe_publicly(agent))
-                log_event(agent, "loss", text, level=logging.ERROR)
-            else:
-                log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
-            self._num_ended += 1
-        running = [own for agent, own in states.items() if agent not in results]
+        running = [own for agent, own in states.items() if agent not in processes.results]
+        if not running:
+            return
         # Once agents have begun: a launch that fails has one line.
-        if running and self._promise:
+        if self._promise:
             log_event(None, "start", self._promise)
             self._promise = ""
-        if running:
-            self._log_progress(running)
-
-    def _log_progress(self, running: list[AgentState]) -> None:
-        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         slowest = min(running, key=lambda own: own.step)
         now = time.monotonic()
         # A launch that resumes begins at a later step.
@@ -416,6 +396,8 @@ class ProgressLog:
             slowest,
             epsilon=max(own.epsilon for own in running),
             bytes_sent=sum(own.bytes_sent for own in running),
+            # Also those that only their neighbours know of.
+            lost={agent: step for own in running for agent, step in own.lost.items()},
         )
         text = f"{state.describe()}, {len(running)} of {state.num_agents} agents"
         log_event(None, "checkpoint", text)
