@@ -31,7 +31,6 @@ def make_state(**changes: Any) -> AgentState:
         plan="ab" * 32,
         corn_version="0.1.0",
         timeout=60.0,
-        notes=(),
         updated=time.time(),
     )
     return replace(state, **changes)

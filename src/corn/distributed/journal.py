@@ -126,7 +126,6 @@ class Journal:
         text = add_names(text, self._plan.network.agent_names)
         self.notes.append(text)
         log_event(self._run.agent, "note", text, level=logging.WARNING)
-        self._report(TRAINING)
 
     def note_privately(self, text: str) -> None:
         """Record an event that depends on the agent's data, for its owner alone."""
@@ -284,7 +283,6 @@ class Journal:
             plan=self._fingerprint,
             corn_version=__version__,
             timeout=run.settings.timeout,
-            notes=tuple(self.notes),
             updated=time.time(),
         )
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES

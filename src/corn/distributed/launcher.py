@@ -293,17 +293,11 @@ class AgentProcesses:
         if isinstance(report, AgentState):
             self.states[agent] = report
         else:
-            self._keep(report)
+            self.results[agent] = report
 
     def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
         failure = Failure(kind, add_names(f"agent {agent}: {message}", self._configs[agent].names))
-        self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
-
-    def _keep(self, result: AgentResult) -> None:
-        """Keep a result, with the notes that an agent that failed had made."""
-        if result.failure is not None and result.agent in self.states:
-            result = replace(result, notes=self.states[result.agent].notes)
-        self.results[result.agent] = result
+        self.results[agent] = AgentResult(agent, RunStatus.FAILED, failure=failure)
 
     def _end_suspended(self) -> None:
         """End suspended processes, which cannot end by themselves, once they have been lost.

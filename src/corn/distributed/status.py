@@ -69,7 +69,6 @@ class AgentState:
     plan: str
     corn_version: str
     timeout: float
-    notes: tuple[str, ...]
     updated: float
 
     def name(self, agent: int | str) -> str:
