@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from corn.distributed.launcher import AgentProcesses, ProgressLog, is_suspended, launch
+from corn.distributed.launcher import (
+    AgentProcesses,
+    ProgressLog,
+    describe_lost,
+    describe_notes,
+    is_suspended,
+    launch,
+    raise_common_failure,
+)
 from corn.distributed.logs import writing_log
 from corn.distributed.results import (
     AgentResult,
@@ -15,9 +23,6 @@ from corn.distributed.results import (
     RunStatus,
     StopNotice,
     StopReason,
-    describe_lost,
-    describe_notes,
-    raise_common_failure,
     require_done,
 )
 from corn.distributed.settings import RunSettings

@@ -20,14 +20,15 @@ import torch
 from corn.covariance import ThreatModel
 from corn.distributed import launcher
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.launcher import AgentProcesses, LaunchResult, preloaded_context
-from corn.distributed.rendezvous import join_store
-from corn.distributed.results import (
-    RunStatus,
-    StopReason,
+from corn.distributed.launcher import (
+    AgentProcesses,
+    LaunchResult,
     merge_results,
+    preloaded_context,
     raise_common_failure,
 )
+from corn.distributed.rendezvous import join_store
+from corn.distributed.results import RunStatus, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError

@@ -13,14 +13,9 @@ from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
-from corn.distributed.launcher import LaunchResult
+from corn.distributed.launcher import LaunchResult, merge_results
 from corn.distributed.messages import Kind
-from corn.distributed.results import (
-    AgentResult,
-    Failure,
-    RunStatus,
-    merge_results,
-)
+from corn.distributed.results import AgentResult, Failure, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders, make_folders, read_rows

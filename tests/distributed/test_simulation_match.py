@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from corn.covariance import Horizon, MechanismName, ThreatModel
-from corn.distributed.results import merge_results
+from corn.distributed.launcher import merge_results
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_rows
 from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep

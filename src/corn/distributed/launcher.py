@@ -7,12 +7,13 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,22 +30,11 @@ from corn.distributed.agent import run_workload
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
+from corn.distributed.membership import name_agents
 from corn.distributed.planning import PlanningRequest
 from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
-from corn.distributed.results import (
-    AgentResult,
-    Failure,
-    FailureKind,
-    RunStatus,
-    describe_lost,
-    find_missed,
-    group_notes,
-    judge_status,
-    merge_results,
-    raise_common_failure,
-    without_agent,
-)
+from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus, judge_status
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.status import (
@@ -55,10 +45,11 @@ from corn.distributed.status import (
     serving_status,
     write_state,
 )
-from corn.distributed.storage import Folders, make_folders
+from corn.distributed.storage import Folders, make_folders, read_model, read_rows
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
-from corn.learn.metrics import Result
-from corn.learn.problem import TrainingProblem
+from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.metrics import Result, Row, measure
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.sweep import Interruption, catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.parsing import format_address
@@ -90,6 +81,15 @@ def protect_process() -> None:
         # Files in /proc of this process belong to root from now on. Its state in /proc/PID/stat can
         # still be read by all, which is how the launcher finds suspended agents.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
+
+
+def without_agent(text: str) -> str:
+    """Return the text of a failure without the agent that it begins with.
+
+    >>> without_agent("agent 3 (Lake): a message of agent 2 (Hill) is damaged")
+    'a message of agent 2 (Hill) is damaged'
+    """
+    return re.sub(r"^agent \d+( \(.*?\))?: ", "", text)
 
 
 @contextmanager
@@ -395,6 +395,117 @@ class ProgressLog:
         )
         text = f"{state.describe()}, {len(running)} of {state.num_agents} agents"
         log_event(None, "checkpoint", text)
+
+
+def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
+    """Raise, if no agent has a result, the failure of the first that has a reason of its own."""
+    failures = {agent: own.failure for agent, own in results.items() if own.failure is not None}
+    if len(failures) < len(results):
+        return
+    # An agent that followed another's refusal has nothing of its own to report.
+    causes = {a: own for a, own in failures.items() if own.kind != "followed"}
+    failure = next(iter((causes or failures).values()))
+    is_stopped = any(own.kind == "interrupted" for own in failures.values())
+    raise (StoppedByUserError if is_stopped else CornError)(failure.message)
+
+
+def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
+    """Return the agents that others lost, each with the earliest step."""
+    # Agents notice a loss at different steps when the lost one had sent to some and not to others.
+    missed: dict[int, int] = {}
+    for own in results.values():
+        for agent, step in own.lost.items():
+            missed[agent] = min(step, missed.get(agent, step))
+    return missed
+
+
+def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
+    """Return why each agent without a result has none, and since when; anyone may read it."""
+    missed = find_missed(results)
+    lost = {}
+    for agent, own in sorted(results.items()):
+        if own.failure is not None:
+            lost[agent] = own.failure.describe_publicly(agent)
+            if agent in missed:
+                lost[agent] += f", missed by the others from step {missed[agent]} on"
+    return lost
+
+
+def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
+    """Return why agents have no result, and the notes of all, each once."""
+    notes = group_notes({agent: own.notes for agent, own in results.items()})
+    return [*describe_lost(results).values(), *notes]
+
+
+def group_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
+    """Return the notes of all agents, each text once with the agents that made it."""
+    authors: dict[str, list[int]] = {}
+    for agent, texts in notes.items():
+        for text in texts:
+            authors.setdefault(text, []).append(agent)
+    return [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
+
+
+def merge_results(
+    plan: Plan,
+    problem: TrainingProblem,
+    results: Mapping[int, AgentResult],
+    run: Folders,
+    settings: RunSettings,
+) -> Result:
+    """Measure the models that agents shared on public data, as a simulation would.
+
+    Nothing private is read. A step's row is of the agents that have measured it: those that were
+    lost count until then. ε is that of the agent that spent most, by its ledger.
+    """
+    names = plan.network.agent_names
+    folders = {agent: run.of_agent(agent) for agent in sorted(results)}
+    # Tables list the steps at which there is a model; all models are measured anew here.
+    tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
+    steps = sorted({step for table in tables.values() for step in table})
+    sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
+    _, parts = problem.place(sweep)
+    parts = {name: part for name, part in parts.items() if name in problem.public_parts}
+    trial = Trial(Mechanism.from_plan(plan), settings.schedule)
+    size = problem.task.num_parameters
+    # Agents that are not there any more have no final model.
+    final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
+    rows: list[Row] = []
+    for step in steps:
+        present = [agent for agent in folders if step in tables[agent]]
+        models = torch.stack(
+            [read_model(folders[agent].shared, step, plan, size) for agent in present]
+        )
+        if step == steps[-1]:
+            final[0, present] = models
+        (row,) = measure(
+            problem.task,
+            models.view(1, len(present), 1, -1),
+            (trial,),
+            seeds=(settings.seed,),
+            step=step,
+            parts=parts,
+            statistics=None,
+            # The noise was secret, whatever the data was.
+            is_simulated=False,
+        )
+        # ε is by releases, which only each agent's ledger knows.
+        spent = [float(tables[agent][step]["epsilon"]) for agent in present]
+        rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
+    # An agent that was cut off may have measured a later step than those that stopped.
+    last = max(steps, default=0)
+    is_interrupted = any(own.status is RunStatus.INTERRUPTED for own in results.values())
+    is_complete = last == settings.steps_of(plan) and not is_interrupted
+    return Result(
+        trials=(trial,),
+        seeds=(settings.seed,),
+        parameters=final,
+        rows=tuple(rows),
+        num_steps=last,
+        status="complete" if is_complete else "interrupted",
+        notes=(*problem.notes, *(add_names(text, names) for text in describe_notes(results))),
+        simulation=problem.simulation,
+    )
 
 
 @dataclass(frozen=True, eq=False)
