@@ -563,8 +563,8 @@ class AgentRun:
                 why = f"a neighbour sent a state that does not fit: {error}"
                 raise ProtocolError(why) from error
             return self.admission.parameters.clone(), list(rows.values())
-        if folders is not None and (removed := forget_after(folders, step)):
-            journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
+        if folders is not None and forget_after(folders, step):
+            journal.note(f"removed what an earlier run wrote after step {step}")
         if folders is None or step == 0:
             return self.start.clone(), []
         parameters, _, state = CheckpointFolder(folders.private, self.plan, self.agent).load(step)

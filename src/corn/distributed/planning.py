@@ -22,15 +22,12 @@ from corn.errors import (
     FileFormatError,
     InvalidArgumentError,
     PublicError,
-    make_printable,
 )
 from corn.parsing import build, parse_json, quote, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
-
-_MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,7 @@ def read_request(path: Path) -> PlanningRequest:
     try:
         request: PlanningRequest = build(PlanningRequest, document, "the request")
     except CornError as error:
-        why = make_printable(str(error), limit=_MAX_REASON)
-        raise FileFormatError(f"{path}: not a request for a plan: {why}") from error
+        raise FileFormatError(f"{path}: not a request for a plan: {error}") from error
     return request
 
 
