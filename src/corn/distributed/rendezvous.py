@@ -561,8 +561,7 @@ def _announce(rendezvous: Rendezvous, error: BaseException) -> None:
     with suppress(CornError):
         # Whoever follows another's refusal has no reason of its own.
         if not isinstance(error, RefusalError):
-            hidden = f"{type(error).__name__}; only its owner sees the details"
-            rendezvous.refuse(str(error) if is_public(error) else hidden)
+            rendezvous.refuse(str(error) if is_public(error) else name_kind(error))
         rendezvous.leave()
 
 
@@ -575,6 +574,11 @@ def is_public(error: BaseException) -> bool:
     # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
     # ``BudgetSpentError`` names its file, and is not.
     return isinstance(error, PublicError | InfeasibleError | StoppedByUserError)
+
+
+def name_kind(error: BaseException) -> str:
+    """Return what others may know of an error that is not public."""
+    return f"{type(error).__name__}; only its owner sees the details"
 
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
