@@ -73,8 +73,8 @@ def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
     (config,) = found
     folders = (Path("old.keys"), Path("older.keys"))
     assert config.requirements == Requirements(steps=20, insiders=1, other_keys=folders)
-    assert isinstance(config.request, PlanningRequest)
-    assert (config.plan, config.neighbours, config.num_agents) == (None, (1, 2), 3)
+    assert isinstance(config.source, PlanningRequest)
+    assert (config.neighbours, config.num_agents) == ((1, 2), 3)
     assert config.settings.batch_size == batch_size
 
 

@@ -14,16 +14,11 @@ from pathlib import Path
 
 import networkx as nx
 
-from corn.checks import require
+from corn.checks import require, require_choice
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.rendezvous import Rendezvous
-from corn.errors import (
-    CornError,
-    FileFormatError,
-    InvalidArgumentError,
-    PublicError,
-)
-from corn.parsing import build, parse_json, quote, read_json
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.parsing import build, parse_json, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
@@ -45,10 +40,8 @@ class PlanningRequest:
     dtype: FloatType = "float32"
 
     def __post_init__(self) -> None:
-        if self.weights is not None and self.weights not in WEIGHTS:
-            raise InvalidArgumentError(
-                f"weights must be one of {', '.join(WEIGHTS)}, found {quote(self.weights)}"
-            )
+        if self.weights is not None:
+            require_choice("weights", self.weights, WEIGHTS)
 
     def to_text(self) -> str:
         """Return the request as JSON, for agents on other machines."""
