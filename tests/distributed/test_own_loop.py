@@ -340,7 +340,6 @@ def test_unfit_objects_are_refused() -> None:
     }
     cases: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": torch.optim.Adam(model.parameters())}, "mechanism ldp"),
-        ({"rejoins": True}, "rejoins must be False under gossip"),
         ({"data_loader": several}, "that of this agent alone"),
     ]
     for changed, message in cases:

@@ -75,10 +75,6 @@ def make_private(
         device: the device to which the module and the batches go.
     """
     _check_optimizer(optimizer, plan)
-    if rendezvous.rejoins and plan.network.mixing == "gossip":
-        raise InvalidArgumentError(
-            "rejoins must be False under gossip, where each agent has an optimizer of its own"
-        )
     if not isinstance(data_loader, DataLoader):
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
     source = LoopData.of_agent(data_loader)
