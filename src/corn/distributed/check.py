@@ -200,24 +200,21 @@ def _check_connections(
     consortium: Consortium, plan: Plan, agent: int, wait: float
 ) -> Iterator[Finding]:
     """Yield a finding for each port that the site opens or must reach."""
-    own, store = consortium.sites[agent], consortium.store
+    sites, store = consortium.sites, consortium.store
     pairs = list_connections(plan.network.graph, consortium.accepts)
-    # What each address is for.
-    listening: dict[str | None, str] = {}
-    if coming := ", ".join(consortium.sites[a].name for a, b in pairs if b == agent):
-        listening[own.address] = f"from {coming}"
-    reach = {consortium.sites[b].address: consortium.sites[b].name for a, b in pairs if a == agent}
-    if agent == consortium.accepts.index(True):
-        listening[store] = "from all sites (store)"
-    else:
-        reach[store] = "the store"
-    for who in [places[None] for places in (listening, reach) if None in places]:
-        text = f"the consortium file has no address of this port: {who}"
+    is_host = agent == consortium.accepts.index(True)
+    # Each address, what it is for, and whether this site listens there.
+    needs = [(sites[b].address, sites[b].name, False) for a, b in pairs if a == agent]
+    if coming := ", ".join(sites[a].name for a, b in pairs if b == agent):
+        needs.append((sites[agent].address, f"from {coming}", True))
+    needs.append((store, "from all sites (store)" if is_host else "the store", is_host))
+    if missing := [who for address, who, _ in needs if address is None]:
+        text = f"the consortium file has no address: {'; '.join(missing)}"
         yield Finding("port", "warning", text)
+    listening = {address: who for address, who, listens in needs if address and listens}
+    reach = {address: who for address, who, listens in needs if address and not listens}
     with ExitStack() as stack:
         for address, who in listening.items():
-            if address is None:
-                continue
             try:
                 # The system completes connections by itself, which is all there is to find out.
                 stack.enter_context(closing(open_port(parse_address(address))))
@@ -228,8 +225,7 @@ def _check_connections(
                 yield Finding("port", "problem", text)
         end = time.monotonic() + wait
         for address, who in reach.items():
-            if address is not None:
-                yield _reach(address, f"{own.name} must reach {who} at {address}", end)
+            yield _reach(address, f"{sites[agent].name} must reach {who} at {address}", end)
         # Others may come later.
         time.sleep(max(0.0, end - time.monotonic()) if listening else 0.0)
 
