@@ -53,7 +53,6 @@ from corn.transport import (
     RemoteStore,
     Store,
     StoreHost,
-    UnreachableError,
     dial,
 )
 
@@ -348,28 +347,19 @@ def join_store(
     interruption: Interruption | None = None,
 ) -> RemoteStore:
     """Connect to the store that another process hosts, as soon as it is there."""
-    patience = timeout if wait is None else wait
-    host = credentials.roster.store_host
 
     def connect(seconds: float) -> Channel:
         return dial(
             address,
             credentials,
-            host,
+            credentials.roster.store_host,
             Purpose.STORE,
             session=NO_SESSION,
             timeout=seconds,
             check=lambda: raise_if_stopped(interruption),
         )
 
-    try:
-        return RemoteStore(connect, timeout=timeout, wait=patience)
-    except UnreachableError as error:
-        found = f"the program there did not prove the key of agent {host}"
-        raise PublicError(
-            f"no store found at {format_address(address)} within {patience:g} s: "
-            + (found if error.is_listening else "no program listens there")
-        ) from error
+    return RemoteStore(connect, timeout=timeout, wait=timeout if wait is None else wait)
 
 
 def join(
