@@ -113,7 +113,6 @@ class Journal:
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
         self._step = run.first_step
-        self._statistics: StepStatistics | None = None
         self._began = time.monotonic()
         self._last_state = self._last_file = -math.inf
         self.rows: list[Row] = []
@@ -150,7 +149,6 @@ class Journal:
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
         self._step = step
-        self._statistics = statistics
         if step in self._steps:
             self._measure(step, parameters, statistics)
         if step % self._run.settings.checkpoint_every == 0:
@@ -176,10 +174,14 @@ class Journal:
         """Measure the final model, which replaces a measurement from before a cool-down."""
         self._step = step
         # A cool-down mixes without new gradients: the last step's statistics still hold.
-        is_measured = bool(self.rows) and self.rows[-1]["step"] == step
-        if is_measured:
-            self.rows.pop()
-        self._measure(step, parameters, self._statistics if is_measured else None)
+        statistics = None
+        if self.rows and self.rows[-1]["step"] == step:
+            last = self.rows.pop()
+            norms = (last["gradient_norm"], last["fraction_clipped"], last["noise_norm"])
+            statistics = StepStatistics(
+                *(parameters.new_full((1, 1), float(norm)) for norm in norms)
+            )
+        self._measure(step, parameters, statistics)
         self._save(step, parameters)
         self._save_model(parameters)
         state = self._report(status.value)
