@@ -409,6 +409,6 @@ def test_a_wrong_number_of_agents_and_missing_files_are_reported(tmp_path: Path)
     (tmp_path / "metrics.csv").write_text("nonsense\n", encoding="utf-8")
     with pytest.raises(FileFormatError, match="not a table of measurements"):
         read_rows(tmp_path / "metrics.csv")
-    with pytest.raises(FileFormatError, match="cut short"):
+    with pytest.raises(FileFormatError, match="cannot be used"):
         read_model(tmp_path, 3, PLAN)
     assert read_rows(tmp_path / "none.csv") == {}
