@@ -45,7 +45,7 @@ from corn.distributed.exchange import Exchange
 from corn.distributed.membership import Membership
 from corn.distributed.messages import NewsKeys, message_limit
 from corn.distributed.recovery import ActivePlan
-from corn.distributed.rendezvous import host_store, join
+from corn.distributed.rendezvous import join
 from corn.distributed.rounds import TrainingRounds
 from corn.distributed.summing import integer_type
 from corn.learn.batches import AgentData, BatchSampler, SeededChoices
@@ -66,7 +66,7 @@ from corn.plan import Plan, load_plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
-from corn.transport import open_links
+from corn.transport import StoreHost, open_links
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.distributed.rehearsal import make_public_credentials, make_public_source
@@ -418,7 +418,7 @@ def measure(
                     network, budget, mechanism=mechanism, threat=threat, cooldown_steps=0
                 )
                 save_plan(plan, Path(name) / kind)
-        store = host_store(("127.0.0.1", 0), make_public_credentials(0, 0, num_agents))
+        store = StoreHost(("127.0.0.1", 0), make_public_credentials(0, 0, num_agents))
         gloo_port, *rest = find_ports(1 + (2 * num_agents if delay else 0))
         ports = tuple(zip(rest[::2], rest[1::2], strict=True))
         job = Job(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ import numpy as np
 
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn import Constant, Workload
@@ -28,7 +28,11 @@ from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import limit_threads
 from corn.topology import Mixing, load_network
+from corn.transport import StoreHost
 from measuring import append_runs, describe, format_table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.distributed.harness import send_signal
 
 _GRAPH, _AGENTS, _NUM_STEPS, _RATE = "er:n=10,p=0.5,seed=1", 10, 120, 1 / 20
 _SEEDS = (10, 11, 12)
@@ -81,14 +85,14 @@ def run(
         timeout=_TIMEOUT,
         evaluate_at=(_NUM_STEPS,),
     )
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, _AGENTS))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, _AGENTS))
     processes = AgentProcesses(
         {
             agent: AgentConfig(
                 workload=samples,
                 settings=settings,
                 out=folder / "out",
-                plan=plan_path,
+                source=plan_path,
                 keys=folder / "keys",
                 agent=agent,
                 num_agents=_AGENTS,
@@ -107,7 +111,7 @@ def run(
             for agent, part in list(waiting.items()):
                 if step >= part * _NUM_STEPS:
                     del waiting[agent]
-                    processes.send_signal(agent, signal.SIGKILL)
+                    send_signal(processes, agent, signal.SIGKILL)
     finally:
         processes.close()
         store.close()

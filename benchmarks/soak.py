@@ -33,7 +33,6 @@ from statistics import median
 
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
-from corn.distributed.rendezvous import host_store
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare
 from corn.learn.problem import TrainingProblem
@@ -42,6 +41,10 @@ from corn.learn.workloads import Workload
 from corn.plan import make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import load_network
+from corn.transport import StoreHost
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.distributed.harness import restart, send_signal
 
 NUM_STEPS, TIMEOUT = 400_000, 12.0
 LEDGER_SCRIPT = Path(__file__).parent.parent / "tests" / "distributed" / "ledger_script.py"
@@ -98,11 +101,11 @@ class Disturber:
             elif now >= self._restart_at[agent]:
                 del self._restart_at[agent]
                 self.events["restart"] += 1
-                self._processes.restart(agent)
+                restart(self._processes, agent)
         for agent, when in list(self._wake_at.items()):
             if now >= when:
                 del self._wake_at[agent]
-                self._processes.send_signal(agent, signal.SIGCONT)
+                send_signal(self._processes, agent, signal.SIGCONT)
         progress = self._processes.states
         if now < self._next or len(progress) < self._num_agents:
             return  # nothing is disturbed before all have begun
@@ -118,16 +121,16 @@ class Disturber:
         event = draw.choice(["kill", "kill", "short pause", "long pause"])
         self.events[event] += 1
         if event == "kill":
-            self._processes.send_signal(agent, signal.SIGKILL)
+            send_signal(self._processes, agent, signal.SIGKILL)
         else:
             seconds = draw.uniform(0.2, 2) if event == "short pause" else draw.uniform(14, 25)
             self._wake_at[agent] = now + seconds
-            self._processes.send_signal(agent, signal.SIGSTOP)
+            send_signal(self._processes, agent, signal.SIGSTOP)
 
     def wake_all(self) -> None:
         """Let suspended agents go on."""
         for agent in self._wake_at:
-            self._processes.send_signal(agent, signal.SIGCONT)
+            send_signal(self._processes, agent, signal.SIGCONT)
 
 
 def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, int]:
@@ -143,7 +146,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
         timeout=TIMEOUT,
         evaluate_at=(0,),
     )
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = RecordingWorkload(
         "breast-cancer", record=str(folder / "releases"), pause=options.pause
     )
@@ -153,7 +156,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
                 workload=workload,
                 settings=settings,
                 out=folder / "out",
-                plan=folder / "plan.corn",
+                source=folder / "plan.corn",
                 keys=folder / "keys",
                 agent=agent,
                 num_agents=n,
@@ -181,7 +184,7 @@ def run(folder: Path, options: argparse.Namespace) -> tuple[Disturber, float, in
                 has_dumped = True
                 print(f"no step since {last_step}: stacks are dumped", flush=True)
                 for agent in range(n):
-                    processes.send_signal(agent, signal.SIGUSR1)
+                    send_signal(processes, agent, signal.SIGUSR1)
             if now > next_report:
                 next_report = now + 60
                 print(f"step {last_step}, {dict(disturber.events)}", flush=True)

@@ -34,8 +34,6 @@ from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import preloaded_context
 from corn.distributed.messages import Header
-from corn.distributed.rendezvous import host_store
-from corn.distributed.results import describe_stop
 from corn.distributed.summing import DOWN, UP
 from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
@@ -49,6 +47,7 @@ from corn.noise.masks import MaskWords
 from corn.plan import Plan, fingerprint, save_plan
 from corn.threads import limit_threads
 from corn.topology.graphs import SpanningTree
+from corn.transport import StoreHost
 
 # A power of two, so that dividing a message by it is exact.
 _STEP_SIZE = 2.0**-4
@@ -127,14 +126,14 @@ class AgentPool:
         make_keys(keys, plan.num_agents)
         credentials = load_credentials(keys, 0, plan.num_agents)
         # Port 0 lets the system choose a free one, which agents learn from their configuration.
-        store = host_store(("127.0.0.1", 0), credentials)
+        store = StoreHost(("127.0.0.1", 0), credentials)
         for agent, end in enumerate(self._ends):
             end.send(
                 AgentConfig(
                     workload=workload,
                     settings=settings,
                     out=out,
-                    plan=out / "plan.corn",
+                    source=out / "plan.corn",
                     keys=keys,
                     agent=agent,
                     num_agents=plan.num_agents,
@@ -195,7 +194,7 @@ def _serve(connection: Connection) -> None:
             except CornError as error:
                 connection.send(str(error))
                 continue
-            why = describe_stop(result.stop)
+            why = str(result.stop)
             connection.send(f"stopped after {result.num_steps} steps: {why}" if why else answer)
 
 

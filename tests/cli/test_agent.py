@@ -14,15 +14,9 @@ import pytest
 from corn.cli.agent import RunOptions, agent
 from corn.cli.launch import launch
 from corn.cli.learning import LearningOptions
-from corn.distributed import (
-    AgentConfig,
-    AgentResult,
-    PlanningRequest,
-    Reports,
-    Requirements,
-    RunStatus,
-)
+from corn.distributed import AgentConfig, AgentResult, PlanningRequest, Reports, Requirements
 from corn.distributed.keyring import make_keys
+from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn import SHARED_COLUMNS
 from corn.learn.datasets import USUAL_BATCH_SIZE
@@ -79,8 +73,8 @@ def test_a_request_needs_neighbours_and_counts_agents_by_the_roster(
     (config,) = found
     folders = (Path("old.keys"), Path("older.keys"))
     assert config.requirements == Requirements(steps=20, insiders=1, other_keys=folders)
-    assert isinstance(config.request, PlanningRequest)
-    assert (config.plan, config.neighbours, config.num_agents) == (None, (1, 2), 3)
+    assert isinstance(config.source, PlanningRequest)
+    assert (config.neighbours, config.num_agents) == ((1, 2), 3)
     assert config.settings.batch_size == batch_size
 
 

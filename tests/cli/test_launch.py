@@ -51,7 +51,7 @@ def test_a_plan_is_run_and_its_results_are_written(corn: Runner, tmp_path: Path)
     again = corn(*arguments)
     assert again.exit_code == 1
     assert again.stderr.count("\n") == 1
-    assert "ledger allows no more releases under this plan" in again.stderr
+    assert "ledger allows no more releases: its budget is spent" in again.stderr
 
 
 @pytest.mark.slow

@@ -5,14 +5,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corn.covariance import DEFAULT_THREAT, MechanismName, ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses, preloaded_context
-from corn.distributed.rendezvous import host_store
 from corn.distributed.results import AgentResult, FailureKind
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.learn.perturbation import DrawnNoise, NoiseShare
@@ -23,6 +22,7 @@ from corn.noise import Site, load_roster, save_roster
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
+from corn.transport import StoreHost
 
 from .rehearsal import rehearsing, sharing_batches
 
@@ -122,7 +122,7 @@ def run_processes(
         roster = replace(roster, sites=tuple(sites))
         save_roster(roster, folder / "roster.json")
     host = load_credentials(folder, roster.store_host, plan.num_agents)
-    store = host_store(("127.0.0.1", 0), host)
+    store = StoreHost(("127.0.0.1", 0), host)
     processes = AgentProcesses(
         {
             agent: AgentConfig(
@@ -134,7 +134,7 @@ def run_processes(
                 ),
                 settings=choose(settings, agent),
                 out=out,
-                plan=(plans or {}).get(agent, out / "plan.corn"),
+                source=(plans or {}).get(agent, out / "plan.corn"),
                 keys=folder,
                 agent=agent,
                 num_agents=plan.num_agents,
@@ -155,6 +155,23 @@ def run_processes(
         return dict(sorted(processes.results.items()))
     finally:
         processes.close()
+
+
+def restart(processes: AgentProcesses, agent: int) -> None:
+    """Start an agent again that has ended, to return to the run."""
+    processes.results.pop(agent)
+    config = replace(processes._configs[agent], rejoins=True)
+    processes._configs[agent] = config
+    with preloaded_context() as context:
+        processes._start_one(context, agent, config)
+
+
+def send_signal(processes: AgentProcesses, agent: int, number: int) -> None:
+    """Send a signal to an agent's process, as a fault would."""
+    pid = processes._processes[agent].pid
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Forked:

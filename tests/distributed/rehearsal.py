@@ -79,14 +79,14 @@ def rehearsing(seed: int) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(rendezvous_module, "agree_on_nonce", return_value=nonce)
         )
-        given = Rendezvous.key_folder.fget  # type: ignore[attr-defined]
-        stack.enter_context(
-            mock.patch.object(
-                Rendezvous,
-                "key_folder",
-                property(lambda own: folder if own.keys is None else given(own)),
-            )
-        )
+        open_rendezvous = Rendezvous.__post_init__
+
+        def give_keys(own: Rendezvous) -> None:
+            open_rendezvous(own)
+            if not own.keys.exists():
+                own.keys = folder
+
+        stack.enter_context(mock.patch.object(Rendezvous, "__post_init__", give_keys))
         yield
 
 

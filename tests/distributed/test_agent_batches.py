@@ -15,9 +15,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from corn.checks import FloatArray, IntArray
 from corn.covariance import ThreatModel
-from corn.distributed import AgentResult, Rendezvous, RunSettings, RunStatus, run_agent
+from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
 from corn.distributed.agent import digest_data, run_steps, run_to_end
 from corn.distributed.keyring import make_keys, open_ledger
+from corn.distributed.results import RunStatus
 from corn.errors import FileFormatError
 from corn.learn import Constant
 from corn.learn.batches import Batch, BatchSampler, public_width
@@ -233,6 +234,7 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
 
     def rejoin(rendezvous: Rendezvous) -> AgentResult | None:
         rendezvous.keys = keys
+        rendezvous.rejoins = True
         if rendezvous.agent != 0:
             return None
         steps = run_steps(
@@ -241,7 +243,6 @@ def test_an_agent_does_not_return_with_an_older_ledger(recorder: Recorder, tmp_p
             rendezvous=rendezvous,
             out=tmp_path,
             settings=RunSettings(Constant(0.5), timeout=1),
-            rejoins=True,
         )
         return run_to_end(steps, TASK, rendezvous)
 

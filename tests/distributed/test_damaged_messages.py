@@ -78,7 +78,7 @@ def change_hello(**changes: object) -> bytes:
         (change_hello(remaining=float("nan")), "'NaN' is not a finite number"),
         (change_hello(checkpoints=[]), "checkpoints must include step 0"),
         (change_hello(checkpoints=[0, None]), "checkpoints cannot be None"),
-        (change_hello(reserved=None), "reserved cannot be None"),
+        (change_hello(first_free_step=None), "first_free_step cannot be None"),
     ],
 )
 def test_a_damaged_hello_is_explained(word: bytes, message: str) -> None:
@@ -100,15 +100,14 @@ def test_escape_codes_of_other_agents_are_printed_as_text() -> None:
             shake_hands(meet({"hello/1": word}), HELLO)
         assert is_clear(caught.value, limit=LONGEST_DIFFERENCE)
     with pytest.raises(RefusalError, match=r"agent 1 refused: \\x1b\[2J \\u202exx") as refused:
-        meet({REFUSAL: json.dumps([nasty, ""]).encode()}).raise_refusal()
+        meet({REFUSAL: nasty.encode()}).raise_refusal()
     assert is_clear(refused.value)
 
 
-@pytest.mark.parametrize("word", [b"[" * 100_000, b"5", b'[1, "no"]', b"[1]", b"\xff", b'["no"]'])
+@pytest.mark.parametrize("word", [b"[" * 100_000, b"", b"\xff"])
 def test_an_unreadable_refusal_counts_as_a_refusal(word: bytes) -> None:
-    with pytest.raises(RefusalError) as caught:
+    with pytest.raises(RefusalError, match="because agent 1 refused") as caught:
         meet({REFUSAL: word}).raise_refusal()
-    assert caught.value.refused_by == 1
     assert is_clear(caught.value)
 
 
@@ -116,7 +115,7 @@ def test_no_message_in_the_store_crashes_an_agent() -> None:
     said = {
         "hello/1": WORD,
         "ready/1": b"ab" * 32,
-        REFUSAL: b'["no key", ""]',
+        REFUSAL: b"no key",
     }
     listen: dict[str, Callable[[Rendezvous], object]] = {
         "hello/1": lambda rendezvous: shake_hands(rendezvous, HELLO),

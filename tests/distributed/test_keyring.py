@@ -49,8 +49,7 @@ def test_a_group_shares_a_seed_through_the_store(tmp_path: Path) -> None:
         found = {number: seed.reveal() for number, seed in seeds.items()}
         for number, seed in found.items():
             if groups[number][0] != rendezvous.agent:
-                topic = f"seed-{NONCE.hex()[:16]}-{number}/{groups[number][0]}/{rendezvous.agent}"
-                (word,) = rendezvous.store.get([topic])
+                (word,) = rendezvous.store.get([f"seeds/{groups[number][0]}"])
                 assert word is not None
                 assert seed not in word  # it is sealed
         return found, share
@@ -101,7 +100,7 @@ def test_no_keys_are_made_where_agents_have_keys(tmp_path: Path) -> None:
 
 
 def test_missing_and_wrong_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"none: cannot .*corn keys make /.* --agent 2"):
+    with pytest.raises(FileFormatError, match=r"none: cannot"):
         load_credentials(tmp_path / "none", 2, 3)
     make_keys(tmp_path, 3)
     with pytest.raises(FileFormatError, match=r"roster\.json: of 3 agents, the plan has"):

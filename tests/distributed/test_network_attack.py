@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from corn.covariance import ThreatModel
-from corn.distributed import AgentResult, RunStatus
+from corn.distributed import AgentResult
+from corn.distributed.results import RunStatus
 from tests.oracles.network_attack import KINDS, Intervention, Strangers, judge, run_network
 
 from .harness import small_plan

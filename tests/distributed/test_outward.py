@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from corn.distributed import AgentResult, RunSettings, RunStatus, join, run_agent
+from corn.distributed import AgentResult, RunSettings, join, run_agent
 from corn.distributed.keyring import load_credentials, make_keys
+from corn.distributed.results import RunStatus
 from corn.errors import InfeasibleError
 from corn.learn import Constant
 from corn.noise import Site, load_roster, save_roster

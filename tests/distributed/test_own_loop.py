@@ -340,7 +340,6 @@ def test_unfit_objects_are_refused() -> None:
     }
     cases: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": torch.optim.Adam(model.parameters())}, "mechanism ldp"),
-        ({"rejoins": True}, "rejoins must be False under gossip"),
         ({"data_loader": several}, "that of this agent alone"),
     ]
     for changed, message in cases:
@@ -389,6 +388,7 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
 
     def take_part(rendezvous: Rendezvous, model: nn.Module, *, rejoins: bool) -> PrivateTraining:
         rendezvous.keys = tmp_path / "keys"
+        rendezvous.rejoins = rejoins
         return make_private(
             plan,
             module=model,
@@ -398,7 +398,6 @@ def test_an_agent_returns_with_the_state_of_a_neighbours_optimizer(
             out=tmp_path / "out",
             settings=RunSettings(timeout=20, evaluate_at=(0,)),
             schedule=schedule,
-            rejoins=rejoins,
         )
 
     def run(private: PrivateTraining, most: int = num_steps) -> int:

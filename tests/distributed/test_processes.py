@@ -20,15 +20,15 @@ import torch
 from corn.covariance import ThreatModel
 from corn.distributed import launcher
 from corn.distributed.keyring import load_credentials, make_keys
-from corn.distributed.launcher import AgentProcesses, LaunchResult, preloaded_context
-from corn.distributed.rendezvous import join_store
-from corn.distributed.results import (
-    FailureKind,
-    RunStatus,
-    StopReason,
+from corn.distributed.launcher import (
+    AgentProcesses,
+    LaunchResult,
     merge_results,
+    preloaded_context,
     raise_common_failure,
 )
+from corn.distributed.rendezvous import join_store
+from corn.distributed.results import RunStatus, StopReason
 from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_model
 from corn.errors import CornError
@@ -46,6 +46,7 @@ from .harness import (
     is_alive,
     run_corn,
     run_processes,
+    send_signal,
     small_plan,
 )
 
@@ -59,7 +60,7 @@ LOST = 2
 
 def test_the_rest_continue_when_one_is_killed(tmp_path: Path) -> None:
     results = run_processes(PLAN, tmp_path, SETTINGS, faults=[Fault(LOST, 20)])
-    assert failures(results) == {LOST: FailureKind.ENDED}
+    assert failures(results) == {LOST: "ended"}
     assert set(finished(results)) == {0, 1, 3, 4}
     for own in finished(results).values():
         assert (own.status, own.num_steps) == (RunStatus.PARTIAL, NUM_STEPS)
@@ -89,7 +90,6 @@ def test_the_last_survivor_stops(tmp_path: Path) -> None:
     result = merge_results(plan, problem, results, folders, SETTINGS)
     launched = LaunchResult(plan, problem, results, result, folders, tmp_path / "keys")
     assert launched.status is RunStatus.INTERRUPTED
-    assert result.notes[0] == "only 1 of 4 agents finished: agent 0"
     for agent, why in launched.lost.items():
         step = own.lost[agent]
         assert 20 <= step < 25
@@ -140,7 +140,7 @@ def test_a_suspended_agent_times_out_and_ends_when_it_wakes(tmp_path: Path) -> N
     def wake(processes: AgentProcesses) -> None:
         progress = processes.states.get(0)
         if progress is not None and progress.step > 10:
-            processes.send_signal(LOST, signal.SIGCONT)
+            send_signal(processes, LOST, signal.SIGCONT)
         if LOST in processes.results:
             brake.unlink(missing_ok=True)
 
@@ -156,7 +156,7 @@ def test_a_suspended_agent_times_out_and_ends_when_it_wakes(tmp_path: Path) -> N
         notes = "\n".join(results[agent].notes)
         assert f"agent 2 sent nothing for {SHORT_TIMEOUT} s (time-out) at step" in notes
     assert {own.num_steps for own in finished(results).values()} == {NUM_STEPS}
-    assert failures(results) == {LOST: FailureKind.LOST}
+    assert failures(results) == {LOST: "lost"}
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_suspended_agent_that_never_wakes_is_ended(tmp_path: Path) -> None:
     results = run_processes(PLAN, tmp_path, settings, faults=[Fault(LOST, 20, signal.SIGSTOP)])
     stops = {(own.stop.agent, own.stop.reason) for own in finished(results).values()}
     assert stops == {(LOST, StopReason.LOSS)}
-    assert failures(results) == {LOST: FailureKind.SUSPENDED}
+    assert failures(results) == {LOST: "suspended"}
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: 
         if brake.exists() and len(processes.states) == 3:
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for agent in range(3):
-                    processes.send_signal(agent, number)
+                    send_signal(processes, agent, number)
                 if number == signal.SIGSTOP:
                     time.sleep(0.6 * settings.timeout)
             brake.unlink()
@@ -188,7 +188,7 @@ def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: 
     faults = [Fault(LOST, 60)]
     results = run_processes(plan, tmp_path, settings, faults=faults, brake=brake, on_poll=pause_all)
     assert not brake.exists()
-    assert failures(results) == {LOST: FailureKind.ENDED}
+    assert failures(results) == {LOST: "ended"}
     assert {own.num_steps for own in finished(results).values()} == {100}
 
 
@@ -208,7 +208,7 @@ def test_a_signal_stops_the_agents_that_get_it(stopped: Sequence[int], tmp_path:
         if stopped == (1,):
             # To the other one it is a lost agent, and no third one is left.
             assert agents[0].wait() == 1, agents[0].stderr
-            assert "agent 1 was lost" in agents[0].stderr
+            assert "loss (agent 1)" in agents[0].stderr
     finally:
         for process in agents:
             process.kill()
@@ -245,12 +245,10 @@ def test_an_agent_handles_signals_while_its_neighbour_is_silent(tmp_path: Path) 
         time.sleep(0.5)
         assert "all releases of this data before this run: ε = 0;" in waiting.stderr
         waiting.send_signal(signal.SIGINT)
-        waiting.wait_for("leaves the run")
         time.sleep(1.2)  # signals within a second are one request
         assert waiting.process.is_alive()
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait() == 128 + signal.SIGINT
-        assert "ended by a second signal" in waiting.stderr
     finally:
         for process in agents:
             process.kill()

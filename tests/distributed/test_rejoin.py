@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from corn.distributed.launcher import AgentProcesses
-from corn.distributed.results import FailureKind, RunStatus
+from corn.distributed.results import RunStatus
 from corn.distributed.settings import RunSettings
 from corn.learn.schedule import Constant
 from corn.noise import Site
 
 from . import ledger_script
-from .harness import Fault, failures, finished, run_processes, small_plan
+from .harness import Fault, failures, finished, restart, run_processes, send_signal, small_plan
 
 NUM_STEPS = 160
 SETTINGS = RunSettings(
@@ -39,7 +39,7 @@ class Comeback:
             self.is_down = False
             self.num_restarts += 1
             processes.states.pop(agent)  # that of the process which was killed
-            processes.restart(agent)
+            restart(processes, agent)
         progress = processes.states.get(agent)
         if self.is_down or progress is None:
             return
@@ -50,7 +50,7 @@ class Comeback:
         if min(progress.step, max(others, default=0)) >= self.steps[0]:
             self.steps.pop(0)
             self.is_down = True
-            processes.send_signal(agent, signal.SIGKILL)
+            send_signal(processes, agent, signal.SIGKILL)
 
 
 # Of twice as many steps as are run: each crash wastes some reserved releases.
@@ -103,10 +103,10 @@ def test_nobody_returns_to_a_run_under_gossip(tmp_path: Path) -> None:
     brake = tmp_path / "brake"
     brake.touch()
 
-    def restart(processes: AgentProcesses) -> None:
+    def come_back(processes: AgentProcesses) -> None:
         if 2 in processes.results and brake.exists():
             brake.unlink()
-            processes.restart(2)
+            restart(processes, 2)
 
     results = run_processes(
         small_plan("ring:4", 30),
@@ -114,9 +114,9 @@ def test_nobody_returns_to_a_run_under_gossip(tmp_path: Path) -> None:
         replace(SETTINGS, num_steps=30),
         faults=[Fault(2, 3)],
         brake=brake,
-        on_poll=restart,
+        on_poll=come_back,
     )
-    assert failures(results) == {2: FailureKind.ERROR}
+    assert failures(results) == {2: "error"}
     failure = results[2].failure
     assert failure is not None
     assert "--rejoin needs exact sums" in failure.message
@@ -137,13 +137,13 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
     def come_with_others(processes: AgentProcesses) -> None:
         if 2 not in processes.results or not brake.exists():
             return
-        if failures(processes.results)[2] is not FailureKind.ENDED:
+        if failures(processes.results)[2] != "ended":
             brake.unlink()
             return
         own = processes._configs[2]
         other = replace(own.settings, schedule=Constant(0.3))
         processes._configs[2] = replace(own, settings=other)
-        processes.restart(2)
+        restart(processes, 2)
 
     results = run_processes(
         PLAN,
@@ -153,7 +153,7 @@ def test_an_agent_with_other_terms_is_not_let_in(tmp_path: Path) -> None:
         brake=brake,
         on_poll=come_with_others,
     )
-    assert failures(results) == {2: FailureKind.ERROR}
+    assert failures(results) == {2: "error"}
     failure = results[2].failure
     assert failure is not None
     assert "agents differ in step sizes: agent 2 has Constant(" in failure.message

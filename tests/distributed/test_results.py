@@ -1,6 +1,5 @@
 """Journals of agents keep private numbers apart, and are merged to one result of the run."""
 
-import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -14,16 +13,9 @@ from torch import nn
 
 from corn.covariance import ThreatModel
 from corn.distributed.journal import Journal
-from corn.distributed.launcher import LaunchResult
-from corn.distributed.logs import writing_log
+from corn.distributed.launcher import LaunchResult, merge_results
 from corn.distributed.messages import Kind
-from corn.distributed.results import (
-    AgentResult,
-    Failure,
-    FailureKind,
-    RunStatus,
-    merge_results,
-)
+from corn.distributed.results import AgentResult, Failure, RunStatus
 from corn.distributed.settings import RunSettings
 from corn.distributed.status import AgentState
 from corn.distributed.storage import Folders, make_folders, read_rows
@@ -66,6 +58,7 @@ def make_journal(
         plan=PLAN,
         settings=SETTINGS,
         agent=agent,
+        first_step=0,
         ledger=ledger or FakeLedger(),
         folders=make_folders(out, agent),
         stepper=SimpleNamespace(save=dict),
@@ -99,12 +92,12 @@ def write_files(out: Path, agent: int, last_step: int, *, is_public: bool = True
         journal.record_step(step, model, norms)
 
 
-def merge(out: Path, ends: tuple[int, int, int], *, show_private: bool = False) -> Result:
+def merge(out: Path, ends: tuple[int, int, int]) -> Result:
     for agent, last_step in enumerate(ends):
         write_files(out, agent, last_step)
     results = RESULTS | {1: AgentResult(1, RunStatus.COMPLETE, notes=("said so",))}
     run = Folders.of_run(out)
-    return merge_results(PLAN, PROBLEM, results, run, SETTINGS, show_private=show_private)
+    return merge_results(PLAN, PROBLEM, results, run, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +135,23 @@ def test_files_that_were_cut_short_are_named(tmp_path: Path) -> None:
 def test_a_neighbour_whose_link_broke_is_no_longer_linked(tmp_path: Path) -> None:
     states: list[AgentState] = []
     journal = make_journal(tmp_path, 0, on_state=states.append)
-    journal._exchange.membership.note(Kind.CUT, 3, 2)
+    journal._run.exchange.membership.note(Kind.CUT, 3, 2)
     journal.record_start(0, torch.zeros(TASK.num_parameters))
     assert states[-1].neighbours == (1,)
     assert states[-1].lost == {}
 
 
 def test_a_lost_agent_counts_until_its_loss(tmp_path: Path) -> None:
-    result = merge(tmp_path, (12, 2, 6), show_private=True)
-    norms = [row["gradient_norm"] for row in result.rows]
-    assert math.isnan(float(norms[0]))
-    assert norms[1:] == [1, 0]  # agents 0 and 2 at step 6, agent 0 alone at step 12
+    result = merge(tmp_path, (12, 2, 6))
+    # The model of each agent is its number: agents 0 and 2 at step 6, agent 0 alone at step 12.
+    assert [float(row["consensus_distance"]) > 0 for row in result.rows] == [True, True, False]
     spent = [float(row["epsilon"]) for row in result.rows]
     assert 0 == spent[0] < spent[1] < spent[2] <= 10 * (1 + 1e-9)
     assert result.parameters[0, 0].eq(0).all()
     assert result.parameters[0, 1:].isnan().all()
 
 
-def test_private_files_are_read_only_on_request(tmp_path: Path) -> None:
+def test_private_files_are_not_read(tmp_path: Path) -> None:
     for agent in range(3):
         write_files(tmp_path, agent, 12)
     shutil.rmtree(tmp_path / "private")
@@ -204,19 +196,20 @@ def test_a_launch_without_some_agents_is_not_complete(
         write_files(tmp_path, agent, 12)
     agents = {agent: AgentResult(agent, own, lost={2: 7} if is_lost else {}) for agent in range(3)}
     if is_lost:
-        agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure(FailureKind.ENDED))
+        agents[2] = AgentResult(2, RunStatus.FAILED, failure=Failure("ended"))
     folders = Folders.of_run(tmp_path)
     result = merge_results(PLAN, PROBLEM, agents, folders, SETTINGS)
     launched = LaunchResult(PLAN, PROBLEM, agents, result, folders, tmp_path)
     assert (launched.status, result.status) == (status, merged)
 
 
-def test_private_notes_go_to_the_owner_alone(tmp_path: Path) -> None:
-    logged: list[logging.LogRecord] = []
+def test_private_notes_go_to_the_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     journal = make_journal(tmp_path, 1)
-    with writing_log(to_stderr=False, forward=logged.append):
+    with caplog.at_level("INFO", "corn"):
         journal.note("went on without agent 2")
         journal.note_privately("its data has 3 outliers")
     assert journal.notes == ["went on without agent 2"]
-    assert [getattr(record, "is_private", None) for record in logged] == [False, True]
+    assert [getattr(record, "is_private", None) for record in caplog.records] == [False, True]
     assert journal.private_notes == ["its data has 3 outliers"]

@@ -91,7 +91,7 @@ class Silence:
 
 def test_a_cool_down_gives_news_at_every_step() -> None:
     """A long one would otherwise look like a stall to ``/healthz`` and ``corn status``."""
-    news: list[int] = []
+    news: list[bool] = []
     plan = small_plan("ring:4", 60)
     run = SimpleNamespace(
         plan=plan,
@@ -109,7 +109,7 @@ def test_a_cool_down_gives_news_at_every_step() -> None:
         last_step=0,
         admission=None,
     )
-    journal = SimpleNamespace(report_if_due=news.append, note=lambda _: None)
+    journal = SimpleNamespace(report_if_due=lambda: news.append(True), note=lambda _: None)
     rounds = TrainingRounds(run, journal, torch.zeros(3))  # type: ignore[arg-type]
     assert list(rounds.run(Interruption())) == []
     assert len(news) == plan.cooldown_steps > 0

@@ -41,7 +41,7 @@ def test_more_steps_than_planned_are_refused() -> None:
 def test_policies_that_a_plan_does_not_allow_are_refused() -> None:
     shared = small_plan("ring:4", 10, threat=ThreatModel())
     with pytest.raises(InvalidArgumentError, match="needs seeds of pairs or links"):
-        RunSettings(on_dropout="replan").check_plan(shared)
+        RunSettings(on_dropout="replan").policy_for(shared)
     assert RunSettings().policy_for(shared) == "stop"
     assert RunSettings().policy_for(small_plan("ring:4", 10)) == "replan"
 

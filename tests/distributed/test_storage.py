@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from corn.distributed.storage import (
-    AgentCheckpoint,
     CheckpointFolder,
     Folders,
     forget_after,
@@ -34,36 +33,35 @@ def test_existing_folders_are_closed_to_others(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "private").write_text("in the way", encoding="utf-8")
-    with pytest.raises(CornError, match=r"private: cannot be made: File exists"):
+    with pytest.raises(CornError, match=r"private: cannot be used: File exists"):
         make_folders(tmp_path, 1)
 
 
 def save(folder: Path, step: int) -> None:
     parameters = torch.arange(5, dtype=torch.float32) + step
-    checkpoint = AgentCheckpoint(parameters, num_releases=step + 7)
-    CheckpointFolder(folder, PLAN, 2).save(step, checkpoint)
+    CheckpointFolder(folder, PLAN, 2).save(step, parameters, step + 7, {})
 
 
-def load(folder: Path, step: int, *, agent: int = 2, plan: Plan = PLAN) -> AgentCheckpoint:
-    return CheckpointFolder(folder, plan, agent).load(step)
+def load(folder: Path, step: int, *, agent: int = 2, plan: Plan = PLAN) -> torch.Tensor:
+    return CheckpointFolder(folder, plan, agent).load(step)[0]
 
 
 def test_a_checkpoint_is_loaded_as_saved_and_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (0, 10, 20, 100, 110):
         save(tmp_path, step)
     assert list_checkpoints(tmp_path) == {20, 100, 110}
-    found = load(tmp_path, 110)
-    assert found.parameters.tolist() == [110, 111, 112, 113, 114]
-    assert found.num_releases == 117
+    parameters, num_releases, _ = CheckpointFolder(tmp_path, PLAN, 2).load(110)
+    assert parameters.tolist() == [110, 111, 112, 113, 114]
+    assert num_releases == 117
 
 
 def test_the_state_of_an_optimizer_is_saved_with_the_model(tmp_path: Path) -> None:
     state = {"memory": torch.arange(5.0), "number 0 step": torch.tensor(3)}
     save_to = CheckpointFolder(tmp_path, PLAN, 2)
-    save_to.save(3, AgentCheckpoint(torch.ones(5), 3, state))
-    found = save_to.load(3)
-    assert found.parameters.tolist() == [1] * 5
-    assert {name: own.tolist() for name, own in found.state.items()} == {
+    save_to.save(3, torch.ones(5), 3, state)
+    parameters, _, found = save_to.load(3)
+    assert parameters.tolist() == [1] * 5
+    assert {name: own.tolist() for name, own in found.items()} == {
         "memory": [0, 1, 2, 3, 4],
         "number 0 step": 3,
     }
@@ -101,7 +99,7 @@ def test_a_checkpoint_of_another_agent_or_plan_is_refused(tmp_path: Path) -> Non
     for agent, plan in ((3, PLAN), (2, OTHER)):
         with pytest.raises(FileFormatError, match="of another plan, agent or step"):
             load(tmp_path, 10, agent=agent, plan=plan)
-    with pytest.raises(FileFormatError, match=r"11\.corn: cannot be read: No such file"):
+    with pytest.raises(FileFormatError, match=r"11\.corn: cannot be used: No such file"):
         load(tmp_path, 11)
 
 
@@ -131,7 +129,7 @@ def test_a_full_disk_is_one_line_and_keeps_earlier_checkpoints(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(CornError, match=r"20\.corn: cannot be written: No space"):
+    with pytest.raises(CornError, match=r"20\.corn: cannot be used: No space"):
         save(tmp_path, 20)
     assert list_checkpoints(tmp_path) == {10}
-    assert load(tmp_path, 10).parameters[0] == 10
+    assert load(tmp_path, 10)[0] == 10

@@ -52,6 +52,7 @@ def make_rendezvous(
         credentials,
         listener=listener,
         address=("127.0.0.1", listener.port),
+        bound=("127.0.0.1", listener.port),
         timeout=timeout,
         wait=wait,
         host=host,

@@ -43,8 +43,7 @@ from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.launcher import AgentProcesses
 from corn.distributed.messages import PIECE_BYTES, Header
 from corn.distributed.rejoin import RejoinError, load_addresses
-from corn.distributed.rendezvous import host_store
-from corn.distributed.results import AgentResult, FailureKind, StopReason
+from corn.distributed.results import AgentResult, StopReason
 from corn.distributed.rounds import LostError, TrainingRounds
 from corn.distributed.settings import AgentConfig
 from corn.distributed.storage import Folders
@@ -58,9 +57,9 @@ from corn.learn.workloads import Workload
 from corn.plan import Plan, make_plan, save_plan
 from corn.privacy import PrivacyBudget
 from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
-from corn.transport import LinkError, MemoryStore
+from corn.transport import LinkError, MemoryStore, StoreHost
 from tests.distributed import ledger_script
-from tests.distributed.harness import is_suspended
+from tests.distributed.harness import is_suspended, restart, send_signal
 from tests.distributed.threads import make_identities, make_rendezvous
 from tests.oracles.deployed_release import read_noise
 
@@ -282,6 +281,7 @@ def _train(
         agent, plan.num_agents, store, timeout=3.0 if rejoins else 30.0, address=earlier
     )
     rendezvous.keys = folder / "keys"
+    rendezvous.rejoins = rejoins
     model = nn.Linear(3, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -294,7 +294,6 @@ def _train(
         out=folder,
         settings=RunSettings(Constant(0.5), evaluate_at=(0,), timeout=TIMEOUT, batch_size=10),
         reports=Reports(interruption=_HERE.interruption),
-        rejoins=rejoins,
     )
 
 
@@ -421,7 +420,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
     save_plan(plan, folder / "plan.corn")
     make_keys(folder / "keys", n)
     settings = RunSettings(Constant(0.2), evaluate_at=(0,), timeout=2 * TIMEOUT, batch_size=16)
-    store = host_store(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
+    store = StoreHost(("127.0.0.1", 0), load_credentials(folder / "keys", 0, n))
     workload = DisturbedTask(
         "breast-cancer", partition="iid", faults=tuple(faults), record=str(folder)
     )
@@ -431,7 +430,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                 workload=workload,
                 settings=settings,
                 out=folder / "out",
-                plan=folder / "plan.corn",
+                source=folder / "plan.corn",
                 keys=folder / "keys",
                 agent=agent,
                 num_agents=n,
@@ -455,7 +454,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                 if pid is not None and is_suspended(pid):
                     share = 1.6 if kind == "long pause" else 0.2
                     if now > wake_at.setdefault(agent, now + share * settings.timeout):
-                        processes.send_signal(agent, signal.SIGCONT)
+                        send_signal(processes, agent, signal.SIGCONT)
                 else:
                     wake_at.pop(agent, None)
             for agent, own in list(processes.results.items()):
@@ -463,7 +462,7 @@ def run_processes_history(seed: int, folder: Path) -> Record:
                     comebacks[agent] -= 1
                     (folder / "brake").touch()
                     record.events["restart"] += 1
-                    processes.restart(agent)
+                    restart(processes, agent)
                     processes.states.pop(agent, None)
             # Slow until those that were started again take part.
             if all(agent in processes.states or agent in processes.results for agent in range(n)):
@@ -485,7 +484,7 @@ def _check_files(record: Record, results: Mapping[int, AgentResult], folder: Pat
             record.events["return"] += own.first_step > 0
             if own.stop.reason not in (StopReason.NONE, StopReason.LOSS):
                 problems.append(f"agent {agent} stopped: {own.stop}")
-        elif own.failure.kind is FailureKind.ERROR:
+        elif own.failure.kind == "error":
             record.refusals.append(own.failure.message)
             if "cannot return to the run" not in own.failure.message:
                 problems.append(f"agent {agent} failed: {own.failure.message}")

@@ -24,11 +24,11 @@ from torch.utils.data import TensorDataset
 
 from corn.distributed import AgentResult, Rendezvous, RunSettings, run_agent
 from corn.distributed.exchange import Exchange, Received, StepStopped
-from corn.distributed.rendezvous import host_store, join_store
+from corn.distributed.rendezvous import join_store
 from corn.errors import CornError
 from corn.learn import Constant
 from corn.plan import Plan
-from corn.transport import Link, LinkError, Listener
+from corn.transport import Link, LinkError, Listener, StoreHost
 from tests.distributed.rehearsal import rehearsing
 from tests.distributed.threads import make_credentials
 
@@ -228,7 +228,7 @@ def run_network(
         # All attacks meet the same noise, so that their models can be compared.
         stack.enter_context(rehearsing(7))
         credentials = [make_credentials(agent, n) for agent in range(n)]
-        store = host_store(("127.0.0.1", 0), credentials[0])
+        store = StoreHost(("127.0.0.1", 0), credentials[0])
         stack.callback(store.close)
         where = place(-1, ("127.0.0.1", store.port))
 
@@ -240,6 +240,7 @@ def run_network(
                     credentials[agent],
                     listener=listener,
                     address=place(agent, ("127.0.0.1", listener.port)),
+                    bound=("127.0.0.1", listener.port),
                     timeout=timeout,
                 )
                 results[agent] = train(plan, rendezvous, out / f"agent-{agent}", timeout)

@@ -5,12 +5,11 @@
 - ``launch``: all agents of a plan on this machine.
 - ``corn agent``: one agent of a workload in a process of its own.
 
-In the order in which things happen: ``settings`` and ``launcher`` lead to ``agent``, which reads
-from top to bottom. Before the first step come ``rendezvous``, ``planning``, ``keyring`` and
-``requirements``. A step is in ``rounds``: a release of :mod:`corn.learn.step`, then ``exchange`` of
-``messages`` or ``summing``. ``membership`` and ``recovery`` react to lost agents, and ``rejoin``
-brings them back. ``journal``, ``storage`` and ``results`` write what is kept of a run; ``logs`` and
-``status`` show it to operators.
+``settings`` and ``launcher`` lead to ``agent``, which reads from top to bottom. Before the first
+step come ``rendezvous``, ``planning``, ``keyring`` and ``requirements``. A step is in ``rounds``: a
+release of :mod:`corn.learn.step`, then ``exchange`` of ``messages`` or ``summing``. ``membership``,
+``recovery`` and ``rejoin`` are for lost agents. ``journal``, ``storage`` and ``results`` write what
+is kept of a run; ``logs`` and ``status`` show it to operators.
 
 Names are imported when first used, as torch takes seconds.
 """
@@ -35,41 +34,25 @@ if TYPE_CHECKING:
     from corn.distributed.planning import read_request as read_request
     from corn.distributed.rendezvous import Rendezvous as Rendezvous
     from corn.distributed.rendezvous import join as join
-    from corn.distributed.requirements import ReleaseTotal as ReleaseTotal
-    from corn.distributed.requirements import RequirementError as RequirementError
     from corn.distributed.requirements import Requirements as Requirements
     from corn.distributed.results import AgentResult as AgentResult
-    from corn.distributed.results import RunStatus as RunStatus
-    from corn.distributed.results import StopReason as StopReason
     from corn.distributed.results import require_done as require_done
     from corn.distributed.settings import AgentConfig as AgentConfig
     from corn.distributed.settings import RunSettings as RunSettings
 
-_MODULES = {
-    "AgentConfig": "settings",
-    "AgentResult": "results",
-    "LaunchResult": "launcher",
-    "Requirements": "requirements",
-    "RequirementError": "requirements",
-    "ReleaseTotal": "requirements",
-    "PlanningRequest": "planning",
-    "Rendezvous": "rendezvous",
-    "Reports": "journal",
-    "RunSettings": "settings",
-    "RunStatus": "results",
-    "StopReason": "results",
-    "join": "rendezvous",
-    "launch": "launcher",
-    "listen_for_signals": "launcher",
-    "load_credentials": "keyring",
-    "make_keys": "keyring",
-    "make_private": "own_loop",
-    "monitor_agent": "launcher",
-    "read_request": "planning",
-    "require_done": "results",
-    "run_agent": "agent",
-    "run_workload": "agent",
+_NAMES = {
+    "agent": ["run_agent", "run_workload"],
+    "journal": ["Reports"],
+    "keyring": ["load_credentials", "make_keys"],
+    "launcher": ["LaunchResult", "launch", "listen_for_signals", "monitor_agent"],
+    "own_loop": ["make_private"],
+    "planning": ["PlanningRequest", "read_request"],
+    "rendezvous": ["Rendezvous", "join"],
+    "requirements": ["Requirements"],
+    "results": ["AgentResult", "require_done"],
+    "settings": ["AgentConfig", "RunSettings"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_MODULES)
 

@@ -6,8 +6,8 @@ An agent checks the plan, agrees with the others, connects to its neighbours, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,11 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.exchange import Exchange
 from corn.distributed.journal import Journal, Reports
-from corn.distributed.keyring import (
-    load_credentials,
-    make_source,
-    open_ledger,
-    share_group_seeds,
-)
+from corn.distributed.keyring import load_credentials, make_source, open_ledger, share_group_seeds
 from corn.distributed.logs import log_event
 from corn.distributed.membership import Membership
 from corn.distributed.messages import Kind, NewsKeys, ProtocolError, message_limit
-from corn.distributed.planning import plan_together
+from corn.distributed.planning import PlanningRequest, plan_together
 from corn.distributed.recovery import ActivePlan
 from corn.distributed.rejoin import (
     Admission,
@@ -60,7 +55,7 @@ from corn.distributed.storage import (
     read_rows,
 )
 from corn.distributed.summing import integer_type
-from corn.errors import CornError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
 from corn.learn.batches import (
     AgentData,
     BatchSampler,
@@ -99,7 +94,6 @@ def run_agent(
     settings: RunSettings | None = None,
     reports: Reports | None = None,
     requirements: Requirements | None = None,
-    rejoins: bool = False,
 ) -> AgentResult:
     """Run one agent of a plan in this process, with its own data and keys, to the end.
 
@@ -119,14 +113,13 @@ def run_agent(
         settings: the settings of the run, the same for all agents.
         reports: callbacks for news of the run.
         requirements: the owner's requirements of this plan and of all releases of this data.
-        rejoins: whether to join a run under way, which lost this agent.
 
     Raises:
         CornError: in one line that begins with the agent's number.
     """
     chosen = settings or RunSettings()
     # Other agents may wait at the store already: an error in the own data must reach them.
-    with _announcing(rendezvous, rejoins=rejoins):
+    with announcing_failure(rendezvous):
         # Of a loader only the batch size is taken: accounting assumes another order of samples.
         if isinstance(dataset, DataLoader) and chosen.batch_of(plan) is None:
             chosen = replace(chosen, batch_size=dataset.batch_size)
@@ -144,25 +137,12 @@ def run_agent(
         settings=chosen,
         reports=reports,
         requirements=requirements,
-        rejoins=rejoins,
     )
     return run_to_end(steps, problem.task, rendezvous)
 
 
-@contextmanager
-def _announcing(rendezvous: Rendezvous, *, rejoins: bool) -> Iterator[None]:
-    """Announce a failure inside to all agents, in a line that begins with this agent's number."""
-    # An agent that cannot return to a run must not stop the others at their start.
-    announcing = nullcontext() if rejoins else announcing_failure(rendezvous)
-    with announcing, naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
-        yield
-
-
 def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResult]:
-    """Run one agent of a workload in this process: join the others, find the plan, and run it.
-
-    Return the plan that was run, and the agent's result.
-    """
+    """Run one agent of a workload in this process; return the plan that was run, and its result."""
     agent = config.agent
     with naming_agent(agent, config.names):
         credentials = load_credentials(config.keys, agent, config.num_agents)
@@ -184,11 +164,12 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         rejoins=config.rejoins,
         interruption=reports.interruption,
     )
-    with _announcing(rendezvous, rejoins=config.rejoins):
-        if config.plan is None:
-            plan = make_plan_together(config, rendezvous)
+    with announcing_failure(rendezvous):
+        source = config.source
+        if isinstance(source, Path):
+            plan = load_plan(source)
         else:
-            plan = load_plan(config.plan)
+            plan = make_plan_together(config, rendezvous, source)
         # An agent opens its own data only.
         problem = config.workload.build(config.num_agents, [agent]).judge(plan.budget)
     steps = run_steps(
@@ -200,16 +181,14 @@ def run_workload(config: AgentConfig, reports: Reports) -> tuple[Plan, AgentResu
         reports=reports,
         requirements=config.requirements,
         data=problem.description,
-        rejoins=config.rejoins,
     )
     return plan, run_to_end(steps, problem.task, rendezvous)
 
 
-def make_plan_together(config: AgentConfig, rendezvous: Rendezvous) -> Plan:
-    """Make the plan together with all agents, and share it."""
-    request = config.request
-    if request is None:
-        raise CornError("neither a plan nor a request for one was given")
+def make_plan_together(
+    config: AgentConfig, rendezvous: Rendezvous, request: PlanningRequest
+) -> Plan:
+    """Make the plan together with all agents, and write it to the shared folder."""
     # Before the others learn of this agent's links, and before any file of the run is written.
     if config.requirements is not None:
         config.requirements.check(request, rendezvous.agent)
@@ -245,15 +224,12 @@ def run_steps(
     reports: Reports | None = None,
     requirements: Requirements | None = None,
     data: str = "",
-    rejoins: bool = False,
     update: UpdateRule | None = None,
 ) -> Generator[AgentStepper, None, AgentResult]:
-    """Run one agent of a plan on a problem with its own data, and return its result.
+    """Run one agent as :func:`run_agent` does; each step yields the stepper once it has begun.
 
-    Each step yields the stepper once the step has begun: the caller has it compute the gradient.
-    ``data`` describes how the data was partitioned, on which all must agree. ``update`` turns a
-    release into the half step, in place of step sizes and momentum. The other arguments are those
-    of :func:`run_agent`.
+    The caller then has it compute the gradient. All agents agree on ``data``, a description of how
+    the data was partitioned. ``update`` takes the place of step sizes and momentum.
     """
     agent = rendezvous.agent
     reports = reports or Reports()
@@ -261,14 +237,11 @@ def run_steps(
     # However the run ends, links are closed, so that neighbours notice, and the ledger is unlocked.
     with ExitStack() as stack:
         stack.callback(rendezvous.close)
-        with _announcing(rendezvous, rejoins=rejoins):
+        with announcing_failure(rendezvous):
             # Check. The agent verifies the plan itself before it publishes or writes anything.
             if rendezvous.num_agents != plan.num_agents:
-                raise InvalidArgumentError(
-                    f"the plan is for {plan.num_agents} agents, found {rendezvous.num_agents} in "
-                    "this run"
-                )
-            settings.check_plan(plan)
+                found = f"found {rendezvous.num_agents} in this run"
+                raise InvalidArgumentError(f"the plan is for {plan.num_agents} agents, {found}")
             roster = rendezvous.credentials.roster
             roster.require_names(plan.network.agent_names)
             # Refuses links that cannot be opened.
@@ -279,7 +252,7 @@ def run_steps(
             # Opening the ledger begins a run: it locks the file, so that no second process releases
             # under the same count until the end, and writes a nonce that was never used before.
             precision = settings.precision_of(plan, agent, planned)
-            ledger = open_ledger(rendezvous.key_folder, agent, plan, precision=precision)
+            ledger = open_ledger(rendezvous.keys, agent, plan, precision=precision)
             stack.enter_context(ledger)
             if reports.on_ledger is not None:
                 reports.on_ledger(ledger)
@@ -296,8 +269,11 @@ def run_steps(
                     num_parameters=len(start),
                     num_releases=num_releases,
                     resume=settings.resume,
-                    rejoins=rejoins,
+                    rejoins=rendezvous.rejoins,
                 )
+            model = f"{problem.task.describe()}; {problem.task.num_parameters} parameters"
+            if hasattr(problem.task, "fingerprint"):  # of layers, loss and frozen parameters
+                model += f" ({problem.task.fingerprint().hex()[:16]})"
             # Of more columns agents compare a hash, which the description of the data has.
             columns = () if problem.schema is None else problem.schema.features[:_MOST_COLUMNS]
             # Agree. From here on all agents have the same plan, model, settings and nonce.
@@ -307,7 +283,8 @@ def run_steps(
                     # Before the model, whose shape follows from the columns.
                     **{f"column {name!r}": "yes" for name in columns},
                     "the data": data,
-                    **describe_model(problem.task, start),
+                    "the model": model,
+                    "the initial parameters": hashlib.sha256(start.numpy().data).hexdigest()[:16],
                     "the roster of public keys": roster.fingerprint.hex(),
                     "agents that accept connections": ", ".join(
                         str(number) for number, does in enumerate(roster.accepts) if does
@@ -318,14 +295,13 @@ def run_steps(
                 nonce=ledger.nonce.hex(),  # public: noise follows from it only with the keys
                 remaining=ledger.remaining,
                 checkpoints=tuple(sorted(checkpoints)),
-                reserved=ledger.reserved_before,
-                first_free_step=ledger.first_free_step if rejoins else 0,
+                first_free_step=ledger.first_free_step if rendezvous.rejoins else 0,
             )
             run = AgentRun(
                 plan, settings, rendezvous, hello, ledger, stepper, start, folders, required
             )
-            stack.callback(run.close)
-            if rejoins:
+            stack.enter_context(run.opened)
+            if rendezvous.rejoins:
                 run.return_to_others()
             else:
                 run.begin()
@@ -337,9 +313,8 @@ def digest_data(plan: Plan, agent: int, problem: TrainingProblem) -> bytes | Non
     """Return a digest of the agent's samples if it decides which pass they belong to, else None."""
     # A loop's samples are in the user's data set, which may draw its items at random: each run of a
     # loop begins a new pass.
-    is_known = not isinstance(problem.task, UserModel)
     is_in_passes = plan.budget.of_agent(agent).query.sampling == "passes"
-    return problem.digest() if is_known and is_in_passes else None
+    return problem.digest() if is_in_passes and not isinstance(problem.task, UserModel) else None
 
 
 def prepare_work(
@@ -373,21 +348,10 @@ def prepare_work(
     return stepper, parts, (*problem.private_notes, *filter(None, notes))
 
 
-def describe_model(task: Task, start: Tensor) -> dict[str, str]:
-    """Return the terms of the model that all agents must have in common; nothing secret."""
-    model = f"{task.describe()}; {task.num_parameters} parameters"
-    if hasattr(task, "fingerprint"):  # of layers, loss and frozen parameters
-        model += f" ({task.fingerprint().hex()[:16]})"
-    digest = hashlib.sha256(start.numpy().tobytes()).hexdigest()[:16]
-    return {"the model": model, "the initial parameters": digest}
-
-
 @dataclass(eq=False)
 class AgentRun:
-    """One agent's run of a plan, from its checks to its result.
+    """One agent's run of a plan, which ``begin`` or ``return_to_others`` starts.
 
-    ``begin`` or ``return_to_others`` fill the fields without an argument: ``total`` is the ε of all
-    releases of the agent's data, ``group_seeds`` are those of groups of three and more agents.
     Nothing is released before ``train``: all checks that can refuse come before, so a refusal costs
     no budget.
     """
@@ -410,7 +374,7 @@ class AgentRun:
 
     def __post_init__(self) -> None:
         self.agent = self.rendezvous.agent
-        self._opened = ExitStack()
+        self.opened = ExitStack()
         graph = self.plan.network.graph
         self.neighbours = frozenset(graph.neighbors(self.agent))
         # Survivors of exact sums may make a plan with longer integers.
@@ -428,10 +392,6 @@ class AgentRun:
         """The end of the run: T, or earlier where a ledger allows fewer steps."""
         return min(self.settings.steps_of(self.plan), self.first_step + self.agreement.max_steps)
 
-    def close(self) -> None:
-        """Close all links."""
-        self._opened.close()
-
     def begin(self) -> None:
         """Agree with all agents, and connect to the neighbours."""
         rendezvous = self.rendezvous
@@ -443,7 +403,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self._opened.callback(opener.callers.close)
+        self.opened.callback(opener.callers.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -463,18 +423,15 @@ class AgentRun:
         if self.plan.network.mixing == "gossip":
             raise InvalidArgumentError("--rejoin needs exact sums, found a plan with gossip")
         require_pair_seeds(self.plan, "--rejoin")
-        # The step of the return is not known yet, so the check assumes all releases that the ledger
-        # allows.
+        # The step of the return is not known yet: for all releases that the ledger allows.
         self._check_total(ledger.remaining)
         if self.folders is None:
-            raise InvalidArgumentError(
-                "rejoins needs out, the folder of the run, which has the addresses of the others"
-            )
+            raise InvalidArgumentError("rejoins needs out, which has the addresses of the others")
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self._opened.callback(admission.opener.callers.close)
+        self.opened.callback(admission.opener.callers.close)
         welcome = admission.welcome
-        step = admission.welcome.return_step
+        step = welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses
         # any step that it has ever reserved, so no noise repeats whatever they name.
         ledger.join_run(step)
@@ -504,12 +461,11 @@ class AgentRun:
 
     def _check_total(self, num_steps: int) -> None:
         """Check the owner's limit on all plans together, for a run of so many steps."""
-        # With the ledger open, so that no second run can add to the total meanwhile, and before
-        # anything is released.
+        # With the ledger open, so that no second run can add to the total meanwhile.
         self.total = compose_total(
             self.plan,
             self.agent,
-            keys=self.rendezvous.key_folder,
+            keys=self.rendezvous.keys,
             ledger=self.ledger,
             requirements=self.requirements,
             num_steps=num_steps,
@@ -519,8 +475,7 @@ class AgentRun:
 
     def _make_membership(self) -> Membership:
         keys = NewsKeys(self.rendezvous.credentials, self.rendezvous.meeting.session)
-        graph = self.plan.network.graph
-        return Membership(graph, self.agent, keys, last_step=self.last_step)
+        return Membership(self.plan.network.graph, self.agent, keys, last_step=self.last_step)
 
     def _exchange_over(
         self, links: Mapping[int, Link], membership: Membership, opener: LinkOpener
@@ -530,8 +485,8 @@ class AgentRun:
         dtype = integer_type(self.plan.mask_bits) if is_sum else self.start.dtype
         self.exchange = Exchange(links, membership, dtype=dtype, timeout=self.settings.timeout)
         self.returns = Returns(self, opener)
-        self._opened.callback(self.returns.close)
-        self._opened.callback(self.exchange.close)
+        self.opened.callback(self.returns.close)
+        self.opened.callback(self.exchange.close)
 
     def activate(self, plan: Plan, members: tuple[int, ...]) -> ActivePlan:
         """Return a plan for some members with this agent's noise under it."""
@@ -565,11 +520,9 @@ class AgentRun:
         for text in private_notes:
             journal.note_privately(text)
         rounds = TrainingRounds(self, journal, parameters)
-        # A checkpoint of the start lets agents that crash early resume from a step they have in
-        # common.
+        # A checkpoint of the start lets agents that crash early resume from a common step.
         journal.record_start(self.first_step, parameters, earlier)
-        # A caller that gave an interruption catches signals itself, and would miss those caught
-        # here.
+        # A caller that gave an interruption catches signals itself.
         given = reports.interruption
         with catch_interruption() if given is None else nullcontext(given) as interruption:
             yield from rounds.run(interruption)
@@ -607,34 +560,26 @@ class AgentRun:
             try:
                 self.stepper.restore(self.admission.state)
             except InvalidArgumentError as error:
-                raise ProtocolError(
-                    f"a neighbour sent a state that does not fit: {error}"
-                ) from error
+                why = f"a neighbour sent a state that does not fit: {error}"
+                raise ProtocolError(why) from error
             return self.admission.parameters.clone(), list(rows.values())
-        if folders is not None and (removed := forget_after(folders, step)):
-            journal.note(f"removed what an earlier run wrote after step {step} ({removed} files)")
+        if folders is not None and forget_after(folders, step):
+            journal.note(f"removed what an earlier run wrote after step {step}")
         if folders is None or step == 0:
             return self.start.clone(), []
-        checkpoint = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
-        self.stepper.restore(checkpoint.state)
-        return checkpoint.parameters, list(read_rows(folders.private / "metrics.csv").values())
+        parameters, _, state = CheckpointFolder(folders.private, self.plan, self.agent).load(step)
+        self.stepper.restore(state)
+        return parameters, list(read_rows(folders.private / "metrics.csv").values())
 
     def _note_ledger(self, journal: Journal) -> None:
         """Note how a ledger shortens the run."""
         total = self.settings.steps_of(self.plan)
-        agreed = self.agreement
         if self.last_step < total:
             # An agent that returns learns when the run ends, but not for whose sake.
-            why = (
-                "as the others had agreed before this agent returned"
-                if agreed.scarce is None
-                else f"agent {agreed.scarce}'s ledger allows {agreed.max_steps} more releases"
-            )
+            scarce = self.agreement.scarce
+            who = "some agent" if scarce is None else f"agent {scarce}"
+            why = f"{who}'s ledger allows {self.agreement.max_steps} more releases"
             journal.note(f"the run ends at step {self.last_step} of {total}: {why}")
-        if agreed.reserved and self.agent == agreed.scarce:
-            journal.note(
-                f"a run that crashed had reserved {agreed.reserved} releases, which count as spent"
-            )
         if skipped := self.ledger.num_skipped:
             # Privately, as it tells that the data changed.
             journal.note_privately(

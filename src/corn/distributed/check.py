@@ -11,9 +11,9 @@ import hashlib
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,7 +24,7 @@ from corn.learn.batches import require_fitting_samples
 from corn.learn.consortium import Consortium
 from corn.noise.keys import find_pinned_roster
 from corn.noise.ledger import read_history
-from corn.parsing import build_fields, parse_address, read_json
+from corn.parsing import build, parse_address, read_json
 from corn.plan import Plan, fingerprint, verify_plan
 from corn.topology import list_connections
 from corn.transport.listener import open_port
@@ -32,10 +32,7 @@ from corn.version import __version__
 
 Status: TypeAlias = Literal["ok", "warning", "problem"]
 
-_FORMAT = "corn check 1"
 _CONNECT_SECONDS = 3.0
-# Declared sizes set every site's part: this much off, the declaration is worth a correction.
-_FAR_OFF = 1.5
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,7 @@ class SiteReport:
     version: str
     time: str
     findings: tuple[Finding, ...]
+    format: Literal["corn check 2"] = "corn check 2"
 
     @property
     def passed(self) -> bool:
@@ -75,39 +73,27 @@ class SiteReport:
 
     def to_shared(self) -> dict[str, Any]:
         """Return the part that the site may send to others."""
-        findings = [
-            {"name": own.name, "status": own.status, "text": own.text} for own in self.findings
-        ]
-        facts = {name: value for name, value in vars(self).items() if name != "findings"}
-        return {"format": _FORMAT, **facts, "findings": findings}
+        shared = tuple(replace(own, private="") for own in self.findings)
+        return asdict(replace(self, findings=shared))
 
 
 def load_report(path: Path) -> SiteReport:
     """Read the shared part of a report."""
-    names = ("corn_version", "format", "site", "consortium", "plan", "roster", "version", "time")
-    kinds: dict[str, Any] = dict.fromkeys(names, str)
+    document = read_json(path, kind="the result of a check")
     try:
-        found = build_fields(
-            {**kinds, "findings": tuple[Mapping[str, str], ...]},
-            read_json(path, kind="the result of a check"),
-            "the result",
-        )
         # Every file of results has the version, which ``version`` states with that of Python.
-        del found["corn_version"]
-        if found.pop("format") != _FORMAT:
-            raise FileFormatError(f"must have the format {_FORMAT!r}")
-        findings = tuple(Finding(**own) for own in found.pop("findings"))
-    except (CornError, TypeError) as error:
+        fields = {name: value for name, value in document.items() if name != "corn_version"}
+        report: SiteReport = build(SiteReport, fields, "the result")
+    except (AttributeError, CornError) as error:
         raise FileFormatError(f"{path}: not the result of a check: {error}") from error
-    return SiteReport(**found, findings=findings)
+    return report
 
 
 def compare_reports(consortium: Consortium, reports: Sequence[SiteReport]) -> list[Finding]:
     """Return what the sites do not have in common, and the sites that are missing."""
     findings = []
-    sites = [report.site for report in reports]
-    absent = [site.name for site in consortium.sites if site.name not in sites]
-    if absent:
+    present = {report.site for report in reports}
+    if absent := [site.name for site in consortium.sites if site.name not in present]:
         findings.append(Finding("sites", "problem", f"no result of {', '.join(absent)}"))
     for name in ("consortium", "plan", "roster", "version"):
         owners: dict[str, list[str]] = {}
@@ -115,12 +101,11 @@ def compare_reports(consortium: Consortium, reports: Sequence[SiteReport]) -> li
             value = getattr(report, name)
             # Agents of one minor version may run together.
             value = ".".join(value.split(".")[:2]) if name == "version" else value[:16]
-            owners.setdefault(value, []).append(report.site)
+            owners.setdefault(value or "none", []).append(report.site)
         if len(owners) > 1:
-            text = "; ".join(
-                f"{value or 'none'}: {', '.join(who)}" for value, who in owners.items()
-            )
-            findings.append(Finding(name, "problem", f"must be the same everywhere, found {text}"))
+            found = "; ".join(f"{value}: {', '.join(who)}" for value, who in owners.items())
+            text = f"must be the same everywhere, found {found}"
+            findings.append(Finding(name, "problem", text))
     return findings
 
 
@@ -143,7 +128,10 @@ def check_site(
         findings += _check_connections(consortium, plan, agent, wait)
     return SiteReport(
         site=consortium.sites[agent].name,
-        consortium=_hash_text(consortium.path),
+        # A hash of the text, which editors of other systems do not change by saving it.
+        consortium=hashlib.sha256(
+            consortium.path.read_text(encoding="utf-8-sig").encode()
+        ).hexdigest(),
         plan="" if plan is None else fingerprint(plan).hex(),
         roster=roster,
         version=f"{__version__}, Python {platform.python_version()}",
@@ -152,32 +140,14 @@ def check_site(
     )
 
 
-def _hash_text(path: Path) -> str:
-    """Return a hash of a text that editors of other systems do not change by saving it."""
-    return hashlib.sha256(path.read_text(encoding="utf-8-sig").encode()).hexdigest()
-
-
 def _check_data(consortium: Consortium, agent: int, data: Path) -> Finding:
-    declared = consortium.sites[agent].samples
     try:
         problem = consortium.make_workload(data).build(len(consortium.sites), [agent])
         require_fitting_samples(consortium.make_budget(), problem.data.sizes, first=agent)
     except CornError as error:
-        return Finding(
-            "data",
-            "problem",
-            "the file does not fit the public schema or the plan",
-            f"{error}: correct it",
-        )
-    # Rows are recounted from the expected fraction: exact numbers of parts are not needed.
-    rows = sum(problem.data.sizes) / consortium.training_fraction
+        text = "the file does not fit the public schema or the plan"
+        return Finding("data", "problem", text, f"{error}: correct it")
     private = [f"{sum(problem.data.sizes):,} rows to train on", *problem.private_notes]
-    if not declared / _FAR_OFF <= rows <= declared * _FAR_OFF:
-        private.insert(
-            0,
-            f"about {rows:,.0f} rows, where {declared:,} are declared: this changes no ε, but "
-            "correct samples in the consortium file if the declaration should be near",
-        )
     return Finding("data", "ok", "the file fits the public schema", "; ".join(private))
 
 
@@ -200,17 +170,12 @@ def _check_keys(consortium: Consortium, agent: int, keys: Path) -> tuple[str, Fi
         return "", Finding("keys", "problem", "the key or the roster cannot be used", str(error))
     shown = roster.fingerprint.hex()
     pinned = find_pinned_roster(keys / f"agent-{agent}.key")
-    differing = [
-        site.name
-        for site, accepts in zip(consortium.sites, roster.accepts, strict=True)
-        if site.accepts != accepts
-    ]
     if pinned is not None and not roster.follows(bytes.fromhex(pinned)):
         text = f"the key was used with another roster, {pinned[:16]}: somebody exchanged it"
         return shown, Finding("keys", "problem", text)
-    if differing:
-        text = f"the roster and the consortium file differ in accepts of {', '.join(differing)}"
-        return shown, Finding("keys", "problem", f"{text}: correct one of them")
+    if list(roster.accepts) != list(consortium.accepts):
+        text = "the roster and the consortium file differ in which sites accept connections"
+        return shown, Finding("keys", "problem", text)
     text = f"roster {shown[:16]}: compare it with the others by telephone"
     return shown, Finding("keys", "ok", text)
 
@@ -235,73 +200,47 @@ def _check_connections(
     consortium: Consortium, plan: Plan, agent: int, wait: float
 ) -> Iterator[Finding]:
     """Yield a finding for each port that the site opens or must reach."""
-    sites = consortium.sites
-    store = consortium.store
+    sites, store = consortium.sites, consortium.store
     pairs = list_connections(plan.network.graph, consortium.accepts)
-    coming = [opener for opener, accepting in pairs if accepting == agent]
-    who = ", ".join(sites[peer].name for peer in coming)
-    host = consortium.accepts.index(True)
-    listening = {}
-    if coming and sites[agent].address is not None:
-        listening[sites[agent].address] = f"from {who}"
-    elif coming:
-        yield Finding("port", "warning", f"{who} must reach this site, whose address is not given")
-    if agent == host and store is not None:
-        listening[store] = "from all sites (store)"
-    reach = {} if agent == host or store is None else {store: "the store"}
-    for peer in [accepting for opener, accepting in pairs if opener == agent]:
-        if sites[peer].address is None:
-            text = f"this site must reach {sites[peer].name}, whose address is not given"
-            yield Finding("port", "warning", text)
-        else:
-            reach[str(sites[peer].address)] = sites[peer].name
-    if store is None:
-        yield Finding("port", "warning", "store is not given: agents need --store HOST:PORT")
-    with _open_ports([address for address in listening if address]) as failures:
+    is_host = agent == consortium.accepts.index(True)
+    # Each address, what it is for, and whether this site listens there.
+    needs = [(sites[b].address, sites[b].name, False) for a, b in pairs if a == agent]
+    if coming := ", ".join(sites[a].name for a, b in pairs if b == agent):
+        needs.append((sites[agent].address, f"from {coming}", True))
+    needs.append((store, "from all sites (store)" if is_host else "the store", is_host))
+    if missing := [who for address, who, _ in needs if address is None]:
+        text = f"the consortium file has no address: {'; '.join(missing)}"
+        yield Finding("port", "warning", text)
+    listening = {address: who for address, who, listens in needs if address and listens}
+    reach = {address: who for address, who, listens in needs if address and not listens}
+    with ExitStack() as stack:
         for address, who in listening.items():
-            if why := failures.get(str(address)):
+            try:
+                # The system completes connections by itself, which is all there is to find out.
+                stack.enter_context(closing(open_port(parse_address(address))))
+                yield Finding("port", "ok", f"listens at {address}, {who}")
+            except (OSError, CornError) as error:
+                why = getattr(error, "strerror", None) or error
                 text = f"cannot listen at {address} ({why}): free the port, or correct address"
                 yield Finding("port", "problem", text)
-            else:
-                yield Finding("port", "ok", f"listens at {address}, {who}")
         end = time.monotonic() + wait
         for address, who in reach.items():
-            yield _reach(address, who, sites[agent].name, end)
+            yield _reach(address, f"{sites[agent].name} must reach {who} at {address}", end)
         # Others may come later.
         time.sleep(max(0.0, end - time.monotonic()) if listening else 0.0)
 
 
-def _reach(address: str, who: str, site: str, end: float) -> Finding:
+def _reach(address: str, task: str, end: float) -> Finding:
     """Connect until it works or the time is over."""
-    where = f"{site} must reach {who} at {address}"
     while True:
         try:
             with socket.create_connection(parse_address(address), timeout=_CONNECT_SECONDS):
-                return Finding("port", "ok", f"{site} reaches {who} at {address}")
+                return Finding("port", "ok", f"{task}, and does")
         except ConnectionRefusedError:
-            text = f"{where}, where nothing listens yet: check at the same time with --wait 60"
+            text = f"{task}, where nothing listens yet: check at the same time with --wait 60"
             found = Finding("port", "warning", text)
         except OSError as error:
-            text = f"{where}: {error}: open this port, or correct it"
-            found = Finding("port", "problem", text)
+            found = Finding("port", "problem", f"{task}: {error}: open this port, or correct it")
         if time.monotonic() >= end:
             return found
         time.sleep(0.5)
-
-
-@contextmanager
-def _open_ports(addresses: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Listen at addresses, and yield why some cannot be used."""
-    failures: dict[str, str] = {}
-    listeners: list[socket.socket] = []
-    for address in addresses:
-        try:
-            # The system completes connections by itself, which is all there is to find out.
-            listeners.append(open_port(parse_address(address)))
-        except (OSError, CornError) as error:
-            failures[address] = getattr(error, "strerror", None) or str(error)
-    try:
-        yield failures
-    finally:
-        for listener in listeners:
-            listener.close()

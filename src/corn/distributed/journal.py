@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from torch import Tensor
@@ -24,22 +22,10 @@ from corn.distributed.logs import log_event
 from corn.distributed.messages import Header
 from corn.distributed.results import RunStatus
 from corn.distributed.status import STATE_NAME, TRAINING, AgentState, write_state
-from corn.distributed.storage import (
-    AgentCheckpoint,
-    CheckpointFolder,
-    write_model,
-)
-from corn.errors import CornError
+from corn.distributed.storage import CheckpointFolder, naming_failure
+from corn.files import writing_whole
 from corn.learn.mechanism import Mechanism, Trial
-from corn.learn.metrics import (
-    COLUMNS,
-    PARTS,
-    SHARED_COLUMNS,
-    Row,
-    Samples,
-    measure,
-    write_table,
-)
+from corn.learn.metrics import COLUMNS, PARTS, SHARED_COLUMNS, Row, Samples, measure, write_table
 from corn.learn.problem import TrainingProblem
 from corn.learn.step import StepStatistics
 from corn.learn.sweep import Interruption
@@ -55,8 +41,6 @@ if TYPE_CHECKING:
     from corn.distributed.agent import AgentRun
 
 _BLOCKS_OF_RELEASES = 20
-_STATISTICS = ("gradient_norm", "fraction_clipped", "noise_norm")
-_SECONDS_OF_PACE = 60.0
 # The launcher needs a few states per second; a file of which each costs a write needs fewer.
 _SECONDS_BETWEEN_STATES = 0.1
 _SECONDS_BETWEEN_FILES = 1.0
@@ -77,10 +61,7 @@ class Reports:
 
 
 def epsilon_after(budget: PrivacyBudget, precision: float, num_releases: int) -> float:
-    """Return the ε spent by an agent with a promise after so many releases, at the promise's δ.
-
-    ``precision`` is the largest [R⁻¹]_ii of any release, against the worst coalition.
-    """
+    """Return the ε spent after so many releases with [R⁻¹]_ii of ``precision`` at most."""
     if num_releases == 0:
         return 0.0
     # With the privacy loss by floating point: the ε that is printed must be the one that is proved.
@@ -90,30 +71,14 @@ def epsilon_after(budget: PrivacyBudget, precision: float, num_releases: int) ->
 def round_up_releases(num_releases: int, num_steps: int) -> int:
     """Return a number of releases rounded up to the end of a twentieth of the plan.
 
-    Accounting of Poisson sampling takes as long as several steps, so that the ε of every step would
-    delay training. ε grows with releases, so that of more releases is a bound.
+    Accounting of Poisson sampling takes as long as several steps. ε grows with releases, so that of
+    more releases is a bound.
 
     >>> round_up_releases(1, 1000), round_up_releases(999, 1000)
     (50, 1000)
     """
     block = math.ceil(num_steps / _BLOCKS_OF_RELEASES)
     return min(num_steps, block * math.ceil(num_releases / block))
-
-
-def measure_pace(seen: deque[tuple[float, int]], step: int, now: float) -> float:
-    """Return the steps per minute, over the last minute, and add this step to those seen.
-
-    >>> seen = deque([(10.0, 0)])
-    >>> measure_pace(seen, 20, now=40.0)
-    40.0
-    """
-    seen.append((now, step))
-    # The second point decides: the first may be older than a minute, so that slow runs still have a
-    # pace.
-    while len(seen) > 2 and seen[1][0] < now - _SECONDS_OF_PACE:
-        seen.popleft()
-    began, first = seen[0]
-    return 60 * (step - first) / (now - began) if now > began else 0.0
 
 
 @final
@@ -133,15 +98,10 @@ class Journal:
         plan = run.plan
         settings = run.settings
         budget = plan.budget.of_agent(run.agent)
-        self._agent = run.agent
+        self._run = run
         self._plan = plan
-        self._settings = settings
         self._problem = problem
         self._parts = parts
-        self._ledger = run.ledger
-        self._folders = run.folders
-        self._stepper = run.stepper
-        self._exchange = run.exchange
         self._on_state = on_state
         self._budget = budget
         # Per instance: a cache on a function would keep every budget alive.
@@ -152,49 +112,24 @@ class Journal:
         # With gossip, agents may be n steps apart, and resume from a step that they have in common.
         self._num_kept = 3 + math.ceil(plan.num_agents / settings.checkpoint_every)
         self._saves = True
-        # Times and steps of the last minute.
-        self._pace: deque[tuple[float, int]] = deque()
+        self._step = run.first_step
+        self._began = time.monotonic()
         self._last_state = self._last_file = -math.inf
         self.rows: list[Row] = []
         self.notes: list[str] = []
         self.private_notes: list[str] = []
-        # Made once: the fingerprint of a large plan takes a while.
-        self._first = AgentState(
-            agent=run.agent,
-            num_agents=plan.num_agents,
-            names=tuple(plan.network.agent_names) if plan.network.has_names else (),
-            phase=TRAINING,
-            step=0,
-            num_steps=settings.steps_of(plan),
-            epsilon=0.0,
-            promised_epsilon=budget.promise.epsilon,
-            delta=budget.promise.delta,
-            unit=budget.unit,
-            protects=f"{budget.promise.query.protects}; {budget.promise.query.recipe}",
-            adversary=plan.threat.describe(),
-            simulation=problem.simulation,
-            releases_left=budget.num_steps,
-            neighbours=run.exchange.membership.planned_neighbours,
-            lost={},
-            bytes_sent=0,
-            steps_per_minute=0.0,
-            test_loss=None,
-            plan=fingerprint(plan).hex(),
-            corn_version=__version__,
-            timeout=settings.timeout,
-            updated=0.0,
-        )
+        self._fingerprint = fingerprint(plan).hex()  # takes a while for a large plan
 
     def note(self, text: str) -> None:
         """Record an event that anyone may read."""
         text = add_names(text, self._plan.network.agent_names)
         self.notes.append(text)
-        log_event(self._agent, "note", text, level=logging.WARNING)
+        log_event(self._run.agent, "note", text, level=logging.WARNING)
 
     def note_privately(self, text: str) -> None:
         """Record an event that depends on the agent's data, for its owner alone."""
         self.private_notes.append(text)
-        log_event(self._agent, "note", text, level=logging.WARNING, is_private=True)
+        log_event(self._run.agent, "note", text, level=logging.WARNING, is_private=True)
 
     def record_start(self, step: int, parameters: Tensor, earlier: Sequence[Row] = ()) -> None:
         """Measure before the first step, if asked to; ``earlier`` are rows of a run before."""
@@ -204,49 +139,52 @@ class Journal:
         if step in self._steps and step not in {row["step"] for row in self.rows}:
             self._measure(step, parameters, None)
         self._save(step, parameters)
-        state = self._report(step, TRAINING)
+        state = self._report(TRAINING)
         promise = f"{self._budget.describe()}, against {state.adversary}"
         if state.simulation:
             promise = f"simulated: {promise}; {state.simulation}"
         text = f"starts at step {step} of {state.num_steps} with plan {state.plan[:16]}: {promise}"
-        log_event(self._agent, "start", text)
+        log_event(state.agent, "start", text)
 
     def record_step(self, step: int, parameters: Tensor, statistics: StepStatistics) -> None:
         """Record that ``step`` steps are done: measure, save and report when due."""
+        self._step = step
         if step in self._steps:
             self._measure(step, parameters, statistics)
-        if step % self._settings.checkpoint_every == 0:
+        if step % self._run.settings.checkpoint_every == 0:
             self._save(step, parameters)
             self._last_state = time.monotonic()
-            state = self._report(step, TRAINING)
+            state = self._report(TRAINING)
             log_event(state.agent, "checkpoint", state.describe())
         else:
-            self.report_if_due(step)
+            self.report_if_due()
 
     def stop_saving(self) -> None:
         """Save no more checkpoints: the model is not finite, or not that of all agents."""
         self._saves = False
 
-    def report_if_due(self, step: int) -> None:
+    def report_if_due(self) -> None:
         """Report the state, but not too often; without news the agent would look stalled."""
         now = time.monotonic()
         if now >= self._last_state + _SECONDS_BETWEEN_STATES:
             self._last_state = now
-            self._report(step, TRAINING)
+            self._report(TRAINING)
 
     def record_end(self, step: int, parameters: Tensor, status: RunStatus) -> None:
         """Measure the final model, which replaces a measurement from before a cool-down."""
+        self._step = step
         # A cool-down mixes without new gradients: the last step's statistics still hold.
         statistics = None
         if self.rows and self.rows[-1]["step"] == step:
             last = self.rows.pop()
+            norms = (last["gradient_norm"], last["fraction_clipped"], last["noise_norm"])
             statistics = StepStatistics(
-                *(parameters.new_full((1, 1), float(last[name])) for name in _STATISTICS)
+                *(parameters.new_full((1, 1), float(norm)) for norm in norms)
             )
         self._measure(step, parameters, statistics)
         self._save(step, parameters)
         self._save_model(parameters)
-        state = self._report(step, status.value)
+        state = self._report(status.value)
         log_event(state.agent, "end", f"{status}: {state.describe()}")
 
     @property
@@ -256,7 +194,7 @@ class Journal:
 
     @property
     def _num_releases(self) -> int:
-        return self._plan.budget.num_steps - self._ledger.remaining
+        return self._plan.budget.num_steps - self._run.ledger.remaining
 
     def _select_shared(self, row: Row) -> Row:
         # This is an allow list by column; scores on private samples are removed in addition.
@@ -269,7 +207,7 @@ class Journal:
             self._problem.task,
             parameters.view(1, 1, 1, -1),
             (self._trial,),
-            seeds=(self._settings.seed,),
+            seeds=(self._run.settings.seed,),
             step=step,
             parts=self._parts,
             statistics=statistics,
@@ -284,68 +222,77 @@ class Journal:
             "central_ratio": self._plan.central_ratio,
         }
         self.rows.append(row | promise)
-        if self._folders is None:
+        folders = self._run.folders
+        if folders is None:
             return
-        with _naming_unwritable(self._folders.private):
-            write_table(self.rows, self._folders.private / "metrics.csv", is_private=True)
-        folder = self._folders.shared
-        with _naming_unwritable(folder):
-            write_model(folder, step, parameters)
+        with naming_failure(folders.private):
+            write_table(self.rows, folders.private / "metrics.csv", is_private=True)
+        with naming_failure(folders.shared):
+            (folders.shared / "models").mkdir(exist_ok=True)
+            with writing_whole(folders.shared / "models" / f"step-{step}.bin") as file:
+                file.write_bytes(parameters.numpy().tobytes())
             rows = [self._select_shared(row) for row in self.rows]
-            write_table(rows, folder / "metrics.csv", columns=SHARED_COLUMNS)
+            write_table(rows, folders.shared / "metrics.csv", columns=SHARED_COLUMNS)
 
     def _save(self, step: int, parameters: Tensor) -> None:
-        if self._folders is not None and self._saves:
-            checkpoint = AgentCheckpoint(parameters, self._num_releases, self._stepper.save())
-            folder = CheckpointFolder(self._folders.private, self._plan, self._agent)
-            folder.save(step, checkpoint, num_kept=self._num_kept)
+        run = self._run
+        if run.folders is not None and self._saves:
+            CheckpointFolder(run.folders.private, self._plan, run.agent).save(
+                step, parameters, self._num_releases, run.stepper.save(), num_kept=self._num_kept
+            )
 
     def _save_model(self, parameters: Tensor) -> None:
         """Write the final model with names, preprocessing and promise, if its task predicts."""
-        if self._folders is None or not self._saves:
-            return
         promise = ModelPromise.of_plan(self._plan, simulation=self._problem.simulation)
         model = TrainedModel.from_problem(self._problem, parameters, promise)
-        if model is not None:
-            with _naming_unwritable(self._folders.shared):
-                model.save(self._folders.shared / MODEL_FILE)
+        folders = self._run.folders
+        if model is not None and folders is not None and self._saves:
+            with naming_failure(folders.shared):
+                model.save(folders.shared / MODEL_FILE)
 
-    def _report(self, step: int, phase: str) -> AgentState:
+    def _report(self, phase: str) -> AgentState:
         """Return the present state, pass it on, and write it to its file if that is due."""
         row: Row = self.rows[-1] if self.rows else dict.fromkeys(COLUMNS, math.nan)
         # Scores on private samples are not even for the owner's display, training data excepted.
         loss = float(self._select_shared(row)["test_loss"])
-        own = self._exchange.membership
+        exchange = self._run.exchange
+        lost, cut_links = exchange.membership.lost, exchange.membership.cut_links
         now = time.monotonic()
-        lost, cut_links = own.lost, own.cut_links
-        state = replace(
-            self._first,
+        minutes = (now - self._began) / 60
+        run, plan, budget = self._run, self._plan, self._budget
+        promise = budget.promise
+        planned = exchange.membership.planned_neighbours
+        state = AgentState(
+            agent=run.agent,
+            num_agents=plan.num_agents,
+            names=tuple(plan.network.agent_names) if plan.network.has_names else (),
             phase=phase,
-            step=step,
-            epsilon=self._epsilon(round_up_releases(self._num_releases, self._budget.num_steps)),
-            releases_left=self._ledger.remaining,
-            neighbours=tuple(sorted(set(self._first.neighbours) - lost.keys() - cut_links.keys())),
+            step=self._step,
+            num_steps=run.settings.steps_of(plan),
+            epsilon=self._epsilon(round_up_releases(self._num_releases, budget.num_steps)),
+            promised_epsilon=promise.epsilon,
+            delta=promise.delta,
+            unit=budget.unit,
+            protects=f"{promise.query.protects}; {promise.query.recipe}",
+            adversary=plan.threat.describe(),
+            simulation=self._problem.simulation,
+            releases_left=run.ledger.remaining,
+            neighbours=tuple(sorted(set(planned) - lost.keys() - cut_links.keys())),
             lost={str(agent): when for agent, when in lost.items()},
-            bytes_sent=self._exchange.count_bytes(),
-            steps_per_minute=measure_pace(self._pace, step, now),
+            bytes_sent=exchange.count_bytes(),
+            steps_per_minute=(self._step - run.first_step) / minutes if minutes else 0.0,
             test_loss=loss if math.isfinite(loss) else None,
+            plan=self._fingerprint,
+            corn_version=__version__,
+            timeout=run.settings.timeout,
             updated=time.time(),
         )
         is_due = phase != TRAINING or now >= self._last_file + _SECONDS_BETWEEN_FILES
-        if self._folders is not None and is_due:
+        if run.folders is not None and is_due:
             self._last_file = now
             # A full disk ends a run at the next checkpoint, with an error of its own.
             with suppress(OSError):
-                write_state(self._folders.private / STATE_NAME, state)
+                write_state(run.folders.private / STATE_NAME, state)
         if self._on_state is not None:
             self._on_state(state)
         return state
-
-
-@contextmanager
-def _naming_unwritable(folder: Path) -> Iterator[None]:
-    """Name the folder in a failure to write."""
-    try:
-        yield
-    except OSError as error:
-        raise CornError(f"{folder}: cannot be written: {error.strerror}") from error

@@ -7,7 +7,6 @@ was released before, and keys and nonces are not published with results.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from corn.noise import (
     seal_seed,
 )
 from corn.noise.ledger import explain_missing, ledger_path
+from corn.noise.stream import decode_fields, encode_fields
 from corn.plan import Plan, fingerprint
 from corn.privacy.composition import PlanTerms
 from corn.topology.graphs import look_up_agents
@@ -80,9 +80,8 @@ def load_credentials(
 ) -> Credentials:
     """Return an agent's identity and all public keys, checked against each other.
 
-    The agent is a number, or a name of the roster.
-    The roster must be the one that the key was used with before, or follow from it. The key
-    remembers it, unless ``pins`` is False.
+    The agent is a number, or a name of the roster. The roster must be the one that the key was used
+    with before, or follow from it: the key remembers it, unless ``pins`` is False.
     """
     folder = Path(folder)
     if isinstance(agent, str):
@@ -91,16 +90,8 @@ def load_credentials(
     if not 0 <= agent < num_agents:
         raise InvalidArgumentError(f"agent must be from 0 to {num_agents - 1}, found {agent}")
     key = folder / f"agent-{agent}.key"
-    try:
-        # Modes first: a key that others could read must not be used, even if it is valid.
-        require_private_keys(folder, agent)
-    except FileFormatError as error:
-        # Where a ledger is left, a key was lost: a new one would not have been used with it.
-        is_new = not any(folder.glob(f"agent-{agent}-*.ledger"))
-        if is_new and isinstance(error.__cause__, FileNotFoundError):
-            command = f"corn keys make {shlex.quote(str(folder))} --agent {agent}"
-            raise FileFormatError(f"{error}: make the agent's key with: {command}") from error
-        raise
+    # Modes first: a key that others could read must not be used, even if it is valid.
+    require_private_keys(folder, agent)
     identity = load_identity(key)
     roster = load_roster(folder / "roster.json")
     if roster.num_agents != num_agents:
@@ -127,9 +118,6 @@ def open_ledger(
     """Open the ledger of an agent under a plan, and record in the agent's key that it exists.
 
     ``precision`` and ``continues`` are those of :meth:`ReleaseLedger.open`.
-
-    Raises:
-        FileFormatError: it is damaged, or missing although the key was used with this plan.
     """
     key = folder / f"agent-{agent}.key"
     plan_fingerprint = fingerprint(plan)
@@ -183,32 +171,36 @@ def make_keys(folder: Path, num_agents: int, names: Sequence[str] = ()) -> bool:
 def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -> dict[int, Secret]:
     """Return the seeds of the groups of three and more that this agent is in, new in each run.
 
-    The lowest member of a group makes its seed and seals it to each other member, so that the
-    store sees none. Pairs need no message: their seeds follow from their keys.
+    The lowest member of a group makes its seed and seals it to each other member, so that nobody
+    else reads it. Pairs need no message: their seeds follow from their keys.
     """
-    seeds: dict[int, Secret] = {}
-    # The nonce in the topic and in the seal keeps packages of an earlier run from being accepted.
-    topic = f"seed-{run_nonce.hex()[:16]}"
-    larger = {
+    agent = rendezvous.agent
+    groups = {
         number: Owner(group, number)
         for number, group in enumerate(plan.decomposition.seed_groups)
-        if len(group) > 2 and rendezvous.agent in group
+        if len(group) > 2
     }
+    if not groups:
+        return {}
     purpose: dict[str, Any] = {
         "identity": rendezvous.credentials.identity,
         "roster": rendezvous.credentials.roster,
         "plan_fingerprint": fingerprint(plan),
+        # A package of an earlier run does not open.
         "run_nonce": run_nonce,
     }
-    # All own seeds are sent before any is awaited, or two groups could wait for each other.
-    for number, group in larger.items():
-        if group.members[0] == rendezvous.agent:
-            seeds[number] = Secret.random()
-            for receiver in group.members[1:]:
-                package = seal_seed(seeds[number], group, receiver, **purpose)
-                rendezvous.send(f"{topic}-{number}", receiver, package)
-    for number, group in larger.items():
-        if number not in seeds:
-            package = rendezvous.receive(f"{topic}-{number}", group.members[0])
-            seeds[number] = open_seed(package, group, rendezvous.agent, **purpose)
+    seeds = {n: Secret.random() for n, group in groups.items() if group.members[0] == agent}
+    packages = [
+        seal_seed(seed, groups[number], receiver, **purpose)
+        for number, seed in seeds.items()
+        for receiver in groups[number].members[1:]
+    ]
+    found = rendezvous.exchange("seeds", encode_fields(*packages))
+    arrived = {sender: iter(decode_fields(message) or []) for sender, message in found.items()}
+    # In the order in which they were packed: by the numbers of groups, and then of members.
+    for number, group in groups.items():
+        for receiver in group.members[1:]:
+            package = next(arrived[group.members[0]], b"")
+            if receiver == agent:
+                seeds[number] = open_seed(package, group, agent, **purpose)
     return seeds

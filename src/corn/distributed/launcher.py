@@ -1,7 +1,4 @@
-"""Launch of a run on this machine, and the process of an agent: protection, log, status, signals.
-
-While agents run, their progress is logged.
-"""
+"""Launch of a run on this machine, and the process of one agent: its log, status and signals."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import resource
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
@@ -33,23 +30,11 @@ from corn.distributed.agent import run_workload
 from corn.distributed.journal import Reports
 from corn.distributed.keyring import load_credentials, make_keys
 from corn.distributed.logs import LAST_EVENT, log_event, writing_log
+from corn.distributed.membership import name_agents
 from corn.distributed.planning import PlanningRequest
-from corn.distributed.rendezvous import RefusalError, StoppedBeforeStartError, host_store, is_public
+from corn.distributed.rendezvous import RefusalError, is_public
 from corn.distributed.requirements import Requirements
-from corn.distributed.results import (
-    AgentResult,
-    Failure,
-    FailureKind,
-    RunStatus,
-    describe_exit,
-    describe_lost,
-    find_missed,
-    group_notes,
-    judge_status,
-    merge_results,
-    raise_common_failure,
-    without_agent,
-)
+from corn.distributed.results import AgentResult, Failure, FailureKind, RunStatus, judge_status
 from corn.distributed.rounds import LostError
 from corn.distributed.settings import AgentConfig, RunSettings
 from corn.distributed.status import (
@@ -60,10 +45,11 @@ from corn.distributed.status import (
     serving_status,
     write_state,
 )
-from corn.distributed.storage import Folders, make_folders
+from corn.distributed.storage import Folders, make_folders, read_model, read_rows
 from corn.errors import CornError, InvalidArgumentError, StoppedByUserError
-from corn.learn.metrics import Result
-from corn.learn.problem import TrainingProblem
+from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.metrics import Result, Row, measure
+from corn.learn.problem import SweepSettings, TrainingProblem
 from corn.learn.sweep import Interruption, catch_interruption
 from corn.learn.workloads import ProblemSource
 from corn.parsing import format_address
@@ -71,7 +57,7 @@ from corn.plan import Plan, load_plan
 from corn.threads import limit_threads
 from corn.topology import Network
 from corn.topology.graphs import add_names
-from corn.transport import StoreLostError
+from corn.transport import StoreHost, StoreLostError
 from corn.version import __version__
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -88,14 +74,6 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_OF_ONE_REQUEST = 1.0
 
 
-class Note(NamedTuple):
-    """A note of an agent, sent to the launcher when it is made."""
-
-    agent: int
-    text: str
-    is_private: bool = False
-
-
 def protect_process() -> None:
     """Keep this process's memory from others; elsewhere than on Linux only out of core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -105,24 +83,18 @@ def protect_process() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
 
 
-@contextmanager
-def monitor_agent(
-    config: AgentConfig,
-    reports: Reports,
-    *,
-    to_stderr: bool,
-    forward: Callable[[logging.LogRecord], None] | None = None,
-) -> Iterator[Reports]:
-    """Log, protect and, if asked to, serve the status of an agent while the block lasts.
+def without_agent(text: str) -> str:
+    """Return the text of a failure without the agent that it begins with.
 
-    ``forward`` is called with every record of the log.
-
-    Yields:
-        ``reports`` that also feed the status server.
-
-    Raises:
-        CornError: the status server's address cannot be used.
+    >>> without_agent("agent 3 (Lake): a message of agent 2 (Hill) is damaged")
+    'a message of agent 2 (Hill) is damaged'
     """
+    return re.sub(r"^agent \d+( \(.*?\))?: ", "", text)
+
+
+@contextmanager
+def monitor_agent(config: AgentConfig, reports: Reports, *, to_stderr: bool) -> Iterator[Reports]:
+    """Protect an agent's process, write its log, and serve its status if asked to."""
     agent = config.agent
     protect_process()
     # Made now, so that the log has the whole start. A folder that cannot be made is reported to all
@@ -138,8 +110,7 @@ def monitor_agent(
             reports.on_state(state)
 
     with ExitStack() as stack:
-        log = writing_log(folder=folder, to_stderr=to_stderr, forward=forward, names=config.names)
-        stack.enter_context(log)
+        stack.enter_context(writing_log(folder=folder, to_stderr=to_stderr, names=config.names))
         log_event(agent, "process", f"corn {__version__} starts")
         if config.status is not None:
             address = stack.enter_context(serving_status(config.status, status))
@@ -153,52 +124,38 @@ def monitor_agent(
                 with suppress(OSError):
                     write_state(folder / STATE_NAME, status.newest)
             text = str(error) if isinstance(error, CornError) else type(error).__name__
-            log_event(
-                agent,
-                LAST_EVENT,
-                without_agent(text),
-                level=logging.ERROR,
-                is_private=not (isinstance(error, CornError) and is_public(error)),
-            )
+            text = without_agent(text)
+            log_event(agent, LAST_EVENT, text, level=logging.ERROR, is_private=not is_public(error))
             raise
 
 
 def run_child(connection: Connection, config: AgentConfig) -> None:
     """Run an agent as a child of the launcher, and report its result or failure."""
-    # Two processes with two BLAS threads each on two cores run far slower than with one: see
-    # ``corn.threads``.
-    limit_threads()
+    limit_threads()  # of BLAS, as processes share the cores
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which forwards it
     interruption = Interruption()
     signal.signal(signal.SIGTERM, lambda *_: setattr(interruption, "requested", True))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)  # the fork server blocks them
     threading.Thread(target=_listen, args=(connection, interruption), daemon=True).start()
-
-    def forward(record: logging.LogRecord) -> None:
-        if vars(record).get("event") == "note":
-            is_private = vars(record)["is_private"]
-            _report(connection, Note(config.agent, record.getMessage(), is_private))
-
     # Private numbers stay in this process.
     reports = Reports(interruption, on_state=partial(_report, connection))
     try:
-        with monitor_agent(config, reports, to_stderr=False, forward=forward) as monitored:
+        with monitor_agent(config, reports, to_stderr=False) as monitored:
             _, result = run_workload(config, monitored)
     except CornError as error:
-        failure = Failure(_kind_of(error), str(error), is_private=not is_public(error))
+        kind: FailureKind = "error"
+        if isinstance(error, StoppedByUserError):
+            kind = "interrupted"
+        elif isinstance(error, RefusalError | StoreLostError):
+            kind = "followed"
+        elif isinstance(error, LostError):
+            kind = "lost"
+        failure = Failure(kind, str(error), is_private=not is_public(error))
         _report(connection, AgentResult(config.agent, RunStatus.FAILED, failure=failure))
         sys.exit(1)
     # Models and measurements are in files; rows are partly private.
     _report(connection, replace(result, parameters=torch.empty(0), rows=()))
-
-
-def _kind_of(error: CornError) -> FailureKind:
-    if isinstance(error, StoppedBeforeStartError):
-        return FailureKind.INTERRUPTED
-    if isinstance(error, RefusalError | StoreLostError):
-        return FailureKind.FOLLOWED
-    return FailureKind.LOST if isinstance(error, LostError) else FailureKind.ERROR
 
 
 def _listen(connection: Connection, interruption: Interruption) -> None:
@@ -232,10 +189,10 @@ def _end_with_parent() -> None:
 
 
 def listen_for_signals() -> Interruption:
-    """Handle signals to an agent that runs by itself; call it once, from the main thread.
+    """Handle signals to an agent that runs by itself; call it from the main thread.
 
     The first SIGINT or SIGTERM requests a stop together with the others, a second one ends this
-    process as soon as Python runs. That loses nothing: an agent may be killed at any time.
+    process. That loses nothing: an agent may be killed at any time.
     """
     interruption = Interruption()
     began = 0.0
@@ -245,9 +202,7 @@ def listen_for_signals() -> Interruption:
         if not interruption.requested:
             interruption.requested = True
             began = time.monotonic()
-            _write_line("corn: leaves the run after a second; a second signal ends it")
         elif time.monotonic() > began + _SECONDS_OF_ONE_REQUEST:
-            _write_line("corn: ended by a second signal; checkpoints and ledger are kept")
             # Without cleaning up, as other threads may hold locks. The ledger has reserved all that
             # was sent.
             os._exit(128 + number)
@@ -257,32 +212,17 @@ def listen_for_signals() -> Interruption:
     return interruption
 
 
-def _write_line(text: str) -> None:
-    """Write to stderr, unless a pipe without a reader is full: the agent must go on."""
-    with suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, f"{text}\n".encode())
-
-
 @final
 class AgentProcesses:
-    """The processes of agents on this machine, and their reports.
-
-    ``states`` has the newest state of each agent that has begun to train, ``results`` those that
-    have ended, and ``news`` the notes of all in the order in which they came.
-    """
+    """The processes of agents on this machine: ``states`` until they end, and then ``results``."""
 
     def __init__(self, configs: Mapping[int, AgentConfig]) -> None:
         self._configs = dict(configs)
         self._processes: dict[int, ForkServerProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._all_suspended_at = math.inf
-        self._began = time.monotonic()
-        self._has_asked = False
         self.states: dict[int, AgentState] = {}
         self.results: dict[int, AgentResult] = {}
-        self.seconds_to_start = 0.0
-        self.news: list[Note] = []
 
     @property
     def is_running(self) -> bool:
@@ -298,13 +238,6 @@ class AgentProcesses:
             for agent, config in self._configs.items():
                 self._start_one(context, agent, config)
 
-    def restart(self, agent: int) -> None:
-        """Start an agent again that has ended, to return to the run."""
-        self.results.pop(agent)
-        self._configs[agent] = replace(self._configs[agent], rejoins=True)
-        with preloaded_context() as context:
-            self._start_one(context, agent, self._configs[agent])
-
     def poll(self, seconds: float) -> None:
         """Wait at most so long for reports, and take them in."""
         agents = {connection: agent for agent, connection in self._connections.items()}
@@ -315,18 +248,9 @@ class AgentProcesses:
 
     def request_stop(self) -> None:
         """Request that all agents stop together."""
-        if not self._has_asked:
-            self._has_asked = True
-            for connection in self._connections.values():
-                with suppress(OSError):
-                    connection.send("stop")
-
-    def send_signal(self, agent: int, number: int) -> None:
-        """Send a signal to an agent's process, as a fault would."""
-        pid = self._processes[agent].pid
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send("stop")
 
     def close(self) -> None:
         """End every process that is left: those that notice the closed pipe end by themselves."""
@@ -357,33 +281,23 @@ class AgentProcesses:
             if agent not in self.results:
                 # The pipe closes a moment before the exit code is known.
                 self._processes[agent].join(_SECONDS_TO_END)
-                code = self._processes[agent].exitcode
-                self._fail(agent, FailureKind.ENDED, describe_exit(code))
+                code = self._processes[agent].exitcode or 0
+                # multiprocessing reports the number of a signal with a minus. Real-time signals
+                # have no name.
+                names = {-own.value: own.name for own in signal.Signals}
+                how = f"ended without a report (exit code {code})"
+                if code < 0:
+                    how = f"ended by {names.get(code, f'signal {-code}')}"
+                self._fail(agent, "ended", how)
             return
-        if isinstance(report, Note):
-            self.news.append(report)
-        elif isinstance(report, AgentState):
+        if isinstance(report, AgentState):
             self.states[agent] = report
-            if not self.seconds_to_start and len(self.states) == len(self._configs):
-                self.seconds_to_start = time.monotonic() - self._began
         else:
-            self._keep(report)
+            self.results[agent] = report
 
     def _fail(self, agent: int, kind: FailureKind, message: str) -> None:
-        named = add_names(f"agent {agent}: {message}", self._configs[agent].names)
-        failure = Failure(kind, named)
-        self._keep(AgentResult(agent, RunStatus.FAILED, failure=failure))
-
-    def _keep(self, result: AgentResult) -> None:
-        """Keep a result, with the notes that an agent that failed had made."""
-        if result.failure is not None:
-            notes = [note for note in self.news if note.agent == result.agent]
-            result = replace(
-                result,
-                notes=tuple(note.text for note in notes if not note.is_private),
-                private_notes=tuple(note.text for note in notes if note.is_private),
-            )
-        self.results[result.agent] = result
+        failure = Failure(kind, add_names(f"agent {agent}: {message}", self._configs[agent].names))
+        self.results[agent] = AgentResult(agent, RunStatus.FAILED, failure=failure)
 
     def _end_suspended(self) -> None:
         """End suspended processes, which cannot end by themselves, once they have been lost.
@@ -402,7 +316,7 @@ class AgentProcesses:
             if pause > self._configs[agent].settings.timeout:
                 self._processes[agent].kill()
                 message = f"was suspended for {pause:.0f} s and then ended"
-                self._fail(agent, FailureKind.SUSPENDED, message)
+                self._fail(agent, "suspended", message)
 
 
 def is_suspended(pid: int | None) -> bool:
@@ -419,9 +333,7 @@ def is_suspended(pid: int | None) -> bool:
 def preloaded_context() -> Iterator[ForkServerContext]:
     """Yield a context whose processes are forked from one that has imported all that agents need.
 
-    Imports take seconds, and are paid once instead of by every agent. A signal to all processes of
-    a run, such as Ctrl-C, must not end that process, not even while it imports modules: with it the
-    agents would end, which stop together. So it blocks SIGINT and SIGTERM. It ends with this one.
+    That process blocks SIGINT and SIGTERM, as with it the agents would end, which stop together.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -448,45 +360,24 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @final
 class ProgressLog:
-    """Log lines of all agents' public notes, ends and progress; the first has ``promise``."""
+    """Log lines of the progress of all agents; the first has ``promise``."""
 
-    def __init__(self, promise: str, *, checkpoint_every: int = 100) -> None:
+    def __init__(self, promise: str, *, checkpoint_every: int) -> None:
         self._promise = promise
         self._checkpoint_every = checkpoint_every
         self._last_line = time.monotonic()
         self._logged_step = 0
-        self._num_logged = 0
-        self._num_ended = 0
-        self._logged_notes: set[str] = set()
 
     def update(self, processes: AgentProcesses) -> None:
-        """Log what is new."""
-        # Agents often note the same event, for example a loss: the first one is enough.
-        for note in processes.news[self._num_logged :]:
-            if note.text not in self._logged_notes and not note.is_private:
-                self._logged_notes.add(note.text)
-                log_event(note.agent, "note", note.text, level=logging.WARNING)
-        self._num_logged = len(processes.news)
+        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         states = processes.states
-        results = processes.results
-        # Where no agent has begun, the failure that all have in common is the command's last line.
-        for agent, own in list(results.items())[self._num_ended :] if states else ():
-            if own.failure is not None:
-                text = without_agent(own.failure.describe_publicly(agent))
-                log_event(agent, "loss", text, level=logging.ERROR)
-            else:
-                log_event(agent, "end", f"{own.status} after {own.num_steps} steps")
-            self._num_ended += 1
-        running = [own for agent, own in states.items() if agent not in results]
+        running = [own for agent, own in states.items() if agent not in processes.results]
+        if not running:
+            return
         # Once agents have begun: a launch that fails has one line.
-        if running and self._promise:
+        if self._promise:
             log_event(None, "start", self._promise)
             self._promise = ""
-        if running:
-            self._log_progress(running)
-
-    def _log_progress(self, running: list[AgentState]) -> None:
-        """Log one line when the slowest agent that runs passes a checkpoint, or takes long."""
         slowest = min(running, key=lambda own: own.step)
         now = time.monotonic()
         # A launch that resumes begins at a later step.
@@ -499,17 +390,129 @@ class ProgressLog:
             slowest,
             epsilon=max(own.epsilon for own in running),
             bytes_sent=sum(own.bytes_sent for own in running),
+            # Also those that only their neighbours know of.
+            lost={agent: step for own in running for agent, step in own.lost.items()},
         )
         text = f"{state.describe()}, {len(running)} of {state.num_agents} agents"
         log_event(None, "checkpoint", text)
 
 
+def raise_common_failure(results: Mapping[int, AgentResult]) -> None:
+    """Raise, if no agent has a result, the failure of the first that has a reason of its own."""
+    failures = {agent: own.failure for agent, own in results.items() if own.failure is not None}
+    if len(failures) < len(results):
+        return
+    # An agent that followed another's refusal has nothing of its own to report.
+    causes = {a: own for a, own in failures.items() if own.kind != "followed"}
+    failure = next(iter((causes or failures).values()))
+    is_stopped = any(own.kind == "interrupted" for own in failures.values())
+    raise (StoppedByUserError if is_stopped else CornError)(failure.message)
+
+
+def find_missed(results: Mapping[int, AgentResult]) -> dict[int, int]:
+    """Return the agents that others lost, each with the earliest step."""
+    # Agents notice a loss at different steps when the lost one had sent to some and not to others.
+    missed: dict[int, int] = {}
+    for own in results.values():
+        for agent, step in own.lost.items():
+            missed[agent] = min(step, missed.get(agent, step))
+    return missed
+
+
+def describe_lost(results: Mapping[int, AgentResult]) -> dict[int, str]:
+    """Return why each agent without a result has none, and since when; anyone may read it."""
+    missed = find_missed(results)
+    lost = {}
+    for agent, own in sorted(results.items()):
+        if own.failure is not None:
+            lost[agent] = own.failure.describe_publicly(agent)
+            if agent in missed:
+                lost[agent] += f", missed by the others from step {missed[agent]} on"
+    return lost
+
+
+def describe_notes(results: Mapping[int, AgentResult]) -> list[str]:
+    """Return why agents have no result, and the notes of all, each once."""
+    notes = group_notes({agent: own.notes for agent, own in results.items()})
+    return [*describe_lost(results).values(), *notes]
+
+
+def group_notes(notes: Mapping[int, Iterable[str]]) -> list[str]:
+    """Return the notes of all agents, each text once with the agents that made it."""
+    authors: dict[str, list[int]] = {}
+    for agent, texts in notes.items():
+        for text in texts:
+            authors.setdefault(text, []).append(agent)
+    return [f"{name_agents(agents)}: {text}" for text, agents in authors.items()]
+
+
+def merge_results(
+    plan: Plan,
+    problem: TrainingProblem,
+    results: Mapping[int, AgentResult],
+    run: Folders,
+    settings: RunSettings,
+) -> Result:
+    """Measure the models that agents shared on public data, as a simulation would.
+
+    Nothing private is read. A step's row is of the agents that have measured it: those that were
+    lost count until then. ε is that of the agent that spent most, by its ledger.
+    """
+    names = plan.network.agent_names
+    folders = {agent: run.of_agent(agent) for agent in sorted(results)}
+    # Tables list the steps at which there is a model; all models are measured anew here.
+    tables = {agent: read_rows(own.shared / "metrics.csv") for agent, own in folders.items()}
+    steps = sorted({step for table in tables.values() for step in table})
+    sweep = SweepSettings(settings.steps_of(plan), dtype=plan.dtype)
+    _, parts = problem.place(sweep)
+    parts = {name: part for name, part in parts.items() if name in problem.public_parts}
+    trial = Trial(Mechanism.from_plan(plan), settings.schedule)
+    size = problem.task.num_parameters
+    # Agents that are not there any more have no final model.
+    final = torch.full((1, plan.num_agents, size), math.nan, dtype=sweep.torch_dtype)
+    rows: list[Row] = []
+    for step in steps:
+        present = [agent for agent in folders if step in tables[agent]]
+        models = torch.stack(
+            [read_model(folders[agent].shared, step, plan, size) for agent in present]
+        )
+        if step == steps[-1]:
+            final[0, present] = models
+        (row,) = measure(
+            problem.task,
+            models.view(1, len(present), 1, -1),
+            (trial,),
+            seeds=(settings.seed,),
+            step=step,
+            parts=parts,
+            statistics=None,
+            # The noise was secret, whatever the data was.
+            is_simulated=False,
+        )
+        # ε is by releases, which only each agent's ledger knows.
+        spent = [float(tables[agent][step]["epsilon"]) for agent in present]
+        rows.append(row | {"epsilon": max(spent), "epsilon_least": min(spent)})
+    # An agent that was cut off may have measured a later step than those that stopped.
+    last = max(steps, default=0)
+    is_interrupted = any(own.status is RunStatus.INTERRUPTED for own in results.values())
+    is_complete = last == settings.steps_of(plan) and not is_interrupted
+    return Result(
+        trials=(trial,),
+        seeds=(settings.seed,),
+        parameters=final,
+        rows=tuple(rows),
+        num_steps=last,
+        status="complete" if is_complete else "interrupted",
+        notes=(*problem.notes, *(add_names(text, names) for text in describe_notes(results))),
+        simulation=problem.simulation,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class LaunchResult:
-    """The result of a launch.
+    """The result of a launch; ``was_interrupted`` by a person here.
 
-    ``measured`` has measurements and models as a simulation gives them, but none on private data
-    unless those were asked for. ``was_interrupted`` is a stop by a person here.
+    ``measured`` has measurements and models as a simulation gives them, but none on private data.
     """
 
     plan: Plan
@@ -519,7 +522,6 @@ class LaunchResult:
     folders: Folders
     keys: Path
     made_keys: bool = False
-    seconds_to_start: float = 0.0
     was_interrupted: bool = False
 
     @property
@@ -537,7 +539,7 @@ class LaunchResult:
     def status(self) -> RunStatus:
         """The status of the run: all steps without all agents are ``partial``."""
         # An agent that was cut off has a result, but the others lost it.
-        missing = self.lost.keys() | find_missed(self.agents).keys()
+        missing = [*self.lost, *find_missed(self.agents)]
         return judge_status(all_steps=self.measured.status == "complete", lost=missing)
 
     @property
@@ -607,7 +609,7 @@ def launch(
     roster = credentials[0].roster
     # The launcher hosts the store, so that it outlasts any agent. It proves the key of the agent
     # at whose address others would look for the store.
-    store = host_store((_LOCALHOST, 0), credentials[roster.store_host])
+    store = StoreHost((_LOCALHOST, 0), credentials[roster.store_host])
     with closing(store), writing_log(names=names):
         processes = AgentProcesses(
             {
@@ -616,8 +618,7 @@ def launch(
                     settings=settings,
                     out=out.resolve(),
                     agent=agent,
-                    plan=source.resolve() if isinstance(source, Path) else None,
-                    request=None if isinstance(source, Path) else source,
+                    source=source.resolve() if isinstance(source, Path) else source,
                     # All that it knows of the graph, where there is no plan.
                     neighbours=tuple(sorted(known.graph.neighbors(agent))),
                     keys=keys.resolve(),
@@ -633,10 +634,8 @@ def launch(
                 for agent in agents
             }
         )
-        progress = ProgressLog(
-            f"{promise}; roster {roster.fingerprint.hex()}",
-            checkpoint_every=settings.checkpoint_every,
-        )
+        text = f"{promise}; roster {roster.fingerprint.hex()}"
+        progress = ProgressLog(text, checkpoint_every=settings.checkpoint_every)
         was_interrupted = _watch(processes, progress)
     results = dict(sorted(processes.results.items()))
     # Before anything is merged: without one result there is nothing to measure.
@@ -653,13 +652,12 @@ def launch(
         folders=folders,
         keys=keys,
         made_keys=made_keys,
-        seconds_to_start=processes.seconds_to_start,
         was_interrupted=was_interrupted,
     )
 
 
 def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
-    """Run processes until all have ended, none is left behind; return if a person stopped them.
+    """Run processes until all have ended; return if a person stopped them.
 
     Ctrl-C requests that all agents stop together after a few more steps; a second one ends them.
     """
@@ -667,13 +665,14 @@ def _watch(processes: AgentProcesses, progress: ProgressLog) -> bool:
         with catch_interruption() as interruption:
             # Ctrl-C is caught before the first process starts, so that none is left behind.
             processes.start()
+            has_asked = False
             while processes.is_running:
                 processes.poll(_SECONDS_BETWEEN_POLLS)
                 progress.update(processes)
-                if interruption.requested:
+                if interruption.requested and not has_asked:
+                    has_asked = True
                     processes.request_stop()
     except KeyboardInterrupt as error:
-        # Agents have written files and spent budget by now, which the user must know.
         raise StoppedByUserError(
             "ended by a second signal; ledgers count all releases, and --resume continues from the "
             "newest checkpoint that all agents have"

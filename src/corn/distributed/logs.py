@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
@@ -47,13 +47,9 @@ def writing_log(
     *,
     folder: Path | None = None,
     to_stderr: bool = True,
-    forward: Callable[[logging.LogRecord], None] | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[None]:
-    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts.
-
-    ``forward`` is called with every record, too. Lines have the name of their agent in ``names``.
-    """
+    """Write events to stderr and to ``log`` in a private folder, as long as the block lasts."""
     handlers: list[logging.Handler] = []
     if to_stderr:
         console = logging.StreamHandler(sys.stderr)
@@ -62,12 +58,7 @@ def writing_log(
         handlers.append(console)
     if folder is not None:
         handlers.append(_PrivateFile(folder / LOG_NAME, encoding="utf-8", delay=True))
-    if forward is not None:
-        forwarder = logging.Handler()
-        forwarder.emit = forward  # type: ignore[assignment,method-assign]
-        handlers.append(forwarder)
-    level = _LOGGER.level
-    propagates = _LOGGER.propagate
+    before = _LOGGER.level, _LOGGER.propagate
     for handler in handlers:
         handler.setFormatter(_TextFormatter(names))
         _LOGGER.addHandler(handler)
@@ -77,8 +68,8 @@ def writing_log(
     try:
         yield
     finally:
-        _LOGGER.setLevel(level)
-        _LOGGER.propagate = propagates
+        _LOGGER.setLevel(before[0])
+        _LOGGER.propagate = before[1]
         for handler in handlers:
             _LOGGER.removeHandler(handler)
             handler.close()

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 
 from corn.distributed.agent import run_steps
 from corn.distributed.journal import Reports
-from corn.distributed.keyring import find_terms
 from corn.distributed.rendezvous import Rendezvous
 from corn.distributed.requirements import Requirements
 from corn.distributed.results import AgentResult
@@ -50,7 +49,6 @@ def make_private(
     accumulation: int = 1,
     schedule: ScheduleFactory | None = None,
     device: torch.device | str | None = None,
-    rejoins: bool = False,
 ) -> PrivateTraining:
     """Return module, optimizer and loader with which the user's loop is one agent of a network.
 
@@ -75,14 +73,8 @@ def make_private(
         accumulation: the number of batches that show the samples of one step.
         schedule: a function that returns a scheduler of torch for an optimizer.
         device: the device to which the module and the batches go.
-        rejoins: whether to join a run of exact sums under way, which lost this agent, with the
-            model and the optimizer's state of a neighbour.
     """
     _check_optimizer(optimizer, plan)
-    if rejoins and plan.network.mixing == "gossip":
-        raise InvalidArgumentError(
-            "rejoins must be False under gossip, where each agent has an optimizer of its own"
-        )
     if not isinstance(data_loader, DataLoader):
         raise InvalidArgumentError("data_loader must be that of this agent alone, found several")
     source = LoopData.of_agent(data_loader)
@@ -112,10 +104,9 @@ def make_private(
             requirements=requirements,
             # Published as the description of the data, which the handshake compares.
             data=rule,
-            rejoins=rejoins,
             update=update,
         )
-        return AgentSteps(plan, rendezvous.agent, steps, ledgers)
+        return AgentSteps(steps, ledgers)
 
     return open_loop(
         plan,
@@ -135,9 +126,7 @@ class AgentSteps:
 
     is_simulated = False
 
-    def __init__(self, plan: Plan, agent: int, steps: Any, ledgers: list[ReleaseLedger]) -> None:
-        self._plan = plan
-        self._agent = agent
+    def __init__(self, steps: Any, ledgers: list[ReleaseLedger]) -> None:
         self._steps = steps
         self._ledgers = ledgers
         self.run = secrets.token_hex(16)
@@ -164,14 +153,13 @@ class AgentSteps:
         """See ``LoopSteps``: all agents go on together, by ``RunSettings(resume=True)``."""
         if checkpoint["run"] != self.run or checkpoint["step"] != self.position:
             raise CornError(
-                "state_dict must be the present one of an agent, whose model is that of all "
-                "agents, found another: use RunSettings(resume=True) and out=…, or rejoins=True"
+                "state_dict must be the present one of an agent, found another: use "
+                "RunSettings(resume=True) and out=…, or join again with rejoins=True"
             )
 
     def list_expenses(self) -> list[Expense]:
         """See ``LoopSteps``: what the ledger counts, in all runs and plans for survivors."""
-        terms, (ledger,) = find_terms(self._plan, self._agent), self._ledgers
-        return [Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)]
+        return [ledger.expense for ledger in self._ledgers]
 
     def close(self) -> None:
         """See ``LoopSteps``."""
@@ -189,8 +177,7 @@ def _check_optimizer(optimizer: Optimizer, plan: Plan) -> None:
     is_gossip = plan.network.mixing == "gossip"
     if is_gossip and is_correlated and type(optimizer) is not torch.optim.SGD:
         raise InvalidArgumentError(
-            "optimizer must be torch.optim.SGD, as the noise of this plan is correlated between "
-            f"agents, found {type(optimizer).__name__}: agents whose steps are not linear in the "
-            "gradient would not cancel each other's noise; use SGD, with or without momentum, "
-            "exact sums (mixing='sum'), or a plan with independent noise (mechanism ldp)"
+            "optimizer must be torch.optim.SGD, in whose steps the noise of this plan cancels "
+            f"between agents, found {type(optimizer).__name__}: use SGD, exact sums "
+            "(mixing='sum'), or independent noise (mechanism ldp)"
         )

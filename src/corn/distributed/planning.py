@@ -14,23 +14,15 @@ from pathlib import Path
 
 import networkx as nx
 
-from corn.checks import require
+from corn.checks import require, require_choice
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.rendezvous import Rendezvous
-from corn.errors import (
-    CornError,
-    FileFormatError,
-    InvalidArgumentError,
-    PublicError,
-    make_printable,
-)
-from corn.parsing import build, parse_json, quote, read_json
+from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.parsing import build, parse_json, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
 from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
-
-_MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -48,10 +40,8 @@ class PlanningRequest:
     dtype: FloatType = "float32"
 
     def __post_init__(self) -> None:
-        if self.weights is not None and self.weights not in WEIGHTS:
-            raise InvalidArgumentError(
-                f"weights must be one of {', '.join(WEIGHTS)}, found {quote(self.weights)}"
-            )
+        if self.weights is not None:
+            require_choice("weights", self.weights, WEIGHTS)
 
     def to_text(self) -> str:
         """Return the request as JSON, for agents on other machines."""
@@ -64,8 +54,7 @@ def read_request(path: Path) -> PlanningRequest:
     try:
         request: PlanningRequest = build(PlanningRequest, document, "the request")
     except CornError as error:
-        why = make_printable(str(error), limit=_MAX_REASON)
-        raise FileFormatError(f"{path}: not a request for a plan: {why}") from error
+        raise FileFormatError(f"{path}: not a request for a plan: {error}") from error
     return request
 
 
@@ -74,23 +63,19 @@ def plan_together(
 ) -> Plan:
     """Return the plan of all agents, made by each alone."""
     own = sorted(set(neighbours))
-    unknown = [j for j in own if j == rendezvous.agent or not 0 <= j < rendezvous.num_agents]
-    require(
-        not unknown,
-        "neighbours",
-        f"other agents of 0 … {rendezvous.num_agents - 1}",
-        ", ".join(map(str, unknown)),
-    )
-    rendezvous.agree(
-        "the request for a plan", hashlib.sha256(request.to_text().encode()).hexdigest()
-    )
+    others = set(range(rendezvous.num_agents)) - {rendezvous.agent}
+    rule = f"other agents of 0 … {rendezvous.num_agents - 1}"
+    require(others.issuperset(own), "neighbours", rule, ", ".join(map(str, own)))
+    digest = hashlib.sha256(request.to_text().encode()).hexdigest()
+    rendezvous.agree("the request for a plan", digest)
     graph = gather_graph(rendezvous, own)
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
+        network = load_network(
+            graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
+        )
         return make_plan(
-            load_network(
-                graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
-            ),
+            network,
             request.budget,
             threat=request.threat,
             objective=request.objective,

@@ -5,12 +5,8 @@ agents. So the host of the store can neither change or invent an entry, nor repl
 run, nor show agents different entries of the same agent. It can only withhold entries; agents then
 time out. Once training has begun no agent needs the store.
 
-An agent may refuse before there is a session. So its refusal is bound to its fresh random number,
-and to the session once it knows one. A refusal of another run is noticed, unless the host hides the
-agent and repeats its old random number too, which has the effect of withholding entries.
-
-In the handshake every agent publishes its terms, of which nothing is secret. All read the same
-messages, so a mismatch stops every agent, with the numbers of those that differ.
+A refusal is bound to its agent's fresh random number, as there may be no session yet. In the
+handshake every agent publishes its terms, of which nothing is secret.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import final
 
@@ -39,16 +35,9 @@ from corn.errors import (
     make_printable,
 )
 from corn.learn.sweep import Interruption
-from corn.noise import BudgetSpentError, agree_on_nonce, load_compiled
+from corn.noise import agree_on_nonce, load_compiled
 from corn.noise.stream import check_fingerprint, check_nonce, decode_fields, encode_fields
-from corn.parsing import (
-    DEFAULT_PORT,
-    build,
-    format_address,
-    parse_address,
-    parse_hex,
-    parse_json,
-)
+from corn.parsing import DEFAULT_PORT, build, format_address, parse_address, parse_hex, parse_json
 from corn.plan import AgentGuarantee, Plan, verify_plan
 from corn.topology.graphs import add_names
 from corn.transport import (
@@ -64,7 +53,6 @@ from corn.transport import (
     RemoteStore,
     Store,
     StoreHost,
-    UnreachableError,
     dial,
 )
 
@@ -72,44 +60,47 @@ from corn.transport import (
 _MAX_VALUE = 2000
 _MAX_REASON = 300
 _MAX_NAMED = 5
-_SECONDS_TO_LEAVE = 5.0
+_SECONDS_TO_LEAVE = 2.0
 # Between two requests to the store an agent looks for refusals and signals.
 _LONGEST_WAIT = 0.2
 _CHALLENGE_BYTES = 32
+_KEYS = Path("keys")
 _JOIN = "join"
 _REFUSAL = "refusal"
 _SECONDS_OF_SILENCE = 2.0
 
 
 class AbsentError(PublicError):
-    """Some agents published nothing in time: ``agents``, under ``topic``."""
-
-    def __init__(self, topic: str, agents: Sequence[int], seconds: float) -> None:
-        self.topic = topic
-        self.agents = tuple(agents)
-        super().__init__(f"no message ({topic}) from {name_agents(agents)} within {seconds:g} s")
+    """Some agents published nothing in time."""
 
 
 class RefusalError(PublicError):
-    """Another agent cannot start, so none does: ``refused_by``."""
+    """Another agent cannot start, so none does."""
 
     def __init__(self, refused_by: int, reason: str) -> None:
-        self.refused_by = refused_by
-        self.reason = make_printable(reason, limit=_MAX_REASON)
-        super().__init__(f"does not start, because agent {refused_by} refused: {self.reason}")
+        why = make_printable(reason, limit=_MAX_REASON)
+        super().__init__(f"does not start, because agent {refused_by} refused: {why}")
 
 
-class StoppedBeforeStartError(PublicError, StoppedByUserError):
-    """A person stopped an agent before its first step."""
+class HandshakeError(PublicError):
+    """Agents do not agree on the run."""
 
-    def __init__(self) -> None:
-        super().__init__("interrupted before the first step, nothing was released")
+
+class ForgedEntryError(PublicError):
+    """An entry that its agent did not sign for this run."""
+
+    def __init__(self, topic: str, agent: int) -> None:
+        super().__init__(
+            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
+            "did not sign for this run: a second run uses the store, or its host cannot be "
+            "trusted; start all agents anew with a new store"
+        )
 
 
 def raise_if_stopped(interruption: Interruption | None) -> None:
     """Raise if a person ended the start of the run."""
     if interruption is not None and interruption.requested:
-        raise StoppedBeforeStartError
+        raise StoppedByUserError("interrupted before the first step, nothing was released")
 
 
 @contextmanager
@@ -126,36 +117,9 @@ def naming_agent(agent: int, names: Sequence[str] = ()) -> Iterator[None]:
         raise CornError(add_names(f"agent {agent}: {what}", names)) from error
 
 
-class ForgedEntryError(PublicError):
-    """An entry that its agent did not sign for this run: ``agent``, under ``topic``."""
-
-    def __init__(self, topic: str, agent: int) -> None:
-        self.topic = topic
-        self.agent = agent
-        super().__init__(
-            f"the store has a message ({topic}) under the number of agent {agent} which that agent "
-            "did not sign for this run: a second run uses the store, or its host cannot be "
-            "trusted; start all agents anew with a new store"
-        )
-
-
-class NoReleasesLeftError(PublicError, BudgetSpentError):
-    """The ledger of an agent allows no more releases."""
-
-
-class HandshakeError(PublicError):
-    """Agents do not agree on the run: ``agents`` differ from the rest, in ``topic``."""
-
-    def __init__(self, message: str, *, topic: str, agents: tuple[int, ...]) -> None:
-        self.topic = topic
-        self.agents = agents
-        super().__init__(message)
-
-
 def compare(topic: str, values: Mapping[int, str]) -> None:
     """Raise unless all values agree; the most common one is the standard, agent 0's in a tie."""
-    # Insertion order decides ties in most_common, so the order of agents must be the same
-    # everywhere.
+    # Insertion order decides ties in most_common, so it must be the same everywhere.
     usual, _ = Counter(values[who] for who in sorted(values)).most_common(1)[0]
     others = tuple(who for who in sorted(values) if values[who] != usual)
     if not others:
@@ -165,9 +129,7 @@ def compare(topic: str, values: Mapping[int, str]) -> None:
         return make_printable(value, limit=_MAX_VALUE) or "nothing"
 
     found = "; ".join(f"agent {who} has {quote(values[who])}" for who in others[:_MAX_NAMED])
-    raise HandshakeError(
-        f"agents differ in {topic}: {found}; the rest {quote(usual)}", topic=topic, agents=others
-    )
+    raise HandshakeError(f"agents differ in {topic}: {found}; the rest {quote(usual)}")
 
 
 def signed_text(key: str, message: bytes, session: bytes) -> bytes:
@@ -178,66 +140,47 @@ def signed_text(key: str, message: bytes, session: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The agents that take part in a run: the addresses of their listeners, and its session.
-
-    All entries and links are bound to the session, which stands for this run alone.
-    """
+    """The addresses of all agents' listeners, and the session to which links are bound."""
 
     session: bytes
     addresses: dict[int, Address]
 
 
 @final
+@dataclass(eq=False)
 class Rendezvous:
     """One agent's access to the store, for one run and no more.
 
     ``address`` is that of the listener as others see it, and ``bound`` the one that it listens at.
     ``host`` is the store where it lives in this process; it ends with the run. ``wait`` is how long
-    the others may take to start, by default the time-out.
+    the others may take to start, by default the time-out. ``rejoins`` tells that the run is under
+    way, and lost this agent.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        credentials: Credentials,
-        *,
-        listener: Listener,
-        address: Address,
-        timeout: float,
-        wait: float | None = None,
-        bound: Address | None = None,
-        keys: Path | None = None,
-        host: StoreHost | None = None,
-        interruption: Interruption | None = None,
-    ) -> None:
-        self.store = store
-        self.credentials = credentials
-        self.agent = credentials.agent
-        self.num_agents = credentials.roster.num_agents
-        self.listener = listener
-        self.bound = bound or address
-        self.timeout = timeout
-        self._wait_for_start = timeout if wait is None else wait
-        self.keys = keys
-        self.interruption = interruption
-        self.address = address
-        self._host = host
+    store: Store
+    credentials: Credentials
+    _: KW_ONLY
+    listener: Listener
+    address: Address
+    bound: Address
+    timeout: float
+    wait: float | None = None
+    keys: Path = _KEYS
+    host: StoreHost | None = None
+    rejoins: bool = False
+    interruption: Interruption | None = None
+
+    def __post_init__(self) -> None:
+        self.agent = self.credentials.agent
+        self.num_agents = self.credentials.roster.num_agents
         # One fresh number from each agent: a session that contains this agent's own is new,
         # whatever the host of the store shows of the others.
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
-        self._introduction = json.dumps([challenge, *address]).encode()
+        self._introduction = json.dumps([challenge, *self.address]).encode()
         # As read at the meeting: refusals are checked against these, whatever the store shows
         # later.
         self._introductions: dict[int, bytes] = {}
         self._meeting: Meeting | None = None
-        self._topics: set[str] = set()
-
-    @property
-    def key_folder(self) -> Path:
-        """The folder of the agent's key, roster and ledgers."""
-        if self.keys is None:
-            raise InvalidArgumentError("keys must be the folder of the agent's key, found None")
-        return self.keys
 
     @property
     def meeting(self) -> Meeting:
@@ -254,93 +197,40 @@ class Rendezvous:
 
     def exchange(self, topic: str, message: bytes) -> dict[int, bytes]:
         """Publish a message and return those of all agents under the same topic."""
-        self.publish(topic, message)
-        found = self.gather(topic)
+        self._put(topic, message, self.meeting.session)
+        found = self._wait(topic, self.meeting.session, self.timeout)
         # The store's host could replay the messages of an earlier run. All noise would then repeat,
         # and differences of messages would show gradients. The nonce in the own message is new, so
         # an agent continues only if it reads its own message back.
         if found[self.agent] != message:
-            raise HandshakeError(
-                f"the store has another message ({topic}) of agent {self.agent} than this agent "
-                "published: a second process runs under its number, or the store cannot be "
-                "trusted; start all agents anew with a new store",
-                topic=topic,
-                agents=(self.agent,),
-            )
+            raise ForgedEntryError(topic, self.agent)
         return found
-
-    def publish(self, topic: str, message: bytes) -> None:
-        """Publish a message to all agents; each agent publishes once per topic."""
-        session = self.meeting.session
-        # A second run through the same store would read the nonces of the first one as its own, and
-        # so draw its noise again.
-        if topic in self._topics:
-            raise InvalidArgumentError(
-                "this rendezvous has served a run, and its messages would be taken for new: use "
-                "another store for another run"
-            )
-        self._topics.add(topic)
-        # Signed with the session and the key of the place, so it is valid nowhere else.
-        self._put(f"{topic}/{self.agent}", message, session)
-
-    def gather(self, topic: str) -> dict[int, bytes]:
-        """Return every agent's message under a topic; raise ``AbsentError`` after the time-out."""
-        return self._wait(topic + "/{}", topic, range(self.num_agents), self.meeting.session)
-
-    def send(self, topic: str, receiver: int, package: bytes) -> None:
-        """Leave a package for one agent."""
-        self._put(f"{topic}/{self.agent}/{receiver}", package, self.meeting.session)
-
-    def receive(self, topic: str, sender: int) -> bytes:
-        """Return the package that another agent left for this one."""
-        return self._wait(f"{topic}/{{}}/{self.agent}", topic, [sender], self.meeting.session)[
-            sender
-        ]
 
     def refuse(self, reason: str) -> None:
         """Publish that this agent does not start; every wait of another agent then ends."""
-        session = "" if self._meeting is None else self._meeting.session.hex()
-        message = json.dumps([reason, session]).encode()
         # Others check the refusal by the fresh random number in this entry.
-        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION, is_first=False)
-        key = f"{_REFUSAL}/{self.agent}"
-        self._put(key, message, _bind_refusal(self._introduction), is_first=False)
+        self._put(_JOIN, self._introduction, NO_SESSION, is_first=False)
+        self._put(_REFUSAL, reason.encode(), _bind_refusal(self._introduction), is_first=False)
 
     def raise_refusal(self) -> None:
-        """Raise ``RefusalError`` if another agent does not start.
-
-        Raises:
-            ForgedEntryError: the refusal is of another run.
-        """
-        keys = [f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)]
-        for agent, entry in enumerate(self.store.get(keys)):
+        """Raise ``RefusalError`` if another agent does not start."""
+        refusals = self.store.get([f"{_REFUSAL}/{agent}" for agent in range(self.num_agents)])
+        for agent, entry in enumerate(refusals):
             if entry is not None and agent != self.agent:
-                self._check_refusal(agent, keys[agent], entry)
-
-    def _check_refusal(self, agent: int, key: str, entry: bytes) -> None:
-        message = (decode_fields(entry) or [b""])[0]
-        try:
-            reason, session = build(tuple[str, str], parse_json(message), "the refusal")
-        except InvalidArgumentError as error:
-            raise RefusalError(agent, f"a message that cannot be read: {error}") from error
-        # The session cannot be compared yet. The refusal is read again after the meeting.
-        if session and self._meeting is None:
-            return
-        self._read(entry, key, agent, _bind_refusal(self._introduction_of(agent)))
-        if session and self.meeting.session.hex() != session:
-            raise ForgedEntryError("refusal", agent)
-        raise RefusalError(agent, reason)
+                # That of the meeting, or else at the store.
+                introduction = self._introductions.get(agent)
+                if introduction is None:
+                    (joined,) = self.store.get([f"{_JOIN}/{agent}"])
+                    introduction = self._read(joined or b"", _JOIN, agent, NO_SESSION)
+                session = _bind_refusal(introduction)
+                reason = self._read(entry, _REFUSAL, agent, session)
+                raise RefusalError(agent, reason.decode(errors="replace"))
 
     def leave(self) -> None:
-        """Leave without having started; a host stays until all have left, for some seconds."""
-        with suppress(CornError):
-            self._put(f"parted/{self.agent}", b"", NO_SESSION)
-            if self._host is not None:
-                # The store ends with this process: the others must have read the refusal before.
-                deadline = time.monotonic() + min(self.timeout, _SECONDS_TO_LEAVE)
-                keys = [f"parted/{agent}" for agent in range(self.num_agents)]
-                while None in self.store.get(keys, _LONGEST_WAIT) and time.monotonic() < deadline:
-                    pass
+        """Leave without having started."""
+        # A store in this process ends with it: the others must have read the refusal before.
+        if self.host is not None:
+            time.sleep(min(self.timeout, _SECONDS_TO_LEAVE))
 
     def make_link_opener(self, *, max_bytes: int) -> LinkOpener:
         """Return a place to open links with other agents of the meeting."""
@@ -355,8 +245,8 @@ class Rendezvous:
     def close(self) -> None:
         """Accept no more connections; a store in this process ends."""
         self.listener.close()
-        if self._host is not None:
-            self._host.close()
+        if self.host is not None:
+            self.host.close()
         if isinstance(self.store, RemoteStore):
             self.store.close()
 
@@ -375,9 +265,9 @@ class Rendezvous:
 
     def _meet(self) -> Meeting:
         """Publish a fresh challenge and this agent's address, and read those of the others."""
-        self._put(f"{_JOIN}/{self.agent}", self._introduction, NO_SESSION)
-        agents = range(self.num_agents)
-        joined = self._wait(_JOIN + "/{}", _JOIN, agents, NO_SESSION, self._wait_for_start)
+        self._put(_JOIN, self._introduction, NO_SESSION)
+        patience = self.timeout if self.wait is None else self.wait
+        joined = self._wait(_JOIN, NO_SESSION, patience)
         # The own random number makes the session new. If it is not in there, the entries are of
         # another run.
         if joined[self.agent] != self._introduction:
@@ -387,59 +277,56 @@ class Rendezvous:
         # open.
         parts = [part for agent, own in joined.items() for part in (agent, own)]
         session = hashlib.sha256(encode_fields("corn session", *parts)).digest()
-        places = {agent: _read_address(own, agent) for agent, own in joined.items()}
-        return Meeting(session, {agent: place for agent, place in places.items() if place[1]})
+        addresses: dict[int, Address] = {}
+        for agent, own in joined.items():
+            try:
+                _, host, port = build(tuple[str, str, int], parse_json(own), "the address")
+            except InvalidArgumentError as error:
+                why = f"agent {agent} published an address that cannot be read"
+                raise PublicError(why) from error
+            if port:
+                addresses[agent] = host, port
+        return Meeting(session, addresses)
 
-    def _put(self, key: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
-        """Publish a message under a key, signed; the first entry of a key stays."""
+    def _put(self, topic: str, message: bytes, session: bytes, *, is_first: bool = True) -> None:
+        """Publish a message under a topic, signed; the first entry stays."""
+        key = f"{topic}/{self.agent}"
         signature = self.credentials.identity.sign(signed_text(key, message, session))
         entry = encode_fields(message, signature)
-        # Signatures are deterministic: another entry under this agent's key is another process's.
+        # Signatures are deterministic: another entry under this agent's key is another process's,
+        # or that of another run, whose nonces this one must not read as its own.
         if self.store.set(key, entry) != entry and is_first:
-            raise ForgedEntryError(key.partition("/")[0], self.agent)
+            raise ForgedEntryError(topic, self.agent)
 
-    def _read(self, entry: bytes, key: str, agent: int, session: bytes) -> bytes:
+    def _read(self, entry: bytes, topic: str, agent: int, session: bytes) -> bytes:
         """Return the message of an entry that its agent signed for this session."""
         fields = decode_fields(entry) or []
-        if len(fields) == 2 and 0 <= agent < self.num_agents:
+        if len(fields) == 2:
             message, signature = fields
-            text = signed_text(key, message, session)
+            text = signed_text(f"{topic}/{agent}", message, session)
             if self.credentials.roster.verify(agent, signature, text):
                 return message
-        raise ForgedEntryError(key.partition("/")[0], agent)
+        raise ForgedEntryError(topic, agent)
 
-    def _introduction_of(self, agent: int) -> bytes:
-        """Return the entry with an agent's random number: that of the meeting, or at the store."""
-        if agent in self._introductions:
-            return self._introductions[agent]
-        key = f"{_JOIN}/{agent}"
-        (entry,) = self.store.get([key])
-        return self._read(entry or b"", key, agent, NO_SESSION)
-
-    def _wait(
-        self,
-        place: str,
-        topic: str,
-        agents: Sequence[int],
-        session: bytes,
-        seconds: float | None = None,
-    ) -> dict[int, bytes]:
-        """Return the messages of agents at their places, once all are there."""
-        keys = [place.format(agent) for agent in agents]
-        seconds = self.timeout if seconds is None else seconds
+    def _wait(self, topic: str, session: bytes, seconds: float) -> dict[int, bytes]:
+        """Return the messages of all agents under a topic, once all are there."""
+        keys = [f"{topic}/{agent}" for agent in range(self.num_agents)]
         began = time.monotonic()
         named: list[int] = []
         while True:
-            found = list(zip(agents, keys, self.store.get(keys, _LONGEST_WAIT), strict=True))
-            absent = [agent for agent, _, entry in found if entry is None]
+            found = dict(enumerate(self.store.get(keys, _LONGEST_WAIT)))
+            absent = [agent for agent, entry in found.items() if entry is None]
             if not absent:
-                return {a: self._read(entry or b"", key, a, session) for a, key, entry in found}
+                return {
+                    a: self._read(entry or b"", topic, a, session) for a, entry in found.items()
+                }
             # Only while entries are missing. A refusal that comes after the last one is read by
             # ``agree``.
             self.check()
             waited = time.monotonic() - began
             if waited > seconds:
-                raise AbsentError(topic, absent, seconds)
+                who = name_agents(absent)
+                raise AbsentError(f"no message ({topic}) from {who} within {seconds:g} s")
             # The owner may have to call those of the others.
             if absent != named and waited > _SECONDS_OF_SILENCE:
                 log_event(self.agent, "waiting", f"waits for {name_agents(absent)} ({topic})")
@@ -451,14 +338,6 @@ def _bind_refusal(introduction: bytes) -> bytes:
     return hashlib.sha256(encode_fields("corn refusal", introduction)).digest()
 
 
-def _read_address(message: bytes, agent: int) -> Address:
-    try:
-        _, host, port = build(tuple[str, str, int], parse_json(message), "the address")
-    except InvalidArgumentError as error:
-        raise PublicError(f"agent {agent} published an address that cannot be read") from error
-    return host, port
-
-
 def join_store(
     address: Address,
     credentials: Credentials,
@@ -467,11 +346,7 @@ def join_store(
     wait: float | None = None,
     interruption: Interruption | None = None,
 ) -> RemoteStore:
-    """Connect to the store that another process hosts, as soon as it is there.
-
-    ``wait`` is how long that may take, by default the time-out of later requests.
-    """
-    patience = timeout if wait is None else wait
+    """Connect to the store that another process hosts, as soon as it is there."""
 
     def connect(seconds: float) -> Channel:
         return dial(
@@ -484,16 +359,7 @@ def join_store(
             check=lambda: raise_if_stopped(interruption),
         )
 
-    try:
-        return RemoteStore(connect, timeout=timeout, wait=patience)
-    except UnreachableError as error:
-        where = format_address(address)
-        if error.is_listening:
-            raise PublicError(
-                f"the program at {where} is not this run's store: it did not prove the key of "
-                f"agent {credentials.roster.store_host} within {patience:g} s"
-            ) from error
-        raise PublicError(f"no store found at {where} within {patience:g} s") from error
+    return RemoteStore(connect, timeout=timeout, wait=timeout if wait is None else wait)
 
 
 def join(
@@ -502,7 +368,7 @@ def join(
     store: Address,
     timeout: float = 60.0,
     wait: float | None = None,
-    keys: Path | None = None,
+    keys: Path = _KEYS,
     listen: Address | None = None,
     advertise: Address | None = None,
     opens_store: bool | None = None,
@@ -516,7 +382,7 @@ def join(
         store: address and port of the store.
         timeout: seconds to wait for other agents once all have started.
         wait: seconds within which all agents must start; by default the time-out.
-        keys: the folder of this agent's key, in which its ledger is kept.
+        keys: the folder of this agent's key, in which its ledger is kept; by default ``keys``.
         listen: where neighbours connect to this agent; by default the port of its address in the
             roster, or 29500, at the address that leads to the store. The host of the store uses its
             port, and on the loopback address, where all agents share one machine, others take any
@@ -524,7 +390,8 @@ def join(
         advertise: the address under which they reach it, where that is another, as behind NAT.
         opens_store: whether this process hosts the store; by default the roster's ``store_host``
             does.
-        rejoins: whether the agent joins a run under way, which needs no store.
+        rejoins: whether to join a run of exact sums under way, which lost this agent. That needs no
+            store.
         interruption: ends every wait when a person requests it.
     """
     load_compiled()  # may compile for seconds, and no other agent waits for this one yet
@@ -537,7 +404,7 @@ def join(
         if rejoins:
             entries = MemoryStore()
         elif is_host:
-            host = host_store(store, credentials)
+            host = StoreHost(store, credentials)
             stack.callback(host.close)
             entries = host.entries
         else:
@@ -553,13 +420,10 @@ def join(
             bound = reached = ("", 0)
         else:
             place = listen or _choose_place(store, stated, is_host=host is not None)
-            if host is not None and place == store:
-                # One open port serves both the store and the links of its host.
-                listener = host.listener
-            else:
-                # Open before the address is published, or a neighbour could dial a port that nobody
-                # listens at yet.
-                listener = Listener(place, credentials)
+            # One open port serves both the store and the links of its host. Others are open before
+            # the address is published, or a neighbour could dial a port that nobody listens at yet.
+            is_shared = host is not None and place == store
+            listener = host.listener if host and is_shared else Listener(place, credentials)
             bound = (place[0], listener.port)
             # A listener on all addresses is reached at the one that leads to the store.
             is_any = place[0] in ("", "0.0.0.0", "::")  # noqa: S104
@@ -575,6 +439,7 @@ def join(
         wait=wait,
         keys=keys,
         host=host,
+        rejoins=rejoins,
         interruption=interruption,
     )
 
@@ -584,22 +449,11 @@ def _choose_place(store: Address, stated: Address | None, *, is_host: bool) -> A
     if is_host and stated in (None, store):
         return store
     route = _find_route(*store)
+    # Behind NAT this machine has another address than the one that others were told.
     if stated is not None:
-        # Behind NAT this machine has another address than the one that others were told.
         return route, stated[1]
     # Firewalls are opened for a known port. On one machine all agents need different ones.
     return route, 0 if ipaddress.ip_address(route).is_loopback else DEFAULT_PORT
-
-
-def host_store(address: Address, credentials: Credentials) -> StoreHost:
-    """Open the store for all agents, at this address only; port 0 takes any that is free."""
-    try:
-        return StoreHost(address, credentials)
-    except CornError as error:
-        raise CornError(
-            f"{format_address(address)}: no store can be opened there: the port is taken, or the "
-            "address is not this machine's"
-        ) from error
 
 
 def _find_route(host: str, port: int) -> str:
@@ -617,15 +471,13 @@ def _find_route(host: str, port: int) -> str:
 
 @dataclass(frozen=True)
 class Hello:
-    """The terms that an agent publishes.
+    """The terms that an agent publishes; plan's fingerprint and nonce are in hexadecimal.
 
     Attributes:
-        plan: the plan's fingerprint, in hexadecimal.
-        terms: everything else that must be the same at all agents, by name.
-        nonce: this agent's contribution to the nonce of the run, in hexadecimal.
+        terms: everything beside the plan that must be the same at all agents, by name.
+        nonce: this agent's contribution to the nonce of the run.
         remaining: how many releases its ledger still allows.
         checkpoints: steps from which it can continue; 0 is always one.
-        reserved: releases that its ledger counts though a run that crashed may not have made them.
         first_free_step: the first step that its ledger has never reserved, if it returns to a run.
     """
 
@@ -634,14 +486,13 @@ class Hello:
     nonce: str
     remaining: int
     checkpoints: tuple[int, ...] = (0,)
-    reserved: int = 0
     first_free_step: int = 0
 
     def __post_init__(self) -> None:
         # Hellos of other agents come from the store, and may hold anything.
         check_fingerprint(parse_hex(self.plan, "plan"))
         check_nonce(parse_hex(self.nonce, "nonce"))
-        if min(self.remaining, self.reserved, self.first_free_step, *self.checkpoints, 0) < 0:
+        if min(self.remaining, self.first_free_step, *self.checkpoints, 0) < 0:
             raise InvalidArgumentError("numbers of releases and steps must not be negative")
         if 0 not in self.checkpoints:
             raise InvalidArgumentError("checkpoints must include step 0, where all can begin")
@@ -651,25 +502,19 @@ class Hello:
 class Agreement:
     """The outcome of the handshake.
 
-    Attributes:
-        nonce: the nonce of the run; a hash of all contributions, so equal nonces mean that all
-            agents read the same ones.
-        first_step: the step at which the run starts.
-        max_steps: the number of steps that all ledgers allow.
-        scarce: the agent whose ledger allows the fewest steps; None if that is not known.
-        reserved: releases that this ledger counts for a run that crashed.
+    ``nonce`` is that of the run, a hash of all contributions: equal nonces mean that all agents
+    read the same ones. All ledgers allow ``max_steps`` from ``first_step`` on; that of ``scarce``,
+    if it is known, allows no more.
     """
 
     nonce: bytes
     first_step: int
     max_steps: int
     scarce: int | None
-    reserved: int = 0
 
 
 def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
-    """Verify a plan from scratch and return what it guarantees to an agent."""
-    # The plan's own claims count for nothing here: whoever made it need not be trusted.
+    """Return what a plan guarantees to an agent, whatever the plan itself claims."""
     verification = verify_plan(plan)
     if not verification.passed:
         problems = make_printable("; ".join(verification.problems), limit=_MAX_REASON)
@@ -679,34 +524,38 @@ def check_guarantee(plan: Plan, agent: int) -> AgentGuarantee:
 
 @contextmanager
 def announcing_failure(rendezvous: Rendezvous) -> Iterator[None]:
-    """Publish a refusal if this agent cannot start, so that the others do not wait for it."""
-    try:
-        yield
-    except CornError as error:
-        # An agent that is missed may have refused: then that is the reason.
-        if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
-            try:
-                # Callers name the agent in failures inside; this one is new.
-                with naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
-                    rendezvous.raise_refusal()
-            except RefusalError as refusal:
-                rendezvous.leave()
-                raise refusal from error
-            except CornError:
-                pass
-        # Whoever follows another's refusal has no reason of its own.
-        if isinstance(error, RefusalError):
+    """Name the agent in a failure inside, and publish that it refuses, so that nobody waits for it.
+
+    An agent that cannot return to a run must not stop the others at their start.
+    """
+    with naming_agent(rendezvous.agent, rendezvous.credentials.roster.names):
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if not rendezvous.rejoins:
+                _announce(rendezvous, error)
+            raise
+
+
+def _announce(rendezvous: Rendezvous, error: BaseException) -> None:
+    # An agent that is missed may have refused: then that is the reason.
+    if isinstance(error, AbsentError | LinkError) or isinstance(error.__cause__, LinkError):
+        try:
+            rendezvous.raise_refusal()
+        except RefusalError as refusal:
             rendezvous.leave()
-        else:
-            _refuse(rendezvous, str(error) if is_public(error) else name_kind(error))
-        raise
-    # An unexpected error may quote data, so others get its type alone.
-    except (Exception, KeyboardInterrupt) as error:
-        _refuse(rendezvous, name_kind(error))
-        raise
+            raise refusal from error
+        except CornError:
+            pass
+    # The store may be gone, which is not the reason.
+    with suppress(CornError):
+        # Whoever follows another's refusal has no reason of its own.
+        if not isinstance(error, RefusalError):
+            rendezvous.refuse(str(error) if is_public(error) else name_kind(error))
+        rendezvous.leave()
 
 
-def is_public(error: Exception) -> bool:
+def is_public(error: BaseException) -> bool:
     """Return whether other agents may read an error: it is about the run, the plan or the budget.
 
     This is an allow list. Any other error may quote data, or the name of a file that describes its
@@ -714,51 +563,38 @@ def is_public(error: Exception) -> bool:
     """
     # By type, never by text: a new kind of error is private until it is listed here. A ledger's own
     # ``BudgetSpentError`` names its file, and is not.
-    return isinstance(error, PublicError | InfeasibleError)
+    return isinstance(error, PublicError | InfeasibleError | StoppedByUserError)
 
 
 def name_kind(error: BaseException) -> str:
     """Return what others may know of an error that is not public."""
-    # A few errors have a word for others beside the message for the owner.
-    word = getattr(error, "public_reason", type(error).__name__)
-    return f"{word}; only its owner sees the details"
-
-
-def _refuse(rendezvous: Rendezvous, reason: str) -> None:
-    with suppress(CornError):  # the store may be gone, which is not the reason
-        rendezvous.refuse(reason)
-        rendezvous.leave()
+    return f"{type(error).__name__}; only its owner sees the details"
 
 
 def shake_hands(rendezvous: Rendezvous, hello: Hello) -> Agreement:
-    """Compare terms with all agents; all raise the same error if any differs.
-
-    Raises:
-        HandshakeError: agents differ.
-        NoReleasesLeftError: some ledger allows no release.
-    """
+    """Compare terms with all agents; all raise the same ``HandshakeError`` if any differs."""
     texts = rendezvous.exchange("hello", json.dumps(asdict(hello)).encode())
-    hellos = {sender: _parse_hello(text, sender) for sender, text in texts.items()}
+    hellos: dict[int, Hello] = {}
+    for sender, text in texts.items():
+        try:
+            hellos[sender] = build(Hello, parse_json(text), "it")
+        except InvalidArgumentError as error:
+            why = f"damaged, or of another version of CorN: {error}"
+            raise HandshakeError(f"agent {sender}'s message (hello) is {why}") from error
     compare_hellos(hellos)
     # The run's nonce is a hash of all contributions: one new nonce makes all noise new, even if
     # every other agent repeats its own.
     nonces = {agent: bytes.fromhex(own.nonce) for agent, own in hellos.items()}
-    # The number breaks ties, so that all agents name the same one: they compare the agreement bit
-    # by bit.
+    # The number breaks ties, so that all agents name the same one.
     scarce = min(hellos, key=lambda agent: (hellos[agent].remaining, agent))
     agreement = Agreement(
         nonce=agree_on_nonce(nonces, plan_fingerprint=bytes.fromhex(hello.plan)),
         first_step=_choose_start(hellos),
         max_steps=hellos[scarce].remaining,
         scarce=scarce,
-        reserved=hellos[scarce].reserved,
     )
     if agreement.max_steps == 0:
-        crashed = f", {agreement.reserved} of it reserved by a run that crashed"
-        raise NoReleasesLeftError(
-            f"agent {agreement.scarce}'s ledger allows no more releases under this plan: its "
-            f"budget is spent{crashed if agreement.reserved else ''}"
-        )
+        raise PublicError(f"agent {scarce}'s ledger allows no more releases: its budget is spent")
     return agreement
 
 
@@ -778,23 +614,9 @@ def _choose_start(hellos: Mapping[int, Hello]) -> int:
     # Step 0 is always common. To begin there again would discard models for which budget was spent.
     if max(common) == 0 and any(newest.values()):
         least, most = min(newest.values()), max(newest.values())
-        behind = tuple(who for who, step in newest.items() if step == least)
+        behind = [who for who, step in newest.items() if step == least]
         raise HandshakeError(
             f"no step but the first has a checkpoint of every agent: {name_agents(behind)} came to "
-            f"step {least}, others to step {most}; a run without --resume begins anew in another "
-            "folder, with the releases that ledgers still allow",
-            topic="checkpoints",
-            agents=behind,
+            f"step {least}, others to step {most}; begin anew in another folder, without --resume"
         )
     return max(common)
-
-
-def _parse_hello(text: bytes, sender: int) -> Hello:
-    try:
-        return build(Hello, parse_json(text), "it")  # type: ignore[no-any-return]
-    except InvalidArgumentError as error:
-        raise HandshakeError(
-            f"agent {sender}'s message (hello) is damaged, or of another version of CorN: {error}",
-            topic="hello",
-            agents=(sender,),
-        ) from error

@@ -1,8 +1,6 @@
 """An owner's requirements of a plan, and the total of everything that is released of the data.
 
-Somebody else may have made a plan. Its owner decides what it must promise to this agent, and how
-much all plans together may reveal. Requirements and totals are for the owner alone: they show what
-else the data was used for.
+Requirements and totals are for the owner alone: they show what else the data was used for.
 """
 
 from __future__ import annotations
@@ -13,49 +11,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from corn.checks import require, require_choice, require_count, require_positive
-from corn.distributed.keyring import find_terms
 from corn.errors import CornError, InvalidArgumentError
 from corn.noise import ReleaseLedger
 from corn.noise.ledger import ledger_path, read_history
 from corn.parsing import quote
 from corn.plan import Plan, fingerprint
 from corn.privacy import Adjacency, Unit
-from corn.privacy.composition import (
-    Expense,
-    PlanTerms,
-    TotalLoss,
-    common_unit,
-    compose_expenses,
-)
+from corn.privacy.composition import Expense, PlanTerms, TotalLoss, common_unit, compose_expenses
 from corn.privacy.rounding import write_exactly
 
 if TYPE_CHECKING:
     from corn.distributed.planning import PlanningRequest
 
-# Texts of options, and the types of their values.
-_VALUES: dict[str, type[str] | type[float] | type[int]] = {
-    "unit": str,
-    "adjacency": str,
-    "insiders": int,
-    "steps": int,
-    "epsilon": float,
-    "delta": float,
-    "total-epsilon": float,
-}
+_KINDS = {"insiders": int, "steps": int, "epsilon": float, "delta": float, "total_epsilon": float}
+_NAMES = ("unit", "adjacency", *_KINDS)
 
 
 class RequirementError(CornError):
     """A run that the owner's requirements do not allow; the message is for the owner alone."""
-
-    public_reason = "its owner's requirements do not allow this run"
 
 
 @dataclass(frozen=True)
 class Requirements:
     """An owner's requirements of every plan, and of all releases of an agent's data together.
 
-    What is None is not required. ε is computed from the noise of the plan, floating point included,
-    at the owner's ``delta``: a plan with a large δ of its own has a small ε that says nothing.
+    What is None is not required. ε is that of the noise at the owner's ``delta``: a plan with a
+    large δ of its own has a small ε that says nothing.
 
     Attributes:
         unit: the data that a plan must protect: ``agent``, or ``sample``, which plans for agents
@@ -88,15 +69,12 @@ class Requirements:
             require_choice("adjacency", self.adjacency, get_args(Adjacency))
         for name, value in {"epsilon": self.epsilon, "total-epsilon": self.total_epsilon}.items():
             if value is not None:
-                require_positive(name, value, advice="leave it out to have no limit")
+                require_positive(name, value)
                 # A plan for samples would keep a limit that was meant for the agent's whole data.
-                require(
-                    self.unit is not None,
-                    f"{name} needs a unit, which",
-                    "given with it",
-                    "none",
-                    advice='say what ε is to protect, with "unit=agent" or "unit=sample"',
-                )
+                if self.unit is None:
+                    raise InvalidArgumentError(
+                        f'{name} needs a unit, what ε is to protect: "unit=agent" or "unit=sample"'
+                    )
         require(0 < self.delta < 1, "delta", "in (0, 1)", self.delta, advice="try 1e-5")
         if self.insiders is not None:
             require_count("insiders", self.insiders, least=0)
@@ -108,15 +86,14 @@ class Requirements:
         """Return the requirements in texts NAME=VALUE, with the names of fields, - for _."""
         fields: dict[str, Any] = {}
         for text in texts:
-            name, equals, value = (part.strip() for part in text.partition("="))
-            if not equals or name not in _VALUES:
-                raise InvalidArgumentError(
-                    f"a requirement must be NAME=VALUE with a name of {', '.join(_VALUES)}, found "
-                    f'{quote(text)}: try "steps=100"'
-                )
+            name, _, value = (part.strip() for part in text.partition("="))
             field = name.replace("-", "_")
-            kind = _VALUES[name]
-            require(field not in fields, name, "given once", "several")
+            if field not in _NAMES or field in fields:
+                raise InvalidArgumentError(
+                    f"a requirement must be NAME=VALUE, each name once, of {', '.join(_NAMES)}, "
+                    f"found {quote(text)}"
+                )
+            kind = _KINDS.get(field, str)
             try:
                 fields[field] = kind(value)
             except ValueError as error:
@@ -125,13 +102,11 @@ class Requirements:
                     f"{name} must be {number}, found {quote(value)}"
                 ) from error
         # Alone it would require nothing, and a plan with any δ would pass.
-        require(
-            "delta" not in fields or {"epsilon", "total_epsilon"} & set(fields) != set(),
-            "a requirement of delta",
-            "given with epsilon or total-epsilon, which are computed at it",
-            "neither",
-            advice="a plan's own δ says nothing without its ε",
-        )
+        if "delta" in fields and not {"epsilon", "total_epsilon"} & fields.keys():
+            raise InvalidArgumentError(
+                "a requirement of delta must be given with epsilon or total-epsilon, which are "
+                "computed at it"
+            )
         return cls(**fields, other_keys=tuple(other_keys))
 
     def check(self, source: Plan | PlanningRequest, agent: int) -> None:
@@ -139,15 +114,10 @@ class Requirements:
 
         A new plan after a loss meets them too: it keeps the same cap on each step that is left, and
         holds against all coalitions that leave an agent to protect.
-
-        Raises:
-            RequirementError: with all that are not met.
         """
-        failures = "; ".join(self._find_failures(source, agent))
-        if failures:
-            raise RequirementError(
-                "refuses to start, as the plan does not meet its owner's requirements: " + failures
-            )
+        if failures := "; ".join(self._find_failures(source, agent)):
+            why = f"the plan does not meet its owner's requirements: {failures}"
+            raise RequirementError(f"refuses to start, as {why}")
 
     def _find_failures(self, source: Plan | PlanningRequest, agent: int) -> Iterator[str]:
         terms = PlanTerms(source.budget.of_agent(agent), source.threat.max_colluders)
@@ -186,16 +156,14 @@ class Requirements:
 class ReleaseTotal:
     """The ε of an agent before a run, of the run by itself, and after it at most; for its owner.
 
-    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``uncounted`` are
-    other folders beside the keys that have ledgers, perhaps of the same data. ``drops_agent`` tells
-    that plans before promised something for the agent's whole data, and nothing does any more.
+    With ``problems``, ledgers that are lost or damaged, totals are lower bounds. ``drops_agent``:
+    plans before promised something for the agent's whole data, and nothing does any more.
     """
 
     before: TotalLoss
     added: TotalLoss
     after: TotalLoss
     problems: tuple[str, ...] = ()
-    uncounted: tuple[Path, ...] = ()
     drops_agent: bool = False
 
     def describe(self) -> str:
@@ -208,14 +176,7 @@ class ReleaseTotal:
         ]
         if self.drops_agent:
             parts.append("nothing is promised for the agent's whole data any more")
-        parts += self.problems
-        if self.uncounted:
-            names = ", ".join(path.name for path in self.uncounted)
-            parts.append(
-                f"not counted are the ledgers in {names}: name those of the same data as other "
-                "keys (--other-keys)"
-            )
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.problems])
 
     def require_within(self, requirements: Requirements) -> None:
         """Raise ``RequirementError`` if the total after the run is unknown or above the limit."""
@@ -226,16 +187,15 @@ class ReleaseTotal:
         limit = f"the limit of ε = {write_exactly(most)} on all releases of this data"
         against = self.after.max_colluders
         if self.problems:
-            why = f"{limit} cannot be kept while the total is unknown: {self.problems[0]}"
+            why = f"{limit} cannot be kept while the total is unknown"
         # Negated, so that an ε of NaN refuses too.
         elif not self.after.epsilon <= most:
-            why = f"the total would exceed {limit}; {self.describe()}"
+            why = f"the total would exceed {limit}"
         elif insiders is not None and against is not None and against < insiders:
-            why = f"{limit} must hold against {insiders} insiders, and earlier plans do not; "
-            why += self.describe()
+            why = f"{limit} must hold against {insiders} insiders, and earlier plans do not"
         else:
             return
-        raise RequirementError(f"refuses to start, as {why}")
+        raise RequirementError(f"refuses to start, as {why}; {self.describe()}")
 
 
 def compose_total(
@@ -247,13 +207,11 @@ def compose_total(
     requirements: Requirements,
     num_steps: int,
 ) -> ReleaseTotal:
-    """Return the totals of an agent before the first release of a run of ``num_steps`` steps.
+    """Return an agent's totals before the first release of a run of ``num_steps`` steps.
 
-    Raises:
-        RequirementError: the total would exceed the owner's limit, or is unknown.
+    Raise ``RequirementError`` if the total would exceed the owner's limit, or is unknown.
     """
-    terms = find_terms(plan, agent)
-    own = Expense(terms, ledger.precision, terms.budget.num_steps - ledger.remaining)
+    own = ledger.expense
     path = ledger_path(keys, agent, fingerprint(plan).hex())
     # The own ledger is locked by this process and passed in; its file would count the same releases
     # again.
@@ -273,18 +231,11 @@ def compose_total(
     def compose(*expenses: Expense) -> TotalLoss:
         return compose_expenses(expenses, requirements.delta, unit=requirements.unit or common)
 
-    counted = {folder.resolve() for folder in (keys, *requirements.other_keys)}
     total = ReleaseTotal(
         before=compose(*others, own),
         added=compose(replace(own, num_releases=added)),
         after=compose(*others, replace(own, num_releases=own.num_releases + added)),
         problems=history.problems,
-        # Folders of keys of other plans, by their usual names.
-        uncounted=tuple(
-            folder
-            for folder in sorted(keys.resolve().parent.glob("*.keys"))
-            if folder not in counted and any(folder.glob("agent-*.ledger"))
-        ),
         drops_agent=common == "sample" and any(o.query.unit == "agent" for o in others),
     )
     total.require_within(requirements)

@@ -189,7 +189,7 @@ class TrainingRounds:
             if mixed is None:
                 return
             self.parameters = mixed
-            self._journal.report_if_due(self.step)
+            self._journal.report_if_due()
 
     def _take_sum_step(self, tree: TreeSum) -> Iterator[AgentStepper]:
         """Release, sum up, and take the same step as all agents."""

@@ -72,10 +72,10 @@ class RunSettings:
 
     def policy_for(self, plan: Plan) -> DropoutPolicy:
         """Return what survivors of a loss do: as given, or what the plan allows."""
-        if self.on_dropout is not None:
-            return self.on_dropout
         can_replan = plan.network.mixing == "sum" or has_pair_seeds(plan)
-        return "replan" if can_replan else "stop"
+        if self.on_dropout == "replan" and not can_replan:
+            require_pair_seeds(plan, "on_dropout='replan'")
+        return self.on_dropout or ("replan" if can_replan else "stop")
 
     def precision_of(self, plan: Plan, agent: int, planned: float) -> float:
         """Return the largest [R⁻¹]_ii that an agent may release with, ``planned`` or the cap."""
@@ -118,24 +118,16 @@ class RunSettings:
             "version of CorN": ".".join(__version__.split(".")[:2]),
         }
 
-    def check_plan(self, plan: Plan) -> None:
-        """Raise unless agents can run this plan and follow the policy on dropout under it."""
-        if self.on_dropout == "replan" and plan.network.mixing == "gossip":
-            require_pair_seeds(plan, "on_dropout='replan'")
-
 
 def advise_return(plan: Plan) -> str:
     """Return how an agent that lost all others comes back to them, if it can."""
-    if plan.network.mixing == "gossip":
-        return "agents return to exact sums only, and not to a run under gossip"
-    if not has_pair_seeds(plan):
-        return "it cannot return to the others, as the plan has seeds of three and more agents"
+    if plan.network.mixing == "gossip" or not has_pair_seeds(plan):
+        return "agents return to exact sums with seeds of pairs only"
     return "if the others still run, start this agent with --rejoin to return to them"
 
 
 def has_pair_seeds(plan: Plan) -> bool:
-    """Return whether agents derive all seeds from their keys, without messages to others."""
-    # Those of pairs follow from two keys (docs/run-agents.md).
+    """Return whether agents derive all seeds from two keys each, without messages to others."""
     return all(len(group) <= 2 for group in plan.decomposition.seed_groups)
 
 
@@ -152,12 +144,13 @@ def require_pair_seeds(plan: Plan, option: str) -> None:
 class AgentConfig:
     """Everything that one agent's process needs to start.
 
-    Instead of a plan's file there may be a request for a plan that agents make together; then
+    ``source`` is the file of a plan, or a request for one that agents make together; then
     ``neighbours`` is all that the agent knows of the graph. The addresses and ``wait`` are those of
     :func:`corn.distributed.join`; at ``status`` it serves its status. ``names`` are those of all
     agents in the plan's graph, where they have any.
     """
 
+    source: Path | PlanningRequest
     workload: ProblemSource
     settings: RunSettings
     out: Path
@@ -166,8 +159,6 @@ class AgentConfig:
     store: tuple[str, int]
     keys: Path
     names: tuple[str, ...] = ()
-    plan: Path | None = None
-    request: PlanningRequest | None = None
     neighbours: tuple[int, ...] = ()
     opens_store: bool | None = None
     wait: float | None = None

@@ -2,7 +2,7 @@
 
 The file is in the private folder: it has times, and how long steps take shows how much data an
 agent has. The server answers every request with what the newest state has, and keeps nothing that a
-client sends.
+client sends. Its address should be reached by the operator's monitoring only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,13 +20,7 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, NamedTuple, final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from corn.distributed.storage import Folders
@@ -36,23 +30,11 @@ from corn.parsing import build, format_address, read_json
 from corn.privacy.rounding import round_up, write_exactly
 from corn.version import __version__
 
-# The library would add a metric with the time at which it made each counter, at every request.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
 STATE_NAME = "state.json"
 STARTING, TRAINING, FAILED = "starting", "training", "failed"
 # One time-out is the normal price of a lost neighbour.
 _TIMEOUTS_UNTIL_STALE = 2
-# Limits on what strangers cost: at most so many connections at a time, for so long, and fifty new
-# ones a second.
-_MOST_CONNECTIONS = 16
-_SECONDS_PER_CONNECTION = 5.0
-_SECONDS_BETWEEN_CONNECTIONS = 0.02
-_HEADERS = {
-    "Connection": "close",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-}
+_SECONDS_PER_REQUEST = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,9 +42,8 @@ class AgentState:
     """The state of an agent at a moment; others may read it.
 
     ``phase`` is ``training``, ``failed``, or the status with which the agent ended. ``epsilon`` is
-    the ε spent, at most, and ``delta`` that of the promise, too. ``simulation`` tells why ε is
-    simulated; it is empty for a promise. ``neighbours`` are those still linked, and ``lost`` has
-    the step at which each loss was noticed. ``steps_per_minute`` are over the last minute.
+    the ε spent, at most. ``simulation`` tells why ε is simulated; it is empty for a promise.
+    ``neighbours`` are those still linked, and ``lost`` has the step at which each loss was noticed.
     ``test_loss`` is on public data. ``updated`` is in seconds since 1970.
     """
 
@@ -136,7 +117,7 @@ class Condition(NamedTuple):
     """The condition of an agent in words, and whether its operator must act."""
 
     text: str
-    needs_action: bool = False
+    needs_action: bool
 
 
 def judge_condition(state: AgentState) -> Condition:
@@ -144,9 +125,8 @@ def judge_condition(state: AgentState) -> Condition:
     if state.phase != TRAINING:
         return Condition(state.phase, needs_action=state.phase == FAILED)
     age = time.time() - state.updated
-    if age > _TIMEOUTS_UNTIL_STALE * state.timeout:
-        return Condition(f"stale: no news for {age:.0f} s", needs_action=True)
-    return Condition(TRAINING)
+    is_stale = age > _TIMEOUTS_UNTIL_STALE * state.timeout
+    return Condition(f"stale: no news for {age:.0f} s" if is_stale else TRAINING, is_stale)
 
 
 @dataclass
@@ -176,36 +156,27 @@ def render_metrics(status: Status) -> str:
     registry = CollectorRegistry()
     agent = str(status.agent)
 
-    def show(name: str, text: str, value: float, **labels: str) -> None:
-        labels = {"agent": agent} | labels
-        Gauge(f"corn_{name}", text, tuple(labels), registry=registry).labels(**labels).set(value)
+    def show(name: str, value: float | None, text: str = "", **labels: str) -> None:
+        if value is not None:
+            labels = {"agent": agent} | labels
+            gauge = Gauge(f"corn_{name}", text or name, tuple(labels), registry=registry)
+            gauge.labels(**labels).set(value)
 
     name = status.names[status.agent] if status.names else agent
-    info = {"version": __version__, "phase": status.phase, "agent_name": name}
-    show("info", "Version, phase, and the agent's name.", 1, **info)
-    show("healthy", "1 unless /healthz fails.", not status.problem)
+    show("info", 1, version=__version__, phase=status.phase, agent_name=name)
+    show("healthy", not status.problem, "1 unless /healthz fails.")
     state = status.newest
     if state is None:
         return generate_latest(registry).decode()
-    numbers = {
-        "step": ("Steps done.", state.step),
-        "planned_steps": ("Steps to do.", state.num_steps),
-        "steps_per_minute": ("Over the last minute.", state.steps_per_minute),
-        "updated_seconds": ("Unix time of the last report.", state.updated),
-        "neighbours": ("Neighbours still linked.", len(state.neighbours)),
-        "lost_agents": ("Agents lost so far.", len(state.lost)),
-        "releases_left": ("Releases that the ledger still allows.", state.releases_left),
-        "test_loss": ("Of the model, on public data.", state.test_loss),
-    }
-    for name, (text, value) in numbers.items():
-        if value is not None:
-            show(name, text, value)
+    for name in ("step", "num_steps", "steps_per_minute", "releases_left", "bytes_sent"):
+        show(name, getattr(state, name))
+    show("test_loss", state.test_loss, "Of the model, on public data.")
+    show("updated_seconds", state.updated, "Unix time of the last report.")
+    show("neighbours", len(state.neighbours), "Neighbours still linked.")
     text = "Step at which the loss of an agent was noticed."
     lost_at = Gauge("corn_lost_at_step", text, ("agent", "lost"), registry=registry)
     for lost, step in state.lost.items():
         lost_at.labels(agent, lost).set(step)
-    sent = Counter("corn_sent_bytes", "Bytes sent to neighbours.", ("agent",), registry=registry)
-    sent.labels(agent).inc(state.bytes_sent)
     meaning = {
         "unit": state.unit,
         "protects": state.protects,
@@ -213,19 +184,14 @@ def render_metrics(status: Status) -> str:
         "simulation": state.simulation,
         "delta": write_exactly(state.delta),
     }
-    spent, promised = state.epsilon, state.promised_epsilon
-    show("epsilon_spent", "Privacy loss so far under this plan, at most.", spent, **meaning)
-    show("epsilon_promised", "Privacy loss that the plan allows.", promised, **meaning)
+    show("epsilon_spent", state.epsilon, "Under this plan so far, at most.", **meaning)
+    show("epsilon_promised", state.promised_epsilon, "All that the plan allows.", **meaning)
     return generate_latest(registry).decode()
 
 
 @contextmanager
 def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[str, int]]:
-    """Serve an agent's status at an address while the block lasts; yield the address in use.
-
-    Raises:
-        CornError: the address cannot be used.
-    """
+    """Serve an agent's status at an address while the block lasts; yield the address in use."""
     try:
         server = _StatusServer(address, status)
     # A port above 65535 overflows; the Unicode error is for a name that no host can have.
@@ -244,16 +210,8 @@ def serving_status(address: tuple[str, int], status: Status) -> Iterator[tuple[s
 
 @final
 class _StatusServer(ThreadingHTTPServer):
-    """A server with a limit on connections, which strangers can neither stall nor overload."""
-
-    request_queue_size = 64
-    daemon_threads = True
-    # Closing must not wait for clients.
-    block_on_close = False
-
     def __init__(self, address: tuple[str, int], status: Status) -> None:
         self.status = status
-        self._connections: list[socket.socket] = []
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, _StatusHandler)
 
@@ -262,35 +220,8 @@ class _StatusServer(ThreadingHTTPServer):
         # That of HTTPServer asks the network for the name of the host, which can take seconds.
         TCPServer.server_bind(self)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own."""
-        self._connections.append(request)
-        # Requests take milliseconds, so the oldest connection is the one that does not ask.
-        if len(self._connections) > _MOST_CONNECTIONS:
-            _disconnect(self._connections[0])
-        super().process_request(request, client_address)
-        time.sleep(_SECONDS_BETWEEN_CONNECTIONS)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a connection, and end it after some seconds."""
-        # A time-out of the socket would begin anew with every byte that a slow client sends.
-        deadline = threading.Timer(_SECONDS_PER_CONNECTION, _disconnect, (request,))
-        deadline.daemon = True
-        deadline.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            deadline.cancel()
-            self._connections.remove(request)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a connection that failed: its client is gone, or was disconnected."""
-
-
-def _disconnect(connection: socket.socket) -> None:
-    """End a connection; a thread that waits for it wakes up and closes it."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        """Ignore a connection that failed: its client is gone."""
 
 
 @final
@@ -301,6 +232,7 @@ class _StatusHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Without, a request that cannot be read would get an answer without a status.
     default_request_version = "HTTP/1.0"
+    timeout = _SECONDS_PER_REQUEST
 
     def do_GET(self) -> None:
         """Answer a request."""
@@ -308,11 +240,10 @@ class _StatusHandler(BaseHTTPRequestHandler):
         status = self.server.status
         if path == "/healthz":
             step = None if status.newest is None else status.newest.step
-            facts = {"agent": status.agent, "phase": status.phase, "step": step}
             problem = status.problem
+            facts = {"agent": status.agent, "phase": status.phase, "step": step, "problem": problem}
             code = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-            body = json.dumps(facts | {"problem": problem}) + "\n"
-            self._answer(body, "application/json", code)
+            self._answer(json.dumps(facts) + "\n", "application/json", code)
         elif path == "/metrics":
             self._answer(render_metrics(status), CONTENT_TYPE_PLAIN_0_0_4)
         else:
@@ -332,8 +263,8 @@ class _StatusHandler(BaseHTTPRequestHandler):
         body = text.encode()
         # Without the versions and the time that send_response would add.
         self.send_response_only(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

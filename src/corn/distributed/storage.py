@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,10 @@ from corn.learn.metrics import COLUMNS, SHARED_COLUMNS, Row
 from corn.plan import Plan, fingerprint
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)\.corn")
-_HEAD = b"corn checkpoint 3\n"
+_HEAD = b"corn checkpoint 4\n"
 _DIGEST_BYTES = 32
-_NUMBER_BYTES = 8
-# The model's name among the tensors of a checkpoint.
-_MODEL = "model"
+# Names among the tensors of a checkpoint.
+_MODEL, _OWNER, _RELEASES = "model", "plan, agent and step", "releases"
 _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 
 
@@ -35,9 +35,8 @@ _TEXT_COLUMNS = ("mechanism", "step_size", "unit")
 class Folders:
     """The folders of a run, or of one agent of it.
 
-    Attributes:
-        shared: models, measurements on public data, ε spent: may be published.
-        private: measurements on private data, private notes, checkpoints: for the owner alone.
+    ``shared`` may be published: models, measurements on public data, ε spent. ``private`` is for
+    the owner alone: measurements on private data, checkpoints, the log.
     """
 
     shared: Path
@@ -49,25 +48,18 @@ class Folders:
         return cls(out / "shared", out / "private")
 
     def of_agent(self, agent: int) -> Folders:
-        """Return one agent's part of both.
-
-        >>> Folders.of_run(Path("out")).of_agent(3).private.as_posix()
-        'out/private/agent-3'
-        """
+        """Return one agent's part of both."""
         name = f"agent-{agent}"
         return Folders(self.shared / name, self.private / name)
 
     def make(self) -> None:
         """Make both folders; only the owner can open the private one, even if it existed before."""
-        path = self.private
-        try:
-            # The mode of mkdir counts for new folders only.
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.chmod(0o700)
-            path = self.shared
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CornError(f"{path}: cannot be made: {error.strerror}") from error
+        # The mode of mkdir counts for new folders only.
+        with naming_failure(self.private):
+            self.private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.private.chmod(0o700)
+        with naming_failure(self.shared):
+            self.shared.mkdir(parents=True, exist_ok=True)
 
 
 def make_folders(out: Path, agent: int) -> Folders:
@@ -79,20 +71,20 @@ def make_folders(out: Path, agent: int) -> Folders:
     return own
 
 
-def write_model(folder: Path, step: int, parameters: Tensor) -> None:
-    """Write the model after a step to a shared folder."""
-    (folder / "models").mkdir(exist_ok=True)
-    with writing_whole(folder / "models" / f"step-{step}.bin") as partial:
-        partial.write_bytes(parameters.numpy().tobytes())
+@contextmanager
+def naming_failure(path: Path) -> Iterator[None]:
+    """Name a file or folder in a failure to use it."""
+    try:
+        yield
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be used: {error.strerror}") from error
 
 
 def read_model(folder: Path, step: int, plan: Plan, num_parameters: int | None = None) -> Tensor:
     """Return the model that an agent shared after a step."""
     path = folder / "models" / f"step-{step}.bin"
-    try:
+    with naming_failure(path):
         values = np.fromfile(path, dtype=plan.dtype)
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
     # A power failure may cut a file short.
     if num_parameters not in (None, len(values)):
         raise FileFormatError(f"{path}: has {len(values)} parameters, not {num_parameters}")
@@ -107,16 +99,15 @@ def read_rows(path: Path) -> dict[int, Row]:
         with path.open(newline="", encoding="utf-8") as stream:
             # An editor may have added an empty line, which is no row.
             columns, *lines = filter(None, csv.reader(stream))
-            # Strict, as a cell that is missing would be read as NaN.
-            cells = [zip(columns, line, strict=True) for line in lines]
-            rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, csv.Error) as error:
-        raise FileFormatError(f"{path}: not a table of measurements, or cut short") from error
-    # Columns in another order would be read as other numbers.
-    if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
-        raise FileFormatError(f"{path}: not a table of measurements")
+        # Columns in another order would be read as other numbers.
+        if tuple(columns) not in (COLUMNS, SHARED_COLUMNS):
+            raise FileFormatError(f"{path}: not a table of measurements")
+        # Strict, as a cell that is missing would be read as NaN.
+        cells = [zip(columns, line, strict=True) for line in lines]
+        rows: list[Row] = [{name: _parse(name, text) for name, text in row} for row in cells]
+    except (OSError, ValueError, csv.Error) as error:
+        why = f"not a table of measurements, or cut short: {error}"
+        raise FileFormatError(f"{path}: {why}") from error
     return {int(row["step"]): row for row in rows}
 
 
@@ -127,32 +118,17 @@ def _parse(name: str, text: str) -> str | float:
 
 
 class UnfinishedRunError(CornError):
-    """A new run in the folder of an earlier one; the message, with the folder, is for the owner.
-
-    Attributes:
-        public_reason: the reason as other agents may know it.
-    """
-
-    public_reason = "its folder has an earlier run, and it was started without --resume"
-
-
-@dataclass(frozen=True, eq=False)
-class AgentCheckpoint:
-    """A model, and how many releases its agent had made by then, restarts included.
-
-    The model is public: a mixture of messages that have been sent. So is ``state``, what the
-    agent's momentum or optimizer keeps between steps. Noise is never restored from a checkpoint:
-    steps that are run again draw new noise, by the ledger.
-    """
-
-    parameters: Tensor
-    num_releases: int
-    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """A new run in the folder of an earlier one; the message, with the folder, is for the owner."""
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of one agent under one plan, in its private folder."""
+    """The checkpoints of one agent under one plan, in its private folder.
+
+    A checkpoint has a model, how many releases its agent had made by then, restarts included, and
+    what its momentum or optimizer keeps between steps. All follows from messages that were sent.
+    Noise is never restored: steps that are run again draw new noise, by the ledger.
+    """
 
     folder: Path
     plan: Plan
@@ -162,45 +138,48 @@ class CheckpointFolder:
         """Return the file of the checkpoint after ``step`` steps."""
         return self.folder / f"checkpoint-{step}.corn"
 
-    def save(self, step: int, checkpoint: AgentCheckpoint, *, num_kept: int = 3) -> None:
+    def save(
+        self,
+        step: int,
+        parameters: Tensor,
+        num_releases: int,
+        state: Mapping[str, Tensor],
+        *,
+        num_kept: int = 3,
+    ) -> None:
         """Write a checkpoint and keep the newest few; a crash while writing leaves those before."""
-        # The head names plan, agent and step, so that no file can be taken for another's. The
-        # digest at the end finds damage anywhere.
-        values = encode_state({_MODEL: checkpoint.parameters, **checkpoint.state})
-        content = self._head(step) + _encode(checkpoint.num_releases) + values
+        tensors = {
+            _MODEL: parameters,
+            # So that no file is taken for another's.
+            _OWNER: self._name_owner(step),
+            _RELEASES: torch.tensor(num_releases),
+        }
+        content = _HEAD + encode_state({**tensors, **state})
         target = self.path_of(step)
-        try:
-            with writing_whole(target, durable=True, is_private=True) as partial:
-                partial.write_bytes(content + hashlib.sha256(content).digest())
-        except OSError as error:
-            raise CornError(f"{target}: cannot be written: {error.strerror}") from error
+        with (
+            naming_failure(target),
+            writing_whole(target, durable=True, is_private=True) as partial,
+        ):
+            # The digest finds damage.
+            partial.write_bytes(content + hashlib.sha256(content).digest())
         # Agents save at different moments: several must be kept for all to have one in common.
         for old in sorted(list_checkpoints(self.folder))[:-num_kept]:
             self.path_of(old).unlink(missing_ok=True)
 
-    def load(self, step: int) -> AgentCheckpoint:
-        """Read a checkpoint; raise if it is damaged, or another plan's, agent's or step's."""
+    def load(self, step: int) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """Return model, number of releases and state; raise unless this plan, agent and step's."""
         path = self.path_of(step)
-        try:
+        with naming_failure(path):
             data = path.read_bytes()
-        except OSError as error:
-            raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from error
-        # The digest finds damage, not forgery: the folder is the owner's alone.
         content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if not content.startswith(_HEAD) or hashlib.sha256(content).digest() != digest:
             raise FileFormatError(
                 f"{path}: not a checkpoint, or a damaged one: remove it to continue from another"
             )
-        head = self._head(step)
-        if not content.startswith(head):
+        state = decode_state(memoryview(content)[len(_HEAD) :])
+        if not torch.equal(state.pop(_OWNER), self._name_owner(step)):
             raise FileFormatError(f"{path}: of another plan, agent or step")
-        start = len(head) + _NUMBER_BYTES
-        state = decode_state(memoryview(content)[start:])
-        return AgentCheckpoint(
-            parameters=state.pop(_MODEL),
-            num_releases=int.from_bytes(content[len(head) : start], "big"),
-            state=state,
-        )
+        return state.pop(_MODEL), int(state.pop(_RELEASES)), state
 
     def find(
         self, *, num_parameters: int, num_releases: int, resume: bool, rejoins: bool = False
@@ -221,23 +200,23 @@ class CheckpointFolder:
                 )
             return set()
         for step in steps:
-            found = self.load(step)
+            parameters, counted, _ = self.load(step)
             path = self.path_of(step)
-            if len(found.parameters) != num_parameters:
+            if len(parameters) != num_parameters:
                 raise FileFormatError(
-                    f"{path}: has {len(found.parameters)} parameters, the model {num_parameters}"
+                    f"{path}: has {len(parameters)} parameters, the model {num_parameters}"
                 )
             # With a ledger that has not counted those releases, ε would come out too small.
-            if found.num_releases > num_releases:
+            if counted > num_releases:
                 raise FileFormatError(
-                    f"{path}: was made after {found.num_releases} releases, but the ledger beside "
-                    f"the key counts {num_releases}: it is not the ledger of that run, or an older "
-                    "copy of it, which must not be used; give the folder of its keys, with --keys"
+                    f"{path}: was made after {counted} releases, but the ledger beside the key "
+                    f"counts {num_releases}: it is that of another run (--keys), or an older copy "
+                    "of it, which must not be used"
                 )
         return set() if rejoins else steps
 
-    def _head(self, step: int) -> bytes:
-        return _HEAD + fingerprint(self.plan) + _encode(self.agent) + _encode(step)
+    def _name_owner(self, step: int) -> Tensor:
+        return torch.tensor([*fingerprint(self.plan), self.agent, step])
 
 
 def list_checkpoints(folder: Path) -> set[int]:
@@ -249,16 +228,9 @@ def list_checkpoints(folder: Path) -> set[int]:
 def forget_after(folders: Folders, step: int) -> int:
     """Remove checkpoints and models of later steps, which are run anew; return how many files."""
     # Files of both runs side by side would be merged to one table of measurements.
-    found = (
-        *folders.private.glob("checkpoint-*.corn"),
-        *folders.shared.glob("models/step-*.bin"),
-    )
-    numbers = {path: path.stem.rpartition("-")[2] for path in found}
-    later = [path for path, text in numbers.items() if text.isdecimal() and int(text) > step]
+    found = [*folders.private.glob("checkpoint-*.corn"), *folders.shared.glob("models/step-*.bin")]
+    numbers = [(path, path.stem.rpartition("-")[2]) for path in found]
+    later = [path for path, text in numbers if text.isdecimal() and int(text) > step]
     for path in later:
         path.unlink(missing_ok=True)
     return len(later)
-
-
-def _encode(value: int) -> bytes:
-    return value.to_bytes(_NUMBER_BYTES, "big")
