@@ -17,8 +17,6 @@ from corn.checks import (
     as_symmetric_matrix,
     require,
     require_choice,
-    require_count,
-    require_positive,
 )
 from corn.covariance.baselines import (
     Central,
@@ -30,7 +28,7 @@ from corn.covariance.baselines import (
     ZeroSum,
 )
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_groups
+from corn.covariance.dual import design_groups
 from corn.covariance.feasibility import expand_caps
 from corn.covariance.insiders import solve_split
 from corn.covariance.masks import design_masks, least_variance, whole_precision
@@ -86,23 +84,11 @@ class Corn:
     Attributes:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
-        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and elsewhere 1e-3,
-            or 1e-2 for pairs of 24 agents or more.
-        max_evaluations: after so many, the design is private all the same, and its status says so;
-            None is the default of the method.
     """
 
     max_noise_std: float | None = None
-    tolerance: float | None = None
-    max_evaluations: int | None = None
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
-
-    def __post_init__(self) -> None:
-        if self.tolerance is not None:
-            require_positive("tolerance", self.tolerance)
-        if self.max_evaluations is not None:
-            require_count("max_evaluations", self.max_evaluations)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
@@ -111,15 +97,8 @@ class Corn:
         if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
             return _design_independent(problem)
         if are_disjoint(groups):
-            return design_groups(
-                problem,
-                groups,
-                tolerance=self.tolerance or TOLERANCE,
-                max_iterations=self.max_evaluations or MAX_ITERATIONS,
-            )
-        return solve_split(
-            problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
-        )
+            return design_groups(problem, groups)
+        return solve_split(problem, groups)
 
 
 def are_disjoint(groups: SeedGroups) -> bool:

@@ -33,8 +33,7 @@ from corn.covariance.feasibility import invert_definite, limit_noise
 from corn.covariance.problem import Design, DesignProblem, Status, conclude
 from corn.covariance.threat import SeedGroups
 
-TOLERANCE = 1e-6
-"""The relative gap to stop at, unless another one is given."""
+TOLERANCE = 1e-6  # relative: the gap to stop at
 MAX_ITERATIONS = 100
 
 _SHRINK, _GROW = 0.02, 20.0  # limits on the change of a multiplier in one step
@@ -56,21 +55,13 @@ _SMALLEST_ROOT = 1e-9  # a share of the largest; roots below it cannot steer any
 _NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
 
 
-def design_groups(
-    problem: DesignProblem,
-    groups: SeedGroups,
-    *,
-    tolerance: float = TOLERANCE,
-    max_iterations: int = MAX_ITERATIONS,
-) -> Design:
+def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
     """Return the certified optimum on disjoint seed groups, within the problem's noise limit.
 
     With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
     block on its own, and the problem separates into Problem (13) on the diagonal blocks of A.
     Values and lower bounds add up exactly. The gap is against the best covariance for these groups.
-
-    ``tolerance`` is the relative gap to stop at. Out of ``max_iterations`` in any block, the design
-    is private all the same, and its status says so.
+    Out of iterations in any block, the design is private all the same, and its status says so.
     """
     A = problem.objective_matrix
     caps = problem.precision_caps
@@ -85,9 +76,9 @@ def design_groups(
             continue
         block = replace(problem, objective_matrix=A[inside], precision_caps=caps[group])
         solution = solve_dual(
-            block.scaled_objective, tolerance=tolerance, max_iterations=max_iterations
+            block.scaled_objective, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
         )
-        found, is_limited = _recover_covariance(block, solution, max_iterations)
+        found, is_limited = _recover_covariance(block, solution)
         # Solvers and ``conclude`` work in units of the strictest cap, here of the block.
         R[inside] = block.restore(found) * (problem.strictest_cap / block.strictest_cap)
         bounds[group] = 0
@@ -105,7 +96,7 @@ def design_groups(
         lower_bound=float(bounds.sum()),
         iterations=iterations,
         status=status,
-        tolerance=tolerance,
+        tolerance=TOLERANCE,
     )
     # The split of one group is left to ``Design.decomposition``: it costs an eigendecomposition.
     if groups == (tuple(range(problem.num_agents)),):
@@ -113,9 +104,7 @@ def design_groups(
     return replace(design, shares=split_blocks(design.covariance, groups, precision_caps=caps))
 
 
-def _recover_covariance(
-    problem: DesignProblem, solution: DualSolution, max_iterations: int
-) -> tuple[FloatArray, bool]:
+def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple[FloatArray, bool]:
     """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
     Where A is singular, or nearly so, the optimum lets noise grow without bound along
@@ -143,7 +132,7 @@ def _recover_covariance(
         solution = solve_dual(
             ridged,
             tolerance=_RIDGE_TOLERANCE,
-            max_iterations=max_iterations,
+            max_iterations=MAX_ITERATIONS,
             # The last solution is close, so a warm start saves iterations.
             start=solution.point.multipliers,
         )
