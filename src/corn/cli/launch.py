@@ -101,9 +101,7 @@ def launch(
     refuse_options_of_plan(context, source.budget)
     network = None
     if graph is not None and not isinstance(source, Plan):
-        network = load_network(
-            graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
-        )
+        network = load_network(graph, gossip=source.gossip, mixing=source.mixing)
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,
         run.make_workload(

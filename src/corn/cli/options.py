@@ -45,11 +45,10 @@ from corn.topology import (
     load_network,
 )
 from corn.topology.files import read_matrix
-from corn.topology.mixing import WEIGHTS
 
 _GRAPH_HELP = (
-    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
-    "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
+    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, …) or file: edge list, adjacency matrix "
+    "as .csv, or mixing matrix as .csv or .npy."
 )
 # Options in the panels of the help.
 in_network = partial(typer.Option, rich_help_panel="Network")
@@ -123,7 +122,7 @@ ColludersOption: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """Mixing weights and rounds, and the objective of the noise."""
+    """Mixing rounds, and the objective of the noise."""
 
     horizon: Annotated[
         float | None,
@@ -146,14 +145,7 @@ class NoiseOptions:
             help="Combination of a step's releases: sum adds all of them up over a tree of links, "
             "so that all agents hold one model; gossip, the paper's, mixes models with "
             "neighbours. (Default: sum; gossip for a mixing matrix, and with "
-            "--weights, --gossip, --cooldown, --horizon or --objective.)",
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        in_network(
-            help=f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge "
-            "weights. (Default: metropolis; a given mixing matrix as it is.)",
+            "--gossip, --cooldown, --horizon or --objective.)",
         ),
     ] = None
     gossip: Annotated[
@@ -177,9 +169,7 @@ class NoiseOptions:
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
         mixing = "gossip" if self.mixing is None and self._asks_for_gossip else self.mixing
-        return load_network(
-            graph, weights=self.weights, gossip=Gossip.parse(self.gossip), mixing=mixing
-        )
+        return load_network(graph, gossip=Gossip.parse(self.gossip), mixing=mixing)
 
     def choose_mixing(self) -> Mixing:
         """Return how releases are combined on a network that is not known yet."""
@@ -188,9 +178,8 @@ class NoiseOptions:
     @property
     def _asks_for_gossip(self) -> bool:
         """Whether an option is given that exact sums do not have."""
-        given = (self.weights, self.horizon, self.objective)
         has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
-        return has_rounds or any(option is not None for option in given)
+        return has_rounds or self.horizon is not None or self.objective is not None
 
     def choose_objective(self, network: Network, num_steps: int) -> Objective:
         """Return the objective asked for, or the default for this many steps."""

@@ -24,11 +24,11 @@ from corn.errors import (
     PublicError,
     make_printable,
 )
-from corn.parsing import build, parse_json, quote, read_json
+from corn.parsing import build, parse_json, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
-from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
+from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
 
 _MAX_REASON = 300
 
@@ -41,17 +41,10 @@ class PlanningRequest:
     objective: Horizon
     threat: ThreatModel = DEFAULT_THREAT
     mechanism: MechanismName = "corn"
-    weights: str | None = None
     gossip: Gossip = ONE_ROUND
     mixing: Mixing = "sum"
     cooldown_steps: int | None = None
     dtype: FloatType = "float32"
-
-    def __post_init__(self) -> None:
-        if self.weights is not None and self.weights not in WEIGHTS:
-            raise InvalidArgumentError(
-                f"weights must be one of {', '.join(WEIGHTS)}, found {quote(self.weights)}"
-            )
 
     def to_text(self) -> str:
         """Return the request as JSON, for agents on other machines."""
@@ -88,9 +81,7 @@ def plan_together(
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
         return make_plan(
-            load_network(
-                graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
-            ),
+            load_network(graph, gossip=request.gossip, mixing=request.mixing),
             request.budget,
             threat=request.threat,
             objective=request.objective,

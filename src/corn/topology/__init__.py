@@ -5,14 +5,12 @@ from corn.topology.graphs import (
     Graph,
     GraphSpec,
     check_graph,
-    describe_kind,
     list_connections,
     name_of,
     opens_link,
 )
 from corn.topology.mixing import (
     ONE_ROUND,
-    WEIGHTS,
     Gossip,
     Spectrum,
     check_mixing_matrix,
@@ -29,7 +27,6 @@ from corn.topology.network import (
 __all__ = [
     "GENERATORS",
     "ONE_ROUND",
-    "WEIGHTS",
     "Gossip",
     "Graph",
     "GraphSpec",
@@ -39,7 +36,6 @@ __all__ = [
     "check_graph",
     "check_mixing_matrix",
     "choose_cooldown",
-    "describe_kind",
     "graph_of",
     "list_connections",
     "load_network",

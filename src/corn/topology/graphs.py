@@ -6,15 +6,13 @@ Every generator takes numbers and returns agents 0 … n−1 and their links.
 from __future__ import annotations
 
 import csv
-import difflib
 import inspect
 import math
 import random
 import re
-import sys
 import unicodedata
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -22,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
 
-from corn.checks import require_count, require_in_range, require_length, require_positive
+from corn.checks import require_count, require_in_range, require_length
 from corn.errors import (
     CornWarning,
     InfeasibleError,
@@ -34,8 +32,9 @@ from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 
 Graph: TypeAlias = nx.Graph
-_Item = TypeVar("_Item")
 """Agents 0 … n−1 and the undirected links between them."""
+
+_Item = TypeVar("_Item")
 
 _LONGEST_NAME = 100
 
@@ -44,10 +43,10 @@ def check_graph(graph: nx.Graph) -> Graph:
     """Return a copy of ``graph`` with agents 0 … n−1, or raise if agents cannot learn on it.
 
     Integer labels must be 0 … n−1 already. Other labels are numbered in the order of the graph and
-    kept as the node attribute ``name``, see ``check_names``. Edge weights, if there are any, must
-    be positive numbers.
+    kept as the node attribute ``name``, see ``check_names``. Edge weights are not used.
     """
-    if graph.number_of_nodes() == 0:
+    nodes = list(graph.nodes)
+    if not nodes:
         raise InvalidArgumentError("the graph must have at least one agent, found none")
     if graph.is_directed():
         raise InvalidArgumentError(
@@ -59,16 +58,34 @@ def check_graph(graph: nx.Graph) -> Graph:
             f"the graph must have no self-loops, found one at {list_some(loops)}: the mixing "
             "weights decide what an agent keeps for itself"
         )
-    for u, v, weight in graph.edges(data="weight"):
-        if weight is not None:
-            _check_edge_weight(u, v, weight)
-    # Numbered first, so that the error below can name agents as the file does.
-    numbered = _number_agents(graph)
-    given = {agent: own.pop("name") for agent, own in numbered.nodes(data=True) if "name" in own}
+    # NumPy's integers too: numbers that are taken for names would be given out in another order.
+    if all(isinstance(node, Integral) for node in nodes):
+        # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
+        # its data.
+        missing = sorted(set(range(len(nodes))) - set(nodes))
+        if missing:
+            raise InvalidArgumentError(
+                f"agents must be numbered 0 … {len(nodes) - 1}, found no "
+                f"{list_some(missing)}: number them from 0 without gaps, or use names"
+            )
+        number_of = {node: int(node) for node in nodes}
+        given = {int(node): name for node, name in graph.nodes(data="name") if name is not None}
+    else:
+        number_of = {node: agent for agent, node in enumerate(nodes)}
+        given = dict(enumerate(nodes))
+    numbered: Graph = nx.empty_graph(len(nodes))
+    numbered.add_edges_from((number_of[u], number_of[v]) for u, v in graph.edges())
     # A name that is the agent's number would be wrong when survivors are numbered anew.
     names = {agent: name for agent, name in check_names(given).items() if name != str(agent)}
     nx.set_node_attributes(numbered, names, "name")
-    _require_connected(numbered)
+    if not nx.is_connected(numbered):
+        # The smallest part is the most likely mistake: an agent without a link, and not the rest.
+        smallest = min((sorted(part) for part in nx.connected_components(numbered)), key=len)
+        cut_off = list_some(name_of(numbered, agent) for agent in smallest)
+        raise InfeasibleError(
+            f"the graph must be connected, found a part cut off from the rest: {cut_off}; "
+            "add links, or train each part separately"
+        )
     return numbered
 
 
@@ -138,7 +155,12 @@ def look_up_agents(
         if agent is None and text.isdecimal() and len(text) <= 9 and int(text) < len(names):
             agent = int(text)
         if agent is None:
-            raise _unknown(names, text, argument)
+            named = [name for name in names if not name.isdecimal()]
+            advice = f": names are {list_some(named)}" if named else ""
+            raise InvalidArgumentError(
+                f"{argument} must be {'a name or ' if named else ''}a number of an agent, 0 … "
+                f"{len(names) - 1}, found {make_printable(text, limit=60)!r}{advice}"
+            )
         if agent in found:
             raise InvalidArgumentError(
                 f"{argument} must be a different agent each time, found {found[agent]!r} and "
@@ -167,19 +189,6 @@ def list_by_agent(
             f"{argument} must have a key for every agent, found none for agent {list_some(missing)}"
         )
     return [items[agent] for agent in range(len(names))]
-
-
-def _unknown(names: Sequence[str], text: str, argument: str) -> InvalidArgumentError:
-    """Return the error for an agent that does not exist, with the names that are similar."""
-    lower = {name.lower(): name for name in names if not name.isdecimal()}
-    near = [lower[name] for name in difflib.get_close_matches(text.lower(), lower)]
-    advice = f": is it {' or '.join(near)}?" if near else ""
-    if lower and not near:
-        advice = f": names are {list_some(lower.values())}"
-    return InvalidArgumentError(
-        f"{argument} must be {'a name or ' if lower else ''}a number of an agent, 0 … "
-        f"{len(names) - 1}, found {make_printable(text, limit=60)!r}{advice}"
-    )
 
 
 def label_agent(names: Sequence[str], agent: int) -> str:
@@ -217,52 +226,6 @@ def _normalise(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _number_agents(graph: nx.Graph) -> Graph:
-    # Files can describe multigraphs; parallel links count as one.
-    simple = nx.Graph(graph) if graph.is_multigraph() else graph
-    nodes = list(simple.nodes)
-    numbered: Graph = nx.empty_graph(len(nodes))
-    # NumPy's integers too: numbers that are taken for names would be given out in another order.
-    is_numbered = all(isinstance(node, Integral) for node in nodes)
-    if is_numbered:
-        # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
-        # its data.
-        missing = sorted(set(range(len(nodes))) - set(nodes))
-        if missing:
-            raise InvalidArgumentError(
-                f"agents must be numbered 0 … {len(nodes) - 1}, found no "
-                f"{list_some(missing)}: number them from 0 without gaps, or use names"
-            )
-        place = {node: int(node) for node in nodes}
-    else:
-        place = {node: agent for agent, node in enumerate(nodes)}
-    for node, attributes in simple.nodes(data=True):
-        name = {} if is_numbered else {"name": str(node)}
-        numbered.add_nodes_from([(place[node], {**attributes, **name})])
-    numbered.add_edges_from((place[u], place[v], data) for u, v, data in simple.edges(data=True))
-    return numbered
-
-
-def _check_edge_weight(u: Hashable, v: Hashable, weight: object) -> None:
-    # An int can exceed every float, and NaN fails the comparison.
-    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
-        raise InvalidArgumentError(
-            f"edge weights must be positive numbers, found {weight!r} between {u} and {v}"
-        )
-
-
-def _require_connected(graph: Graph) -> None:
-    if nx.is_connected(graph):
-        return
-    # The smallest part is the most likely mistake: one agent without a link, rather than the rest.
-    smallest = min((sorted(part) for part in nx.connected_components(graph)), key=len)
-    cut_off = list_some(name_of(graph, agent) for agent in smallest)
-    raise InfeasibleError(
-        f"the graph must be connected, found a part cut off from the rest: {cut_off}; "
-        "add links, or train each part separately"
-    )
-
-
 _SEARCHES = 20
 
 
@@ -290,13 +253,8 @@ class SpanningTree:
     @cached_property
     def depth(self) -> int:
         """The number of hops from the farthest agent to the root."""
-        level = [self.root]
-        depth = 0
-        while True:
-            level = [child for agent in level for child in self.children[agent]]
-            if not level:
-                return depth
-            depth += 1
+        hops = nx.single_source_shortest_path_length(nx.Graph(self.parents.items()), self.root)
+        return max(hops.values())
 
     def rename(self, names: Sequence[int]) -> SpanningTree:
         """Return the tree with ``names[k]`` in the place of agent k.
@@ -414,7 +372,6 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
 
     A ``CornWarning`` is given below p = ln(n)/n, where most draws are disconnected.
     """
-    require_count("n", n)
     require_in_range("p", p, 0, 1)
     threshold = math.log(n) / n
     if p < threshold:
@@ -426,54 +383,43 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
         )
     draw = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
     return _draw_until_connected(
-        lambda source: draw(n, p, seed=source),
-        seed,
-        f"an Erdős–Rényi graph with n={n}, p={p:g}",
-        f"raise p above ln(n)/n = {threshold:.3g}",
+        lambda source: draw(n, p, seed=source), seed, f"raise p above ln(n)/n = {threshold:.3g}"
     )
 
 
 def ring(n: int) -> Graph:
-    """Return a cycle of n ≥ 3 agents."""
-    require_count("n", n, least=3)
+    """Return a cycle."""
     return nx.cycle_graph(n)
 
 
 def path(n: int) -> Graph:
     """Return n agents in a line."""
-    require_count("n", n)
     return nx.path_graph(n)
 
 
 def star(n: int) -> Graph:
     """Return a star: agent 0 linked with n−1 others."""
-    require_count("n", n)
     return nx.star_graph(n - 1)
 
 
 def complete(n: int) -> Graph:
     """Return a graph in which every pair is linked."""
-    require_count("n", n)
     return nx.complete_graph(n)
 
 
 def grid(rows: int, columns: int) -> Graph:
     """Return a rectangle of rows × columns agents, each linked to those beside, above and below."""
-    require_count("rows", rows)
-    require_count("columns", columns)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """Return a grid whose opposite sides are joined; at least 3 × 3, so that no link is doubled."""
-    require_count("rows", rows, least=3)
-    require_count("columns", columns, least=3)
+    """Return a grid whose opposite sides are joined."""
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=True))
 
 
 def hypercube(n: int) -> Graph:
     """Return a cube in k dimensions: n = 2^k agents, linked if their numbers differ in one bit."""
-    if n < 1 or n & (n - 1):
+    if n & (n - 1):
         raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
     graph: Graph = nx.empty_graph(n)
     graph.add_edges_from((i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1))
@@ -482,7 +428,6 @@ def hypercube(n: int) -> Graph:
 
 def exponential(n: int) -> Graph:
     """Return a graph with agent i linked to i ± 1, i ± 2, i ± 4, … (mod n)."""
-    require_count("n", n, least=2)
     graph: Graph = nx.empty_graph(n)
     # Powers of two below n: a message reaches every agent in about log₂ n hops.
     hops = [1 << k for k in range((n - 1).bit_length())]
@@ -492,7 +437,6 @@ def exponential(n: int) -> Graph:
 
 def regular(n: int, degree: int, seed: int = 0) -> Graph:
     """Return a random graph in which all agents have one degree; drawn again until connected."""
-    require_count("n", n)
     if not 0 <= degree < n or n * degree % 2:
         raise InvalidArgumentError(
             f"degree must be in [0, n) with n·degree even, found n={n}, degree={degree}"
@@ -500,43 +444,18 @@ def regular(n: int, degree: int, seed: int = 0) -> Graph:
     return _draw_until_connected(
         lambda source: nx.random_regular_graph(degree, n, seed=source),
         seed,
-        f"a regular graph with n={n}, degree={degree}",
         "raise degree to 2 or more",
     )
 
 
-def small_world(n: int, degree: int, p: float, seed: int = 0) -> Graph:
-    """Return a Watts–Strogatz graph: a ring lattice, each link rewired with probability p."""
-    require_count("degree", degree, least=2)
-    require_count("n", n, least=degree + 1)
-    require_in_range("p", p, 0, 1)
-    return _draw_until_connected(
-        lambda source: nx.watts_strogatz_graph(n, degree, p, seed=source),
-        seed,
-        f"a small world with n={n}, degree={degree}, p={p:g}",
-        "raise degree or lower p",
-    )
-
-
-def geometric(n: int, radius: float, seed: int = 0) -> Graph:
-    """Return agents at random points of the unit square, linked if closer than ``radius``."""
-    require_count("n", n)
-    require_positive("radius", radius)
-    return _draw_until_connected(
-        lambda source: nx.random_geometric_graph(n, radius, seed=source),
-        seed,
-        f"a geometric graph with n={n}, radius={radius:g}",
-        f"raise radius above {math.sqrt(math.log(n + 1) / (math.pi * n)):.3g}",
-    )
-
-
-def karate() -> Graph:
-    """Return Zachary's karate club: 34 people linked if they met outside it, without weights."""
-    # Without the weights that networkx has for it: a generated graph has links only.
-    club = nx.karate_club_graph()
-    graph: Graph = nx.empty_graph(club.number_of_nodes())
-    graph.add_edges_from(club.edges())
-    return graph
+def _draw_until_connected(draw: Callable[[random.Random], Graph], seed: int, advice: str) -> Graph:
+    # One generator for all tries: the first draw equals networkx's own for this seed.
+    source = random.Random(seed)
+    for _ in range(_MAX_TRIES):
+        graph = draw(source)
+        if nx.is_connected(graph):
+            return graph
+    raise InfeasibleError(f"the random graph was disconnected in {_MAX_TRIES} draws: {advice}")
 
 
 GENERATORS: dict[str, Callable[..., Graph]] = {
@@ -550,11 +469,11 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
     "hypercube": hypercube,
     "exponential": exponential,
     "regular": regular,
-    "small-world": small_world,
-    "geometric": geometric,
-    "karate": karate,
 }
 """The generators by their names in a graph spec, whose parameters are those of the function."""
+
+# Of agents in a row: fewer would link two agents twice, or an agent to itself.
+_LEAST = {"ring": 3, "torus": 3, "exponential": 2}
 
 
 @dataclass(frozen=True)
@@ -586,62 +505,29 @@ class GraphSpec:
 
     def build(self) -> Graph:
         """Return the graph; one that would take hours, or all memory, is refused beforehand."""
-        # Before anything is built: networkx would take hours, or all memory, before it failed.
-        num_agents, num_links = self._estimate_size()
-        if num_agents > _MOST_AGENTS:
-            raise InvalidArgumentError(
-                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents, found {num_agents:,.0f}"
-            )
-        if num_links > _MOST_LINKS:
-            raise InvalidArgumentError(
-                f"{self}: a graph can have at most {_MOST_LINKS:,} links, found about "
-                f"{num_links:.3g}: choose fewer agents or fewer links per agent"
-            )
-        return GENERATORS[self.kind](**dict(self.parameters))
-
-    def _estimate_size(self) -> tuple[float, float]:
-        """Return approximate numbers of agents and links, from the parameters alone."""
         given = dict(self.parameters)
-        n = float(given.get("n", given.get("rows", 1) * given.get("columns", 1)))
+        sizes = [name for name in ("n", "rows", "columns") if name in given]
+        for name in sizes:
+            require_count(name, given[name], least=_LEAST.get(self.kind, 1))
+        n = math.prod(int(given[name]) for name in sizes)
         # The expected share of all pairs that are linked; sparse kinds count by their degree.
         share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
-        if self.kind == "geometric":
-            # Bounded first, as the square of a large number overflows.
-            share = min(1.0, math.pi * min(abs(given["radius"]), 1.0) ** 2)
-        return n, share * n * n / 2 + n * float(given.get("degree", 2)) / 2
+        num_links = share * n * n / 2 + n * given.get("degree", 2) / 2
+        if n > _MOST_AGENTS or num_links > _MOST_LINKS:
+            raise InvalidArgumentError(
+                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents and {_MOST_LINKS:,} "
+                f"links, found {n:,} agents and about {num_links:.3g} links"
+            )
+        return GENERATORS[self.kind](**given)
 
     def __str__(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.parameters)
         return f"{self.kind}:{values}" if values else self.kind
 
 
-def describe_kind(kind: str) -> str:
-    """Return the parameters of a kind of graph in the form of a spec: ``er:n=…,p=…,seed=0``."""
-    parts = [
-        f"{p.name}={'…' if p.default is p.empty else p.default}" for p in _parameters(kind).values()
-    ]
-    return f"{kind}:{','.join(parts)}" if parts else kind
-
-
-def _draw_until_connected(
-    draw: Callable[[random.Random], Graph], seed: int, what: str, advice: str
-) -> Graph:
-    # One generator for all tries: the first draw equals networkx's own for this seed.
-    source = random.Random(seed)
-    for _ in range(_MAX_TRIES):
-        graph = draw(source)
-        if nx.is_connected(graph):
-            return graph
-    raise InfeasibleError(f"{what} was disconnected in {_MAX_TRIES} draws: {advice}")
-
-
-def _parameters(kind: str) -> dict[str, inspect.Parameter]:
-    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
-    return dict(inspect.signature(GENERATORS[kind], eval_str=True).parameters)
-
-
 def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...]:
-    expected = _parameters(kind)
+    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
+    expected = inspect.signature(GENERATORS[kind], eval_str=True).parameters
     # Only a grid's size is written 4x5; its two numbers are then two unnamed values.
     fields = (text.replace("x", ",") if "rows" in expected else text).split(",") if text else []
     unnamed = iter(expected)
@@ -649,35 +535,28 @@ def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals:
-            name = next(unnamed, "")
-            value = field
+            name, value = next(unnamed, ""), field
         name = name.strip()
         if name not in expected or name in found:
-            raise InvalidArgumentError(
-                f"bad graph {kind}:{text}: cannot place {field!r}; "
-                f"accepted is {describe_kind(kind)}"
-            )
-        found[name] = _read_number(value, expected[name].annotation, f"{kind}:{text}", name)
+            raise _bad_spec(kind, text, f"cannot place {field!r}")
+        is_whole = expected[name].annotation is int
+        try:
+            found[name] = expected[name].annotation(value)
+        except ValueError as error:
+            what = "a whole number" if is_whole else "a number"
+            raise _bad_spec(kind, text, f"{name} must be {what}, found {value!r}") from error
+        # Longer ones overflow when they become floats.
+        if is_whole and len(value) > MAX_DIGITS:
+            raise _bad_spec(kind, text, f"{name} must have at most {MAX_DIGITS} digits")
     missing = [n for n, p in expected.items() if n not in found and p.default is p.empty]
     if missing:
-        raise InvalidArgumentError(
-            f"bad graph {kind}{':' if text else ''}{text}: {', '.join(missing)} missing; "
-            f"accepted is {describe_kind(kind)}"
-        )
+        raise _bad_spec(kind, text, f"{', '.join(missing)} missing")
     return tuple((name, found.get(name, p.default)) for name, p in expected.items())
 
 
-def _read_number(text: str, kind: type[int] | type[float], spec: str, name: str) -> int | float:
-    # Longer ones overflow when they become floats.
-    if kind is int and len(text) > MAX_DIGITS:
-        raise InvalidArgumentError(
-            f"bad graph {quote(spec)}: {name} must have at most {MAX_DIGITS} digits, found "
-            f"{quote(text)}"
-        )
-    try:
-        return kind(text)
-    except ValueError as error:
-        what = "a whole number" if kind is int else "a number"
-        raise InvalidArgumentError(
-            f"bad graph {spec}: {name} must be {what}, found {text!r}"
-        ) from error
+def _bad_spec(kind: str, text: str, why: str) -> InvalidArgumentError:
+    parts = inspect.signature(GENERATORS[kind]).parameters.values()
+    usual = [f"{p.name}={'…' if p.default is p.empty else p.default}" for p in parts]
+    return InvalidArgumentError(
+        f"bad graph {quote(f'{kind}:{text}')}: {why}; accepted is {kind}:{','.join(usual)}"
+    )

@@ -9,14 +9,12 @@ privacy.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import networkx as nx
 import numpy as np
-import scipy.linalg
 import scipy.sparse
 from numpy.typing import ArrayLike
 
@@ -28,7 +26,7 @@ from corn.checks import (
     require_choice,
     require_count,
 )
-from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
+from corn.errors import InvalidArgumentError
 from corn.topology.graphs import Graph
 
 SparseMatrix: TypeAlias = scipy.sparse.csr_array
@@ -43,87 +41,23 @@ UNMIXED = 0.01
 """The part of any disagreement that is left after the mixing time."""
 
 _SYMMETRY_TOLERANCE = 1e-9  # relative
-_SINKHORN_SWEEPS = 50
-_NEWTON_STEPS = 100
-_BALANCED = 1e-13
 
 
-def _metropolis(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
+def sparse_mixing_matrix(graph: Graph) -> SparseMatrix:
+    """Return Metropolis weights w_ij = 1/(1 + max(d_i, d_j)) on links, the rest on the diagonal.
 
-    The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
-    """
-    links = adjacency(graph.edges, len(graph))
-    return _weigh_links(links, 1 / (1 + _larger_degrees(links)))
-
-
-def _lazy_metropolis(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(2 max(d_i, d_j)) on links.
-
-    Every agent keeps at least half of its own model, so no eigenvalue is negative.
-    """
-    links = adjacency(graph.edges, len(graph))
-    return _weigh_links(links, 1 / (2 * _larger_degrees(links)))
-
-
-def _sinkhorn(graph: Graph) -> SparseMatrix:
-    """Scale links and self-links to D·A·D, D diagonal, until rows and columns sum to one.
-
-    Edge weights, where the graph has any, are the entries of A; others and self-links are 1.
-    """
-    A = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float)
-    np.fill_diagonal(A, 1)
-    # Sinkhorn's sweeps come close from any start, but converge slowly on long graphs. Newton's
-    # method converges quadratically, but from a close start only.
-    d = np.ones(len(A))
-    for _ in range(_SINKHORN_SWEEPS):
-        d = np.sqrt(d / (A @ d))
-    u = np.log(d)
-    for _ in range(_NEWTON_STEPS):
-        W = A * np.exp(np.add.outer(u, u))
-        sums = W.sum(axis=1)
-        if np.abs(sums - 1).max() <= _BALANCED:
-            return SparseMatrix(W)
-        # Of the convex potential ½ Σ a_ij e^{u_i+u_j} − Σu. Self-links make its Hessian definite.
-        step = scipy.linalg.solve(W + np.diag(sums), 1 - sums, assume_a="pos")
-        # Limiting the step to a factor e per entry keeps the potential decreasing.
-        u += step / max(1.0, float(np.abs(step).max()))
-    raise InfeasibleError(
-        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
-        "are some edge weights many orders of magnitude apart?"
-    )
-
-
-WEIGHTS: dict[str, Callable[[Graph], SparseMatrix]] = {
-    "metropolis": _metropolis,
-    "lazy": _lazy_metropolis,
-    "sinkhorn": _sinkhorn,
-}
-"""The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
-
-
-def sparse_mixing_matrix(graph: Graph, weights: str = "metropolis") -> SparseMatrix:
-    """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
-
-    A ``CornWarning`` is given for a graph with edge weights and a rule that does not use them.
+    They are symmetric and doubly stochastic on any graph. The paper prints w_ij = 1/(d_i + 1),
+    which is doubly stochastic only where all degrees agree.
 
     >>> sparse_mixing_matrix(nx.path_graph(3)).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    rule = require_choice("weights", weights, WEIGHTS)
-    if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
-        raise InvalidArgumentError(
-            f"{rule} weights are for at most {MAX_AGENTS} agents, found {len(graph)} "
-            f"({8e-9 * len(graph) ** 2:,.0f} GB): try metropolis"
-        )
-    # A weight of one is what a link without a weight counts as, and so no information.
-    if rule != "sinkhorn" and any(w != 1 for _, _, w in graph.edges(data="weight", default=1)):
-        warnings.warn(
-            f"the graph has edge weights, which the rule {rule!r} does not use; 'sinkhorn' does",
-            CornWarning,
-            stacklevel=2,
-        )
-    return WEIGHTS[rule](graph)
+    links = adjacency(graph.edges, len(graph))
+    degrees = links.sum(axis=1)
+    rows, columns = _places(links)
+    weights = 1 / (1 + np.maximum(degrees[rows], degrees[columns]))
+    W = SparseMatrix((weights, links.indices, links.indptr), shape=links.shape)
+    return SparseMatrix(W + scipy.sparse.diags_array(1 - W.sum(axis=1)))
 
 
 def check_mixing_matrix(matrix: ArrayLike) -> FloatArray:
@@ -153,8 +87,22 @@ def check_sparse_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None
             f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
         )
     require_symmetric(W)
-    if graph is not None:
-        _check_support(W, graph)
+    if graph is None:
+        return
+    n = W.shape[0]
+    if len(graph) != n:
+        raise InvalidArgumentError(
+            f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
+        )
+    allowed = adjacency(graph.edges, n) + scipy.sparse.eye_array(n)
+    stray = SparseMatrix(W - W.multiply(allowed))
+    stray.eliminate_zeros()
+    if stray.nnz:
+        i, j = (places[0] for places in _places(stray))
+        raise InvalidArgumentError(
+            f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
+            "and no link between them"
+        )
 
 
 def require_symmetric(matrix: FloatArray | SparseMatrix) -> None:
@@ -183,36 +131,6 @@ def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
     """Return the row and the column of each stored entry."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return rows, np.asarray(matrix.indices)
-
-
-def _larger_degrees(links: SparseMatrix) -> FloatArray:
-    """Return max(d_i, d_j) of each link (i, j)."""
-    degrees = links.sum(axis=1)
-    rows, columns = _places(links)
-    return np.asarray(np.maximum(degrees[rows], degrees[columns]))
-
-
-def _weigh_links(links: SparseMatrix, weights: FloatArray) -> SparseMatrix:
-    """Return the weights of links, with what is missing to one on the diagonal."""
-    W = SparseMatrix((weights, links.indices, links.indptr), shape=links.shape)
-    return SparseMatrix(W + scipy.sparse.diags_array(1 - W.sum(axis=1)))
-
-
-def _check_support(W: SparseMatrix, graph: Graph) -> None:
-    n = W.shape[0]
-    if len(graph) != n:
-        raise InvalidArgumentError(
-            f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
-        )
-    allowed = adjacency(graph.edges, n) + scipy.sparse.eye_array(n)
-    stray = SparseMatrix(W - W.multiply(allowed))
-    stray.eliminate_zeros()
-    if stray.nnz:
-        i, j = (places[0] for places in _places(stray))
-        raise InvalidArgumentError(
-            f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
-            "and no link between them"
-        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from corn.topology.files import (
     EDGE_LIST_SUFFIXES,
     MATRIX_SUFFIXES,
     SUFFIXES,
-    read_graph,
+    read_edge_list,
     read_matrix,
 )
 from corn.topology.graphs import (
@@ -60,7 +60,7 @@ class Network:
         sparse_matrix: W of one round, shape (n, n), dense or sparse when given and sparse after;
             w_ij is the weight of agent j's model at i.
         source: the spec or file that it came from, for people to read.
-        weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
+        weights: ``"metropolis"``, or ``"given"`` with the network.
         gossip: the mixing rounds of one step, where agents mix by gossip.
         mixing: ``sum`` adds the releases of a step up over a spanning tree of the links, so that
             all agents hold one model; ``gossip``, the paper's, mixes models with neighbours.
@@ -190,29 +190,26 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
 def load_network(
     source: str | Path | Graph | FloatArray,
     *,
-    weights: str | None = None,
     gossip: Gossip = ONE_ROUND,
     mixing: Mixing | None = None,
 ) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
-    ``weights`` names the rule for the mixing matrix (default: Metropolis). If the source is a
-    mixing matrix, the default is that matrix; a named rule keeps only its links. ``gossip`` are the
-    mixing rounds of a step (default: one). ``mixing`` is ``sum`` by default, and ``gossip`` where a
-    mixing matrix, ``weights`` or more rounds are given, which exact sums do not use.
+    The mixing matrix of a graph has Metropolis weights. ``gossip`` are the mixing rounds of a step
+    (default: one). ``mixing`` is ``sum`` by default, and ``gossip`` where a mixing matrix or more
+    rounds are given, which exact sums do not use.
 
-    >>> load_network("ring:4").mixing, load_network("ring:4", weights="lazy").mixing
+    >>> load_network("ring:4").mixing, load_network(np.full((4, 4), 0.25)).mixing
     ('sum', 'gossip')
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
     graph, matrix, name = _load(source)
-    rule = weights or ("metropolis" if matrix is None else "given")
-    if matrix is None or weights:
-        matrix = sparse_mixing_matrix(graph, rule)
+    weights = "metropolis" if matrix is None else "given"
     if mixing is None:
-        mixing = "gossip" if weights or rule == "given" or gossip != ONE_ROUND else "sum"
-    return Network(graph, matrix, name, rule, gossip, mixing)
+        mixing = "gossip" if matrix is not None or gossip != ONE_ROUND else "sum"
+    matrix = sparse_mixing_matrix(graph) if matrix is None else matrix
+    return Network(graph, matrix, name, weights, gossip, mixing)
 
 
 _Read: TypeAlias = tuple[Graph, FloatArray | None]
@@ -242,7 +239,7 @@ def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, Any, str]:
 
 def _read(path: Path) -> _Read:
     if path.suffix not in MATRIX_SUFFIXES:
-        return check_graph(read_graph(path)), None
+        return check_graph(read_edge_list(path)), None
     edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
     matrix = read_matrix(path, advice=f"an edge list belongs in a file that ends in {edge_lists}")
     # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
