@@ -46,8 +46,8 @@ def test_guarantees_are_shown_by_name(corn: Runner, plan: Path) -> None:
     wrong = corn("verify", plan, "--agent", "st. mary")
     assert wrong.exit_code == 1
     assert wrong.stderr.splitlines()[-1].endswith(
-            "found 'st. mary': names are St Mary, Lyon, north, <b>Zürich</b>, a/b"
-        )
+        "found 'st. mary': names are St Mary, Lyon, north, <b>Zürich</b>, a/b"
+    )
 
 
 def test_keys_and_rosters_have_names(corn: Runner, plan: Path, tmp_path: Path) -> None:

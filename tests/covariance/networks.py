@@ -17,7 +17,7 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
-from corn.covariance.feasibility import invert_covariance
+from corn.covariance.problem import invert_covariance
 from corn.errors import InfeasibleError
 
 

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corn.covariance.feasibility import (
-    invert_covariance,
-    limit_noise,
-    scale_covariance,
-    scale_to_cap,
-)
+from corn.covariance.dual import limit_noise
+from corn.covariance.problem import invert_covariance, scale_covariance, scale_to_cap
 from corn.errors import InfeasibleError
 from tests.covariance.networks import PROPERTY
 

@@ -24,13 +24,13 @@ import numpy as np
 
 from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, ThreatModel
-from corn.covariance.dual import evaluate
-from corn.covariance.feasibility import invert_covariance, limit_noise
+from corn.covariance.dual import evaluate, limit_noise
 from corn.covariance.problem import (
     Design,
     DesignProblem,
     MechanismName,
     conclude,
+    invert_covariance,
 )
 from corn.covariance.threat import SeedGroups
 
@@ -76,7 +76,7 @@ class Sdp:
         repaired, limited = limit_noise(Y / Y.diagonal().max(), most)
         return conclude(
             problem,
-            problem.restore(repaired),
+            problem.rescale(repaired),
             mechanism="corn",
             solver="search",
             lower_bound=evaluate(A, lam).lower_bound / problem.strictest_cap,

@@ -79,8 +79,7 @@ def test_weights_are_no_part_of_a_plan_of_exact_sums(tmp_path: Path) -> None:
     """Nobody mixes by them, so that agents with other weights have the same plan."""
     W = load_network("path:5").mixing_matrix
     plans = [
-        make_plan(load_network(source, mixing="sum"), BUDGET)
-        for source in (W, (W + np.eye(5)) / 2)
+        make_plan(load_network(source, mixing="sum"), BUDGET) for source in (W, (W + np.eye(5)) / 2)
     ]
     assert fingerprint(plans[0]) == fingerprint(plans[1])
     save_plan(plans[1], tmp_path / "plan.corn")

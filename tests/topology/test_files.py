@@ -181,7 +181,9 @@ def test_agents_are_found_by_name_or_number() -> None:
     assert look_up_agents(network.agent_names, 'St Mary , "Lyon, north"') == [0, 1]
     with pytest.raises(InvalidArgumentError, match="commas"):
         look_up_agents(network.agent_names, "0\n1")
-    with pytest.raises(InvalidArgumentError, match=r"--agent must be .* 'st mary': names are St Mary, Lyon"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"--agent must be .* 'st mary': names are St Mary, Lyon"
+    ):
         network.find_agent("st mary", argument="--agent")
     for wrong in ("3", "-1", "9" * 5000, "", "nowhere", True):
         with pytest.raises(InvalidArgumentError, match="names are St Mary, Lyon, north, Z"):

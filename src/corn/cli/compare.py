@@ -253,8 +253,8 @@ def _list_columns(
         ),
         Column("weighted_central_ratio", lambda r: r.result.weighted_central_ratio),
         Column("value", lambda r: r.result.value),
-        Column("normalized_value", lambda r: r.result.normalized_value),
-        Column("normalized_lower_bound", lambda r: r.result.normalized_lower_bound),
+        Column("normalized_value", lambda r: r.result.value * r.result.strictest_cap),
+        Column("normalized_lower_bound", lambda r: r.result.lower_bound * r.result.strictest_cap),
         Column(
             "ratio_to_ldp",
             lambda r: r.result.value / ldp.value,

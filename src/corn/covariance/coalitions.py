@@ -30,8 +30,8 @@ import scipy.sparse
 
 from corn.checks import FloatArray, IntArray
 from corn.covariance.decomposition import Decomposition, hidden_precision
-from corn.covariance.feasibility import invert_definite
 from corn.covariance.masks import lists_coalitions, worst_masked_precision
+from corn.covariance.problem import invert_definite
 from corn.errors import InvalidArgumentError
 
 # All of them must be checked for a guarantee, so the count bounds the time of every verification.

@@ -20,14 +20,13 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from corn.checks import FloatArray, IntArray, require_length
+from corn.checks import FloatArray, IntArray, require, require_length
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
 from corn.topology.graphs import look_up_agents
 
-_LARGEST = 1e100
-"""Beyond this, squares and sums of noise would overflow."""
+_LARGEST = 1e100  # beyond it, squares and sums of noise would overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,36 +57,27 @@ class Decomposition:
         # Written as "not all valid", so that NaN is refused: every comparison with it is False.
         if theta.ndim != 1 or not ((theta >= 0) & (theta < _LARGEST)).all():
             raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
+        factors = self.factors
         if self.is_masked:
-            if any(factor.size for factor in self.factors):
+            if any(factor.size for factor in factors):
                 raise InvalidArgumentError("factors must be empty for noise with masks")
             # No normals: sums over streams then need no case of their own. Groups of one size share
             # a factor, as large networks have millions of groups.
             none = {size: np.empty((size, 0)) for size in set(map(len, self.seed_groups))}
             factors = tuple(none[len(group)] for group in self.seed_groups)
-            object.__setattr__(self, "factors", factors)
-        if len(self.seed_groups) != len(self.factors):
-            raise InvalidArgumentError(
-                f"factors must be one per seed group, found {len(self.factors)} for "
-                f"{len(self.seed_groups)} groups"
-            )
+        require_length("factors", len(factors), len(self.seed_groups), per="seed group")
         # Checks, plans and keys refer to these very numbers, so that nobody may change them later.
         theta.setflags(write=False)
         object.__setattr__(self, "private_variance", theta)
         self._check_groups()
         if not self.is_masked:
-            checked = tuple(map(_check_factor, self.seed_groups, self.factors))
-            object.__setattr__(self, "factors", checked)
+            factors = tuple(map(_check_factor, self.seed_groups, factors))
+        object.__setattr__(self, "factors", factors)
 
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
         return len(self.private_variance)
-
-    @property
-    def is_shared_by_all(self) -> bool:
-        """Whether some seed is known to everybody, so that anyone can subtract its noise."""
-        return any(len(group) == self.num_agents > 1 for group in self.seed_groups)
 
     @property
     def covariance(self) -> FloatArray:
@@ -105,11 +95,7 @@ class Decomposition:
         return float(self.private_variance.sum()) + shared
 
     def rescale(self, weights: FloatArray) -> Decomposition:
-        """Return the split in which the noise of agent i is multiplied by weight i, shape (n,).
-
-        >>> Decomposition(np.ones(2)).rescale(np.array([1.0, 3.0])).private_variance
-        array([1., 9.])
-        """
+        """Return the split in which the noise of agent i is multiplied by weight i, shape (n,)."""
         if self.is_masked:
             raise InvalidArgumentError("noise with masks has one scale for all agents")
         return Decomposition(
@@ -163,17 +149,10 @@ class Decomposition:
         members, _ = self.memberships
         return int(np.bincount(members).max(initial=0)) if self.is_masked else 0
 
-    @cached_property
-    def most_streams(self) -> int:
-        """The largest number of streams that an agent draws: the terms of which R is a sum."""
-        return max(self.count_streams())
-
     def _check_coalition(self, coalition: Collection[int]) -> None:
-        if not set(coalition) <= set(range(self.num_agents)):
-            raise InvalidArgumentError(
-                f"a coalition must be of agents 0 … {self.num_agents - 1}, found "
-                f"{sorted(coalition)}"
-            )
+        everyone = range(self.num_agents)
+        is_inside = set(coalition) <= set(everyone)
+        require(is_inside, "a coalition", f"of agents 0 … {everyone[-1]}", sorted(coalition))
 
     def _check_groups(self) -> None:
         groups = self.seed_groups
@@ -238,11 +217,7 @@ def split_blocks(
 def split_pairs(covariance: FloatArray) -> Decomposition:
     """Return pairwise cancelling noise, as DECOR draws it: a stream for each negative covariance.
 
-    The covariance must be a diagonal plus a Laplacian: no positive entry off the diagonal, and no
-    row with a negative sum.
-
-    >>> split_pairs(np.array([[3.0, -2.0], [-2.0, 3.0]])).private_variance
-    array([1., 1.])
+    The covariance must be a diagonal plus a Laplacian.
     """
     i, j = np.nonzero(np.triu(covariance, 1))
     opposite = np.array([[1.0], [-1.0]])
@@ -255,10 +230,7 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """The privacy that honest agents keep against a coalition.
-
-    ``loss`` counts the honest agents only, in the order of ``honest``.
-    """
+    """The privacy that honest agents keep against a coalition, in the order of ``honest``."""
 
     coalition: tuple[int, ...]
     honest: tuple[int, ...]
@@ -311,10 +283,6 @@ def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -
     their members into parts. Masks make the messages of a part uniform given its sum, so the
     coalition learns the sum of each part and nothing else: what protects an agent is the private
     noise of its whole part, as if [R⁻¹]_ii were 1/Σθ. The entries of the members have no meaning.
-
-    >>> shares = Decomposition(np.full(4, 0.5), ((0, 1), (1, 2), (2, 3)), is_masked=True)
-    >>> masked_precision(shares, [2]).round(6)[[0, 1, 3]].tolist()
-    [1.0, 1.0, 2.0]
     """
     n = decomposition.num_agents
     members, group_of = decomposition.memberships
@@ -334,11 +302,7 @@ def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -
 def hidden_precision(
     decomposition: Decomposition, coalition: Collection[int]
 ) -> tuple[tuple[int, ...], FloatArray]:
-    """Return the honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each against coalition I.
-
-    >>> hidden_precision(Decomposition(np.array([4.0, 1.0])), [1])
-    ((0,), array([0.25]))
-    """
+    """Return the honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each of them."""
     decomposition._check_coalition(coalition)
     honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
@@ -352,4 +316,4 @@ def hidden_precision(
         return honest, np.nextafter(own, np.inf)
     hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
     # An entry of R is a sum of that many terms, whose rounding the bound must cover.
-    return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)
+    return honest, precision_diagonal(hidden, num_terms=1 + max(decomposition.count_streams()))

@@ -29,8 +29,7 @@ import scipy.linalg
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import split_blocks
-from corn.covariance.feasibility import invert_definite, limit_noise
-from corn.covariance.problem import Design, DesignProblem, Status, conclude
+from corn.covariance.problem import Design, DesignProblem, Status, conclude, invert_definite
 from corn.covariance.threat import SeedGroups
 
 TOLERANCE = 1e-6  # relative: the gap to stop at
@@ -47,6 +46,9 @@ _WORTH_A_RIDGE = 1e-3
 _RIDGE_TOLERANCE = 1e-4
 _RIDGE_BISECTIONS = 10
 _LOG10_RIDGES = (-8.0, 3.0)
+_BLEND_BISECTIONS = 60
+_SMALLEST_BLEND = 1e-12
+_MARGIN = 1e-10  # below the noise limit, for the rounding of later steps
 
 _LOG_STEP = 1.8  # of the grid of t; the quadrature error of 1/x is then about 2 %
 _FIRST_NODE = 0.15  # times the smallest time scale, 1/s_max
@@ -80,7 +82,7 @@ def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
         )
         found, is_limited = _recover_covariance(block, solution)
         # Solvers and ``conclude`` work in units of the strictest cap, here of the block.
-        R[inside] = block.restore(found) * (problem.strictest_cap / block.strictest_cap)
+        R[inside] = block.rescale(found) * (problem.strictest_cap / block.strictest_cap)
         bounds[group] = 0
         bounds[group[0]] = solution.lower_bound / block.strictest_cap
         iterations = max(iterations, solution.iterations)
@@ -140,6 +142,34 @@ def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple
         low, high = (middle, high) if limited else (low, middle)
         best = min(best, candidate, key=value)
     return best, True
+
+
+def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[FloatArray, bool]:
+    """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ its limit ≥ 1.
+
+    ``precision`` has shape (n, n) and may be singular, ``variance_limits`` shape (n,). The second
+    result is whether a limit changed anything. Y is blended with I: (1−t) Y + t I keeps the
+    diagonal at the cap, so privacy is untouched, and every R_ii falls as t grows (each is convex in
+    t with slope 0 at t = 1), down to LDP at t = 1. Hence one number is bisected.
+    """
+    R = invert_definite(precision)
+    if R is not None and (R.diagonal() <= variance_limits).all():
+        return R, False
+    theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
+    # With eigenvectors at hand, the diagonal of an inverse costs n² per t instead of n³.
+    theta = np.maximum(theta, 0.0)
+    squares = np.square(U)
+    low, high = np.log(_SMALLEST_BLEND), 0.0
+    for _ in range(_BLEND_BISECTIONS):
+        middle = (low + high) / 2
+        t = np.exp(middle)
+        variances = squares @ (1 / ((1 - t) * theta + t))
+        fits = (variances <= (1 - _MARGIN) * variance_limits).all()
+        low, high = (low, middle) if fits else (middle, high)
+    # The upper end, which is known to fit; the middle may not.
+    t = np.exp(high)
+    R = (U / ((1 - t) * theta + t)) @ U.T
+    return (R + R.T) / 2, True
 
 
 @dataclass(frozen=True, eq=False)
