@@ -65,6 +65,9 @@ class DesignProblem:
         max_noise_std: a bound on √R_ii: None is 32/√b_i, ``math.inf`` no limit but float64's own
             (3000/√b_i).
         mixing_matrix: W of a step, for mechanisms that look at more than A.
+
+    >>> DesignProblem(np.eye(2), np.array([1.0, 4.0])).strictest_cap
+    1.0
     """
 
     objective_matrix: FloatArray
