@@ -135,7 +135,7 @@ def test_sizes_claimed_by_npy_headers_are_checked(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("g.edges", f"a b\n{NASTY} {NASTY}\n", "no self-loops, found one at \\x1b[2J"),
+        ("g.edges", f"a b\n{NASTY} {NASTY}\n", "without self-loops, found one at \\x1b[2J"),
         ("g.edges", f"a b c d {NASTY}\n", "two labels, found 'a b c d"),
         ("g.edges", f"a b {NASTY}\n", "an edge is two labels, found 'a b \\x1b"),
     ],

@@ -169,7 +169,7 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
             "cannot be False",
         ),
         (lambda c: c["network"].update(source=123), "source cannot be 123"),
-        (lambda c: c["network"]["agents"].__setitem__(0, "1"), "cannot be called '1'"),
+        (lambda c: c["network"]["agents"].__setitem__(0, "1"), "no number but its own, found '1'"),
         (
             lambda c: c["decomposition"]["factors"].__setitem__(
                 0, [[x for row in c["decomposition"]["factors"][0] for x in row]]

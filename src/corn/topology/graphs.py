@@ -14,13 +14,13 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
 
-from corn.checks import require_count, require_in_range, require_length
+from corn.checks import require, require_count, require_in_range, require_length
 from corn.errors import (
     CornWarning,
     InfeasibleError,
@@ -37,6 +37,7 @@ Graph: TypeAlias = nx.Graph
 _Item = TypeVar("_Item")
 
 _LONGEST_NAME = 100
+_SEARCHES = 20  # for the centre of a graph
 
 
 def check_graph(graph: nx.Graph) -> Graph:
@@ -46,28 +47,19 @@ def check_graph(graph: nx.Graph) -> Graph:
     kept as the node attribute ``name``, see ``check_names``. Edge weights are not used.
     """
     nodes = list(graph.nodes)
-    if not nodes:
-        raise InvalidArgumentError("the graph must have at least one agent, found none")
-    if graph.is_directed():
-        raise InvalidArgumentError(
-            "the graph must be undirected, found directed links: agents send messages both ways"
-        )
-    loops = sorted(str(node) for node in nx.nodes_with_selfloops(graph))
-    if loops:
-        raise InvalidArgumentError(
-            f"the graph must have no self-loops, found one at {list_some(loops)}: the mixing "
-            "weights decide what an agent keeps for itself"
-        )
+    require(len(nodes) > 0, "the graph", "of at least one agent", "none")
+    advice = "agents send messages both ways"
+    require(not graph.is_directed(), "the graph", "undirected", "directed links", advice=advice)
+    loops = list_some(sorted(str(node) for node in nx.nodes_with_selfloops(graph)))
+    advice = "the mixing weights decide what an agent keeps for itself"
+    require(not loops, "the graph", "without self-loops", f"one at {loops}", advice=advice)
     # NumPy's integers too: numbers that are taken for names would be given out in another order.
     if all(isinstance(node, Integral) for node in nodes):
         # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
         # its data.
-        missing = sorted(set(range(len(nodes))) - set(nodes))
-        if missing:
-            raise InvalidArgumentError(
-                f"agents must be numbered 0 … {len(nodes) - 1}, found no "
-                f"{list_some(missing)}: number them from 0 without gaps, or use names"
-            )
+        missing = list_some(sorted(set(range(len(nodes))) - set(nodes)))
+        rule, advice = f"numbered 0 … {len(nodes) - 1}", "number them without gaps, or use names"
+        require(not missing, "agents", rule, f"no {missing}", advice=advice)
         number_of = {node: int(node) for node in nodes}
         given = {int(node): name for node, name in graph.nodes(data="name") if name is not None}
     else:
@@ -99,29 +91,20 @@ def check_names(names: Mapping[int, object]) -> dict[int, str]:
 
     A name is one line of at most 100 printable characters. No two agents have the same one, and one
     that is a number must be the agent's own: so an agent can be called by either.
-
-    >>> check_names({0: "Zürich", 1: (4, 5)})
-    {0: 'Zürich', 1: '(4, 5)'}
     """
     checked: dict[int, str] = {}
     owners: dict[str, int] = {}
     for agent, given in names.items():
         name = _normalise(str(given))
+        whose = f"the name of agent {agent}"
         shown = make_printable(name, limit=_LONGEST_NAME)
-        if not name or name != shown:
-            raise InvalidArgumentError(
-                f"the name of agent {agent} must be one line of 1 to {_LONGEST_NAME} printable "
-                f"characters, found {shown!r}"
-            )
-        if name.isdecimal() and name != str(agent):
-            raise InvalidArgumentError(
-                f"agent {agent} cannot be called {name!r}: a name that is a number must be the "
-                "agent's own; number all agents from 0, or add a letter to the name"
-            )
-        if owners.setdefault(name, agent) != agent:
-            raise InvalidArgumentError(
-                f"agents must have different names, found {name!r} for {owners[name]} and {agent}"
-            )
+        rule = f"one line of 1 to {_LONGEST_NAME} printable characters"
+        require(bool(name) and name == shown, whose, rule, repr(shown))
+        is_own = not name.isdecimal() or name == str(agent)
+        advice = "number all agents from 0, or add a letter to the name"
+        require(is_own, whose, "no number but its own", repr(name), advice=advice)
+        first = owners.setdefault(name, agent)
+        require(first == agent, whose, f"another than that of agent {first}", repr(name))
         checked[agent] = name
     return checked
 
@@ -139,34 +122,26 @@ def look_up_agents(
     [2, 1]
     """
     if isinstance(given, str):
+        text = given
         try:
-            given = next(csv.reader([given], skipinitialspace=True), [])
+            given = next(csv.reader([text], skipinitialspace=True), [])
         except csv.Error as error:
-            shown = make_printable(str(given), limit=60)
             raise InvalidArgumentError(
-                f"{argument} must be one line of agents with commas between them, found {shown!r}"
+                f"{argument} must be one line of agents with commas between them, found "
+                f"{quote(text)}"
             ) from error
     places = {_normalise(name): agent for agent, name in enumerate(names)}
+    # A name that is a number is the agent's own.
+    places |= {str(agent): agent for agent in range(len(names))}
+    named = [name for name in names if not name.isdecimal()]
+    rule = f"{'a name or ' if named else ''}a number of an agent, 0 … {len(names) - 1}"
+    advice = f"names are {list_some(named)}" if named else ""
     found: dict[int, object] = {}
     for one in given:
         text = _normalise(str(one)).strip()
-        agent = places.get(text)
-        # Nine digits, because Python refuses to read integers of thousands of them.
-        if agent is None and text.isdecimal() and len(text) <= 9 and int(text) < len(names):
-            agent = int(text)
-        if agent is None:
-            named = [name for name in names if not name.isdecimal()]
-            advice = f": names are {list_some(named)}" if named else ""
-            raise InvalidArgumentError(
-                f"{argument} must be {'a name or ' if named else ''}a number of an agent, 0 … "
-                f"{len(names) - 1}, found {make_printable(text, limit=60)!r}{advice}"
-            )
-        if agent in found:
-            raise InvalidArgumentError(
-                f"{argument} must be a different agent each time, found {found[agent]!r} and "
-                f"{one!r}"
-            )
-        found[agent] = one
+        require(text in places, argument, rule, quote(text), advice=advice)
+        first = found.setdefault(places[text], one)
+        require(first is one, argument, "a different agent each time", f"{first!r} and {one!r}")
     return list(found)
 
 
@@ -183,10 +158,10 @@ def list_by_agent(
         return list(given)
     owners = look_up_agents(names, given, argument=f"a key of {argument}")
     items = dict(zip(owners, given.values(), strict=True))
-    missing = [label_agent(names, agent) for agent in range(len(names)) if agent not in items]
+    missing = list_some(label_agent(names, i) for i in range(len(names)) if i not in items)
     if missing:
         raise InvalidArgumentError(
-            f"{argument} must have a key for every agent, found none for agent {list_some(missing)}"
+            f"{argument} must have a key for every agent, found none for agent {missing}"
         )
     return [items[agent] for agent in range(len(names))]
 
@@ -210,23 +185,18 @@ def add_names(text: str, names: Sequence[str]) -> str:
     >>> add_names("agents 0, 2: agent 1 is lost", ["north", "south", "2"])
     'agents 0 (north), 2: agent 1 (south) is lost'
     """
+
+    def label(found: re.Match[str]) -> str:
+        return found[1] + ", ".join(label_agent(names, int(k)) for k in found[2].split(", "))
+
     # Not those that have a name already.
     numbers = r"\d{1,9}(?!\d| \()"
-    return re.sub(
-        rf"\b(agents? )({numbers}(?:, {numbers})*)",
-        lambda found: (
-            found[1] + ", ".join(label_agent(names, int(number)) for number in found[2].split(", "))
-        ),
-        text,
-    )
+    return re.sub(rf"\b(agents? )({numbers}(?:, {numbers})*)", label, text)
 
 
 def _normalise(name: str) -> str:
     # Composed: terminals and file systems differ in how they write é, and people cannot see it.
     return unicodedata.normalize("NFC", name)
-
-
-_SEARCHES = 20
 
 
 @dataclass(frozen=True)
@@ -257,11 +227,7 @@ class SpanningTree:
         return max(hops.values())
 
     def rename(self, names: Sequence[int]) -> SpanningTree:
-        """Return the tree with ``names[k]`` in the place of agent k.
-
-        >>> SpanningTree(0, {0: 0, 1: 0}).rename((4, 7))
-        SpanningTree(root=4, parents={4: 4, 7: 4})
-        """
+        """Return the tree with ``names[k]`` in the place of agent k."""
         parents = {names[agent]: names[parent] for agent, parent in self.parents.items()}
         return SpanningTree(names[self.root], parents)
 
@@ -279,15 +245,10 @@ def find_tree(graph: Graph) -> SpanningTree:
     (2, 2, {0: 1, 1: 2, 2: 2, 3: 2, 4: 3})
     """
     root = _find_centre(graph)
-    parents = {root: root}
-    level = [root]
-    while level:
-        level = sorted({other for agent in level for other in graph[agent] if other not in parents})
-        before = set(parents)
-        for agent in level:
-            # The parent with the lowest number: the order of a graph's links must not matter.
-            parents[agent] = min(other for other in graph[agent] if other in before)
-    return SpanningTree(root, dict(sorted(parents.items())))
+    hops = nx.single_source_shortest_path_length(graph, root)
+    # The parent with the lowest number: the order of a graph's links must not matter.
+    nearer = {agent: [j for j in graph[agent] if hops[j] < hops[agent]] for agent in sorted(graph)}
+    return SpanningTree(root, {agent: min(found, default=root) for agent, found in nearer.items()})
 
 
 def _find_centre(graph: Graph) -> int:
@@ -297,32 +258,29 @@ def _find_centre(graph: Graph) -> int:
     farthest from the best candidate so far, whose distance to all such agents is the least.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
-    candidate = min(graph)
-    best = min(graph)
+    best = candidate = min(graph)
     fewest = len(graph)
     for _ in range(_SEARCHES):
-        distances = nx.single_source_shortest_path_length(graph, candidate)
-        most = max(distances.values())
+        hops = nx.single_source_shortest_path_length(graph, candidate)
+        most = max(hops.values())
         if most < fewest:
             best = candidate
             fewest = most
-        far = min(agent for agent, distance in distances.items() if distance == most)
+        far = min(agent for agent in graph if hops[agent] == most)
         for agent, distance in nx.single_source_shortest_path_length(graph, far).items():
             farthest[agent] = max(farthest[agent], distance)
         candidate = min(graph, key=lambda agent: (farthest[agent], agent))
         # No agent can be better than its distance to those that were tried.
         if farthest[candidate] >= fewest:
             break
-    return int(best)
+    return best
 
 
 def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
     """Return whether an agent connects to its neighbour, and not the neighbour to it.
 
     The end that accepts is connected to. If both do, the higher number connects to the lower one.
-
-    Raises:
-        InfeasibleError: neither end accepts connections.
+    Raises an ``InfeasibleError`` if neither does.
     """
     if not (accepts[agent] or accepts[peer]):
         _refuse([(agent, peer)])
@@ -332,13 +290,9 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
 def list_connections(graph: Graph, accepts: Sequence[bool] | None = None) -> list[tuple[int, int]]:
     """Return a pair for each link: the agent that connects, and the one that accepts.
 
-    By default all agents accept.
+    By default all agents accept. An ``InfeasibleError`` lists all links of which neither end does.
 
-    Raises:
-        InfeasibleError: some links have no end that accepts connections; all are listed.
-
-    >>> from corn.topology import load_network
-    >>> list_connections(load_network("star:4").graph, [False, True, True, True])
+    >>> list_connections(nx.star_graph(3), [False, True, True, True])
     [(0, 1), (0, 2), (0, 3)]
     """
     accepting = [True] * graph.number_of_nodes() if accepts is None else accepts
@@ -381,10 +335,9 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
             CornWarning,
             stacklevel=2,
         )
-    draw = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
-    return _draw_until_connected(
-        lambda source: draw(n, p, seed=source), seed, f"raise p above ln(n)/n = {threshold:.3g}"
-    )
+    generate = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
+    advice = f"raise p above ln(n)/n = {threshold:.3g}"
+    return _draw_until_connected(partial(generate, n, p), seed, advice)
 
 
 def ring(n: int) -> Graph:
@@ -419,8 +372,7 @@ def torus(rows: int, columns: int) -> Graph:
 
 def hypercube(n: int) -> Graph:
     """Return a cube in k dimensions: n = 2^k agents, linked if their numbers differ in one bit."""
-    if n & (n - 1):
-        raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
+    require(n & (n - 1) == 0, "n", "a power of two for a hypercube", n)
     graph: Graph = nx.empty_graph(n)
     graph.add_edges_from((i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1))
     return graph
@@ -437,22 +389,17 @@ def exponential(n: int) -> Graph:
 
 def regular(n: int, degree: int, seed: int = 0) -> Graph:
     """Return a random graph in which all agents have one degree; drawn again until connected."""
-    if not 0 <= degree < n or n * degree % 2:
-        raise InvalidArgumentError(
-            f"degree must be in [0, n) with n·degree even, found n={n}, degree={degree}"
-        )
-    return _draw_until_connected(
-        lambda source: nx.random_regular_graph(degree, n, seed=source),
-        seed,
-        "raise degree to 2 or more",
-    )
+    is_possible = 0 <= degree < n and n * degree % 2 == 0
+    require(is_possible, "degree", "in [0, n) with n·degree even", f"n={n}, degree={degree}")
+    draw = partial(nx.random_regular_graph, degree, n)
+    return _draw_until_connected(draw, seed, "raise degree to 2 or more")
 
 
-def _draw_until_connected(draw: Callable[[random.Random], Graph], seed: int, advice: str) -> Graph:
+def _draw_until_connected(draw: Callable[..., Graph], seed: int, advice: str) -> Graph:
     # One generator for all tries: the first draw equals networkx's own for this seed.
     source = random.Random(seed)
     for _ in range(_MAX_TRIES):
-        graph = draw(source)
+        graph = draw(seed=source)
         if nx.is_connected(graph):
             return graph
     raise InfeasibleError(f"the random graph was disconnected in {_MAX_TRIES} draws: {advice}")
@@ -480,10 +427,8 @@ _LEAST = {"ring": 3, "torus": 3, "exponential": 2}
 class GraphSpec:
     """The name of a generator and all its parameters; ``str`` returns an equivalent spec.
 
-    >>> str(GraphSpec.parse("er:20,0.2"))
-    'er:n=20,p=0.2,seed=0'
-    >>> GraphSpec.parse("grid:4x5").build().number_of_nodes()
-    20
+    >>> str(GraphSpec.parse("er:20,0.2")), str(GraphSpec.parse("grid:4x5"))
+    ('er:n=20,p=0.2,seed=0', 'grid:rows=4,columns=5')
     """
 
     kind: str
