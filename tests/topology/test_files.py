@@ -96,7 +96,7 @@ def test_matrices_are_square_and_not_in_edge_lists(name: str, tmp_path: Path) ->
         ("g.csv", "0,1\n1,0\n0,1\n", "must be square and not empty, found shape (3, 2)"),
         ("g.csv", "0,1,0\n1,0,0\n0,0,0\n", "cut off from the rest: 2"),
         ("g.csv", "0.5,0.5\n0.5,nan\n", "must be finite, found nan at (1, 1)"),
-        ("g.csv", "1.5,-0.5\n-0.5,1.5\n", "must not be negative"),
+        ("g.csv", "1.5,-0.5\n-0.5,1.5\n", "mixing weights must be at least 0, found w[0,1] = -0.5"),
         ("g.csv", "0.5,0.5\n0.6,0.4\n", "mixing_matrix must be symmetric"),
         ("g.csv", "0,1,0\n0,0,1\n1,0,0\n", "mixing_matrix must be symmetric"),
         ("g.csv", "1,0\n0,1\n", "cut off from the rest: 0"),

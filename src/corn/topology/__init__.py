@@ -10,7 +10,6 @@ from corn.topology.graphs import opens_link as opens_link
 from corn.topology.mixing import ONE_ROUND as ONE_ROUND
 from corn.topology.mixing import Gossip as Gossip
 from corn.topology.mixing import Spectrum as Spectrum
-from corn.topology.mixing import check_mixing_matrix as check_mixing_matrix
 from corn.topology.mixing import graph_of as graph_of
 from corn.topology.mixing import spectrum as spectrum
 from corn.topology.network import Mixing as Mixing
