@@ -89,8 +89,6 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(n, q)
     streams = Streams.list_all(seed_groups, n)
-    is_large = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
-    tolerance = _TOLERANCE_WITH_UPDATES if is_large else _TOLERANCE
     limits = problem.variance_ratio_limits / problem.precision_caps
     # With an A that is singular on a group, noise grows without bound and no bound is proved.
     values = np.linalg.eigvalsh(streams.take(problem.scaled_objective))
@@ -99,7 +97,7 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     while True:
         with one_thread():
             found = _search(problem, streams, q, ridge)
-            shares = _scale(problem, seed_groups, found, 0.0 if is_large else tolerance)
+            shares = _scale(problem, seed_groups, found)
         if (shares.covariance.diagonal() <= limits * (1 + 1e-9)).all():
             break
         # Noise variance falls about as the root of the ridge, and each search is expensive.
@@ -110,7 +108,7 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
     bound = max(found.lower_bound, dual.lower_bound) / problem.strictest_cap
     status: Status = "noise limited" if ridge else "iteration limit"
-    if value <= (1 + tolerance) * bound:
+    if value <= (1 + found.tolerance) * bound:
         status = "optimal"
     elif found.lower_bound < dual.lower_bound:
         status = "loose bound"
@@ -259,27 +257,23 @@ def _search(
 ) -> SplitSearch:
     """Search for the best candidate against so many insiders."""
     n = problem.num_agents
-    uses_updates = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
-    search = SplitSearch(problem, streams, max_colluders, uses_updates=uses_updates, ridge=ridge)
-    if not uses_updates:
+    search = SplitSearch(problem, streams, max_colluders, ridge)
+    if not search.uses_updates:
         # Independent noise plus weakly anti-correlated groups: columns of I − 11ᵀ/m.
         sizes = streams.are_filled.sum(axis=1, keepdims=True)
         columns = np.where(streams.are_filled, -1 / sizes, 0.0)
         columns[np.arange(len(columns)), streams.ranks] += 1
         start = Candidate(np.ones(n), columns / np.sqrt(n))
-        sharpness = _SMOOTHEST, *_SHARPNESS
-        search.run(start, _TOLERANCE, _EVALUATIONS_OF_INVERSES, sharpness=sharpness)
+        search.run(start, (_SMOOTHEST, *_SHARPNESS), _EVALUATIONS_OF_INVERSES)
         return search
     limit = affordable_evaluations(n, max_colluders)
     if max_colluders <= 1:
-        start = _find_uniform_noise(search)
-        search.run(start, _TOLERANCE_WITH_UPDATES, limit, sharpness=_SHARPNESS, stall=_STALL)
+        search.run(_find_uniform_noise(search), _SHARPNESS, limit)
         return search
     # Noise against one insider less is a good start, and far cheaper to find. A smooth objective
     # would lead away from it.
     before = _search(problem, streams, max_colluders - 1, ridge)
-    sharpness = _SHARPNESS[-1:]
-    search.run(before.best, _TOLERANCE_WITH_UPDATES, limit, sharpness=sharpness, stall=_STALL)
+    search.run(before.best, _SHARPNESS[-1:], limit)
     search.evaluations += before.evaluations
     return search
 
@@ -316,13 +310,11 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
     return best
 
 
-def _scale(
-    problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch, tolerance: float
-) -> Decomposition:
+def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch) -> Decomposition:
     """Return the best candidate as a split, scaled until every coalition meets the caps.
 
-    The check of every coalition shares no code with the search. With a tolerance, streams that died
-    out are left out if that costs less. Independent noise replaces a split that is worse.
+    The check of every coalition shares no code with the search. In small networks, streams that
+    died out are left out if that costs less. Independent noise replaces a split that is worse.
     """
     caps = problem.precision_caps
 
@@ -344,10 +336,10 @@ def _scale(
 
     shares = scale(search.best.factors)
     value = problem.value(shares.covariance)
-    if tolerance:
-        lean = scale(_silence_weakest(search.best, share=_SILENT_SHARE * tolerance))
+    if not search.uses_updates:
+        lean = scale(_silence_weakest(search.best, share=_SILENT_SHARE * search.tolerance))
         bound = search.lower_bound / problem.strictest_cap
-        if problem.value(lean.covariance) <= max(value, (1 + tolerance) * bound):
+        if problem.value(lean.covariance) <= max(value, (1 + search.tolerance) * bound):
             shares = lean
             value = problem.value(lean.covariance)
     # LDP shares no seed, so it holds against every coalition.
@@ -465,19 +457,14 @@ class SplitSearch:
     """
 
     def __init__(
-        self,
-        problem: DesignProblem,
-        streams: Streams,
-        max_colluders: int,
-        *,
-        uses_updates: bool,
-        ridge: float = 0.0,
+        self, problem: DesignProblem, streams: Streams, max_colluders: int, ridge: float
     ) -> None:
         A = problem.scaled_objective
         added = ridge * float(np.trace(A)) / len(A)
         self.streams = streams
+        self.uses_updates = streams.are_of_pairs and len(A) >= _LEAST_FOR_UPDATES
+        self.tolerance = _TOLERANCE_WITH_UPDATES if self.uses_updates else _TOLERANCE
         self.outside = list_outside(len(A), max_colluders)
-        self._press = press_by_updates if uses_updates else press_by_inverses
         self._true_diagonal = A.diagonal()
         self._true_blocks = streams.take(A)
         self.diagonal = self._true_diagonal + added
@@ -490,21 +477,13 @@ class SplitSearch:
         self.proof: FloatArray | None = None
         self.best = Candidate(np.empty(0), np.empty(0))
 
-    def run(
-        self,
-        start: Candidate,
-        tolerance: float,
-        max_evaluations: int,
-        *,
-        sharpness: Sequence[float],
-        stall: float = 0.0,
-    ) -> None:
+    def run(self, start: Candidate, sharpness: Sequence[float], max_evaluations: int) -> None:
         """Run rounds of L-BFGS until a candidate's own bound is close, or evaluations run out.
 
         A candidate that converged and its bound belong together, so that its multipliers prove the
-        bound. Two rounds at the largest of ``sharpness`` that improve the value by less than
-        ``stall``, relative, end the search too.
+        bound. With updates, two slow rounds at the largest of ``sharpness`` end the search too.
         """
+        stall = _STALL if self.uses_updates else 0.0
         z = self._pack(start)
         stalled = 0
         before = np.inf
@@ -519,7 +498,7 @@ class SplitSearch:
             bound = pressure.bound(self._true_diagonal, self._true_blocks)
             # By the ridged A, which is what is minimised.
             own_bound = pressure.bound(self.diagonal, self._blocks)
-            converged = candidate.value <= (1 + tolerance) * own_bound
+            converged = candidate.value <= (1 + self.tolerance) * own_bound
             if converged:
                 self.best = candidate
             if converged or self.proof is None or bound > self.lower_bound:
@@ -538,14 +517,12 @@ class SplitSearch:
             z = self._revive(candidate, pressure)
 
     def evaluate(self, candidate: Candidate, sharpness: float) -> tuple[Candidate, Pressure | None]:
-        """Return a candidate with its value, and the pressure on it, and keep the best.
-
-        The pressure is None where the noise is not definite.
-        """
+        """Return a candidate with its value and pressure, None if not definite; keep the best."""
         self.evaluations += 1
         pressure = Pressure(self.streams, self._log_prior, sharpness)
+        press = press_by_updates if self.uses_updates else press_by_inverses
         try:
-            self._press(pressure, candidate.theta, candidate.factors, self.outside)
+            press(pressure, candidate.theta, candidate.factors, self.outside)
         except np.linalg.LinAlgError:
             return candidate, None
         candidate = replace(candidate, value=self._trace(candidate) * pressure.largest)
