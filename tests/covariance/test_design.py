@@ -330,8 +330,8 @@ def test_arguments_are_left_alone() -> None:
         (lambda: paper_design(np.eye(3), objective="horizon"), "objective must be a matrix"),
         (lambda: paper_design(np.eye(3), 0.0), "precision_cap"),
         (lambda: paper_design(np.eye(3), math.nan), "precision_cap"),
-        (lambda: paper_design(np.eye(3), "1"), "must be a PrivacyBudget"),
-        (lambda: paper_design(np.eye(3), [True] * 3), "must be a PrivacyBudget"),
+        (lambda: paper_design(np.eye(3), "1"), "precision_caps must be numbers"),
+        (lambda: paper_design(np.eye(3), [True] * 3), "precision_caps must be numbers"),
         (
             lambda: design(load_network("ring:6", mixing="gossip"), 1.0),
             "objective must be given with a precision cap",

@@ -56,10 +56,7 @@ class Decor:
     """DECOR: R = σ² I + τ² L, pairwise cancelling noise along the links, best ratio σ² : τ².
 
     L is the Laplacian of the network's links. ``max_noise_std`` is a bound on √R_ii; None is
-    32/√b_i, ``math.inf`` no limit.
-
-    The scale of the noise is one for all agents and follows from the strictest, max_i [R⁻¹]_ii/b_i:
-    an agent with a looser promise gets more privacy than it asked for.
+    32/√b_i, ``math.inf`` no limit. All agents have one scale, which the strictest promise decides.
     """
 
     max_noise_std: float | None = None
@@ -126,11 +123,7 @@ class Reference:
 def _search_family(
     mechanism: Decor | ZeroSum, problem: DesignProblem, laplacian: FloatArray
 ) -> Design:
-    """Return the best c·(I + r L), or raise for a threat that it does not hold against.
-
-    An insider subtracts every cancelling pair that it shares, so a covariance of these families
-    says nothing about insiders.
-    """
+    """Return the best c·(I + r L), or raise for a threat that it does not hold against."""
     name = mechanism.name
     _refuse_insiders(problem.threat, name)
     if problem.threat.seeds != EAVESDROPPER.seeds:

@@ -50,11 +50,7 @@ from corn.topology.mixing import graph_of
 
 
 class Mechanism(Protocol):
-    """A rule that correlates noise across agents, with the options of that rule.
-
-    ``default_threat`` is the strongest of `DEFAULT_THREAT` and `EAVESDROPPER` that the mechanism
-    holds against.
-    """
+    """A rule that correlates noise across agents, with the options of that rule."""
 
     @property
     def name(self) -> MechanismName:
@@ -63,7 +59,7 @@ class Mechanism(Protocol):
 
     @property
     def default_threat(self) -> ThreatModel:
-        """The threat that a design holds against unless another one is asked for."""
+        """The stronger of `DEFAULT_THREAT` and `EAVESDROPPER` that the mechanism holds against."""
         ...
 
     def solve(self, problem: DesignProblem) -> Design:
@@ -238,7 +234,8 @@ def design(
         threat = mechanism.default_threat if n > 1 else EAVESDROPPER
     num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
     objective = read_objective(objective, network, num_steps)
-    caps = _read_caps(budget, n)
+    is_budget = isinstance(budget, PrivacyBudget)
+    caps = budget.precision_caps(n) if is_budget else expand_caps(budget, n)
     if is_sum and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         return _design_for_sums(graph, caps, objective, threat)
@@ -316,14 +313,10 @@ def _design_for_sums(
 
 
 def require_no_options(mechanism: Corn) -> None:
-    """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
-    require(
-        mechanism == Corn(),
-        "mechanism",
-        "Corn() without options for exact sums, whose optimum is a formula",
-        mechanism,
-        advice="options of solvers are for mixing='gossip' (--mixing gossip)",
-    )
+    """Raise if CorN has a limit of noise, which the formula for exact sums does not use."""
+    rule = "Corn() without options for exact sums, whose optimum is a formula"
+    advice = "options are for mixing='gossip' (--mixing gossip)"
+    require(mechanism == Corn(), "mechanism", rule, mechanism, advice=advice)
 
 
 def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
@@ -333,15 +326,3 @@ def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
         return network.step_matrix, network.graph
     W = as_symmetric_matrix(network, name="network")
     return W, graph_of(W)
-
-
-def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:
-    if isinstance(budget, PrivacyBudget):
-        return budget.precision_caps(num_agents)
-    # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
-    if np.asarray(budget).dtype.kind not in "iuf":
-        raise InvalidArgumentError(
-            "budget must be a PrivacyBudget, or precision caps: one number for all agents, or an "
-            f"array with one for each, found {type(budget).__name__}"
-        )
-    return expand_caps(budget, num_agents)

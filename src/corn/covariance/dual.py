@@ -22,6 +22,7 @@ weights respect the symmetry: ring, torus, hypercube, complete, circulant.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,11 +110,10 @@ def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
 def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple[FloatArray, bool]:
     """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
-    Where A is singular, or nearly so, the optimum lets noise grow without bound along
-    directions that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`)
-    is a remedy at no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better
-    value where the limit is tight, so it is tried when blending alone loses more than
-    `_WORTH_A_RIDGE`.
+    Where A is nearly singular, the optimum lets noise grow without bound along directions that mix
+    away, and float32 could not cancel it. Blending with LDP (`limit_noise`) costs nothing. A ridge,
+    Tr((A + γI)R), takes further solves and gives a better value where the limit is tight, so it is
+    tried when blending alone loses more than `_WORTH_A_RIDGE`.
     """
     A = problem.scaled_objective
     limits = problem.variance_ratio_limits
@@ -147,10 +147,9 @@ def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple
 def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[FloatArray, bool]:
     """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ its limit ≥ 1.
 
-    ``precision`` has shape (n, n) and may be singular, ``variance_limits`` shape (n,). The second
-    result is whether a limit changed anything. Y is blended with I: (1−t) Y + t I keeps the
-    diagonal at the cap, so privacy is untouched, and every R_ii falls as t grows (each is convex in
-    t with slope 0 at t = 1), down to LDP at t = 1. Hence one number is bisected.
+    Y may be singular. The second result is whether a limit changed anything. Y is blended with I:
+    (1−t) Y + t I keeps the diagonal at the cap, so privacy is untouched, and every R_ii falls as t
+    grows (each is convex in t with slope 0 at t = 1), down to LDP at t = 1.
     """
     R = invert_definite(precision)
     if R is not None and (R.diagonal() <= variance_limits).all():
@@ -226,9 +225,9 @@ def solve_dual(
 ) -> DualSolution:
     """Maximise the lower bound over λ by Newton's method; each iteration is one ``eigh``.
 
-    The search starts from equal multipliers unless ``start`` is given, so that a graph whose agents
-    are all alike is solved by the first evaluation. The bound is concave in λ and the Newton
-    direction points uphill: a step after which bound and gap are both worse is cut to a quarter.
+    From equal multipliers, the default, a graph whose agents are all alike is solved by the first
+    evaluation. The bound is concave in λ and the Newton direction points uphill: a step after which
+    bound and gap are both worse is cut to a quarter.
     """
     trial = np.ones(len(objective_matrix)) if start is None else start
     base = trial
@@ -239,7 +238,6 @@ def solve_dual(
     bound = 0.0
     best_value = np.inf
     iteration = 0
-    converged = False
     while True:
         iteration += 1
         point = evaluate(objective_matrix, trial)
@@ -295,9 +293,8 @@ def attained_value(objective_matrix: FloatArray, point: DualPoint) -> float:
 def _newton_step(point: DualPoint) -> FloatArray:
     """Return the relative change of λ: (P + slack) x = S_ii − λ_i, damped until P is definite.
 
-    A constraint with slack has S_ii < λ_i and wants λ_i = 0; the slack on the diagonal turns its
-    step into −1, as in a primal-dual interior-point method. Where S_ii > λ_i by a factor, the
-    logarithm is the better measure of the distance.
+    A constraint with slack wants λ_i = 0; the slack on the diagonal turns its step into −1, as in a
+    primal-dual interior-point method. Where S_ii > λ_i, the logarithm measures the distance better.
     """
     lam = point.multipliers
     S = point.diagonal
@@ -309,12 +306,9 @@ def _newton_step(point: DualPoint) -> FloatArray:
     # P may be singular to rounding; more damping turns the step towards the gradient.
     for damping in _DAMPINGS:
         np.fill_diagonal(P, diagonal + damping * lam)
-        try:
+        with suppress(np.linalg.LinAlgError):
             factor = scipy.linalg.cho_factor(P, check_finite=False)
-        except np.linalg.LinAlgError:
-            continue
-        step: FloatArray = scipy.linalg.cho_solve(factor, residual, check_finite=False)
-        return step
+            return np.asarray(scipy.linalg.cho_solve(factor, residual, check_finite=False))
     return residual / lam
 
 
@@ -328,7 +322,7 @@ def _move(multipliers: FloatArray, step: FloatArray, *, smallest_share: float) -
 
 
 def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
-    """Return the scaled Hessian P of the dual, by a short sum of exponentials instead of n⁴ work.
+    """Return the scaled Hessian P of the dual by a short sum of exponentials, upper triangle only.
 
     With S = Q diag(s) Qᵀ, the dual function ψ(λ) = Tr S − bΣλ/2 is concave, and
 
@@ -339,11 +333,7 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
         P = ∫ B_t ∘ B_t dt,    B_t = Q diag(s e^{−ts}) Qᵀ,
 
     and on a logarithmic grid of t a handful of products gives P to a few per cent: enough for a
-    Newton step, which only steers. The certificate never depends on P.
-
-    ``vectors`` Q has shape (n, n), ``roots`` s shape (n,), ascending and not all zero. P is
-    positive semidefinite, and only its upper triangle is filled. Single precision halves the time
-    and is far more accurate than the quadrature.
+    Newton step, which only steers. Single precision is far more accurate than the quadrature.
     """
     n = len(roots)
     largest = float(roots[-1])
@@ -363,9 +353,7 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
         B = scipy.linalg.blas.ssyrk(1.0, scaled, beta=0.0, c=B, overwrite_c=1)
         B *= B
         P += B
-    result: FloatArray = P.astype(np.float64)
-    result *= largest
-    return result
+    return P.astype(np.float64) * largest
 
 
 def _quadrature(roots: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
 
 MechanismName: TypeAlias = Literal[
@@ -80,21 +80,14 @@ class DesignProblem:
     def __post_init__(self) -> None:
         caps = expand_caps(self.precision_caps, self.num_agents)
         object.__setattr__(self, "precision_caps", caps)
-        require(
-            bool(np.trace(self.objective_matrix) > 0),
-            "the objective",
-            "positive for some agent's noise",
-            "zero for every agent",
-            advice="check mixing_matrix and objective",
-        )
+        is_positive = bool(np.trace(self.objective_matrix) > 0)
+        require(is_positive, "the objective", "positive for some agent's noise", "zero for all")
         limit = self.max_noise_std
         ldp_std = 1 / math.sqrt(self.strictest_cap)
         # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every positive definite R: a smaller limit has no solution.
         if limit is not None and not limit >= ldp_std * (1 - 1e-12):
             raise InfeasibleError(
-                f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, the noise that "
-                f"an agent needs under the strictest cap, found {limit}; raise it, or the privacy "
-                "budget"
+                f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, found {limit}"
             )
 
     @property
@@ -307,15 +300,14 @@ def conclude(
 
 def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:
     """Return the precision cap b_i of each agent, shape (n,); one number is the cap of all."""
-    try:
-        given = np.array(precision_caps, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"precision_caps must be numbers: {error}") from error
+    given = np.asarray(precision_caps)
+    # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
+    require(given.dtype.kind in "iuf", "precision_caps", "numbers", f"{precision_caps!r:.60}")
     rule = f"one number, or {num_agents}, one for each agent"
     require(given.shape in ((), (num_agents,)), "precision_caps", rule, f"shape {given.shape}")
     wrong = given[~((given > 0) & (given < np.inf))]
     require(not wrong.size, "precision_caps", "positive and finite", wrong[:1].tolist())
-    caps = np.broadcast_to(given, (num_agents,)).copy()
+    caps = np.broadcast_to(given, (num_agents,)).astype(np.float64)
     caps.setflags(write=False)
     return caps
 
@@ -323,9 +315,8 @@ def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:
 def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return (R⁻¹, F) with R = F Fᵀ and F lower triangular; raise for a singular R.
 
-    An eavesdropper who sees singular noise sees some combination of gradients without any noise at
-    all, so no finite ε holds: guideline (G1) of the paper. Zero-sum noise without a local share,
-    and a bare graph Laplacian, are the usual causes.
+    Singular noise leaves some combination of gradients without any noise, so that no finite ε
+    holds: guideline (G1) of the paper.
     """
     F = _try_cholesky(covariance)
     # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error, which
