@@ -52,10 +52,6 @@ def assert_private(result: Design) -> None:
     assert (np.square(inverse_factor).sum(axis=0) <= result.precision_caps).all()
     assert (np.linalg.inv(result.covariance).diagonal() <= result.precision_caps).all()
     assert is_private(result.covariance, result.precision_caps)
-    assert result.precision is not None
-    assert (result.precision.diagonal() <= result.precision_caps).all()
-    rebuilt = result.factor @ result.factor.T
-    np.testing.assert_allclose(rebuilt, result.covariance, atol=1e-12 * rebuilt.max())
 
 
 @pytest.mark.parametrize("oracle", ORACLES.values(), ids=ORACLES.keys())
@@ -204,7 +200,7 @@ def test_references_hold_against_nobody() -> None:
     none = paper_design(W, 2.0, "none")
     assert none.value == 0
     for result in (central, none):
-        assert (result.status, result.gap, result.precision) == ("reference", 0.0, None)
+        assert (result.status, result.gap) == ("reference", 0.0)
         assert result.adversary.startswith("nobody")
 
 
@@ -362,7 +358,6 @@ def test_groups_in_any_order_land_on_their_agents() -> None:
     A = Horizon(20).matrix(GROUPED)
     assert result.value == pytest.approx(np.sum(A * result.covariance), rel=1e-9)
     assert is_private(result.covariance, 0.5)
-    np.testing.assert_allclose(result.factor @ result.factor.T, result.covariance, atol=1e-12)
     np.testing.assert_allclose(result.decomposition.covariance, result.covariance, atol=1e-12)
     for group in groups:
         inside = np.ix_(np.array(group), np.array(group))

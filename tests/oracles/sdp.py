@@ -72,7 +72,7 @@ class Sdp:
         lam = np.maximum(lam, _SMALLEST_MULTIPLIER * lam.max()) if lam.max() > 0 else np.ones(n)
         # Feasible only to the backend's accuracy: bring R within the noise limit exactly.
         near_limit = (R.value.diagonal() > (1 - _LIMIT_ACCURACY) * most).any()
-        Y, _ = invert_covariance((R.value + R.value.T) / 2)
+        Y = invert_covariance((R.value + R.value.T) / 2)
         repaired, limited = limit_noise(Y / Y.diagonal().max(), most)
         return conclude(
             problem,

@@ -118,7 +118,7 @@ def compare(
         rows = _design_all(network, promise, objective, chosen, threats)
     ldp = design(network, promise, mechanism="ldp", objective=objective)
     best = rows[0].result
-    if best.precision is not None and is_open_to_insiders(best.decomposition, best.threat):
+    if best.status != "reference" and is_open_to_insiders(best.decomposition, best.threat):
         warn_of_insiders([rows[0].mechanism])
     warn_of_large_disagreement(best.disagreement_ratio)
     if plot:

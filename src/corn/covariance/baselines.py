@@ -102,17 +102,15 @@ class Reference:
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return noise that is the same for all agents."""
-        std = 1 / (problem.num_agents * problem.strictest_cap**0.5)
-        F = np.full((problem.num_agents, 1), std if self.name == "central" else 0.0)
-        R = F @ F.T
+        n = problem.num_agents
+        std = 1 / (n * problem.strictest_cap**0.5) if self.name == "central" else 0.0
+        R = np.full((n, n), std * std)
         value = problem.value(R)
         return Design(
             mechanism=self.name,
             solver="formula",
             status="reference",
             covariance=R,
-            precision=None,
-            factor=F,
             precision_caps=problem.precision_caps,
             value=value,
             lower_bound=value,

@@ -29,7 +29,7 @@ from corn.covariance.baselines import (
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import design_groups
 from corn.covariance.insiders import solve_split
-from corn.covariance.masks import design_masks, least_variance, whole_precision
+from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
@@ -299,9 +299,6 @@ def _design_for_sums(
         solver="formula",
         status="optimal",
         covariance=noise.covariance,
-        # The limit for masks: an eavesdropper learns the sum of all agents and nothing else.
-        precision=np.full((n, n), whole_precision(noise, 0)),
-        factor=np.diag(np.sqrt(noise.private_variance)),
         precision_caps=caps,
         value=energy * noise.total_variance,
         lower_bound=min(bound, energy * noise.total_variance),

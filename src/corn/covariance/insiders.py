@@ -45,7 +45,6 @@ from corn.covariance.problem import (
     Design,
     DesignProblem,
     Status,
-    invert_covariance,
     invert_definite,
     scale_to_cap,
 )
@@ -112,15 +111,12 @@ def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
         status = "optimal"
     elif found.lower_bound < dual.lower_bound:
         status = "loose bound"
-    precision, factor = invert_covariance(shares.covariance)
     proof = found.proof
     return Design(
         mechanism="corn",
         solver="split",
         status=status,
         covariance=shares.covariance,
-        precision=precision,
-        factor=factor,
         precision_caps=problem.precision_caps,
         value=value,
         # Rounding can leave the bound above the value, and the smaller of the two is still a bound.

@@ -147,9 +147,6 @@ class Design:
             user's own, scaled to the caps. ``reference``: no guarantee against an eavesdropper
             (central, none).
         covariance: R, shape (n, n).
-        precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most
-            b, exactly. None for references, whose R is singular.
-        factor: F with R = F Fᵀ, shape (n, k); noise is F times k standard normals.
         precision_caps: b, shape (n,).
         value: Tr(A R).
         lower_bound: a certified lower bound on Tr(A R) over every covariance under the caps, no
@@ -170,16 +167,12 @@ class Design:
     >>> noise = design(path, 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
     >>> noise.status, round(noise.value, 2), round(noise.central_ratio, 2)
     ('optimal', 163.18, 1.28)
-    >>> bool((noise.precision.diagonal() <= noise.precision_caps).all())
-    True
     """
 
     mechanism: MechanismName
     solver: SolverName
     status: Status
     covariance: FloatArray
-    precision: FloatArray | None
-    factor: FloatArray
     precision_caps: FloatArray
     value: float
     lower_bound: float
@@ -232,7 +225,7 @@ class Design:
     @property
     def average_noise_variance(self) -> float:
         """1ᵀR1/n²: the noise left in the average of all models."""
-        return float(np.square(self.factor.sum(axis=0)).sum()) / self.num_agents**2
+        return float(self.covariance.sum()) / self.num_agents**2
 
     @property
     def central_ratio(self) -> float:
@@ -276,7 +269,7 @@ def conclude(
     A gap within ``tolerance`` is ``optimal`` whatever explains a larger one; ``status`` is that
     explanation. Without a tolerance ``status`` stands.
     """
-    R, Y, F = scale_covariance(covariance, problem.precision_caps)
+    R = scale_covariance(covariance, problem.precision_caps)
     value = problem.value(R)
     # At convergence rounding can leave the value a little below the bound; the smaller of two
     # lower bounds is one too.
@@ -288,8 +281,6 @@ def conclude(
         solver=solver,
         status=status,
         covariance=R,
-        precision=Y,
-        factor=F,
         precision_caps=problem.precision_caps,
         value=value,
         lower_bound=bound,
@@ -312,8 +303,8 @@ def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:
     return caps
 
 
-def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (R⁻¹, F) with R = F Fᵀ and F lower triangular; raise for a singular R.
+def invert_covariance(covariance: FloatArray) -> FloatArray:
+    """Return R⁻¹, exactly symmetric, by Cholesky; raise for a singular R.
 
     Singular noise leaves some combination of gradients without any noise, so that no finite ε
     holds: guideline (G1) of the paper.
@@ -327,7 +318,7 @@ def invert_covariance(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
             "the covariance is singular: some combination of agents carries no noise, so there is "
             "no privacy guarantee against an eavesdropper; add independent noise for every agent"
         )
-    return _invert_from_factor(F), F
+    return _invert_from_factor(F)
 
 
 def invert_definite(matrix: FloatArray) -> FloatArray | None:
@@ -355,10 +346,8 @@ def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
     )
 
 
-def scale_covariance(
-    covariance: FloatArray, precision_caps: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (R, R⁻¹, F), R scaled so that every computed [R⁻¹]_ii ≤ b_i, and one is just below.
+def scale_covariance(covariance: FloatArray, precision_caps: FloatArray) -> FloatArray:
+    """Return R scaled so that every computed [R⁻¹]_ii ≤ b_i, and one is just below.
 
     The distance from b is the rounding of such an inverse, (n + 4)·ε·max(b_i R_ii), so that the
     exact inverse, and one computed any other way, is below b as well.
@@ -366,13 +355,12 @@ def scale_covariance(
 
     def worst_ratio(scale: float) -> float:
         R = covariance * scale
-        largest = float((invert_covariance(R)[0].diagonal() / precision_caps).max())
+        largest = float((invert_covariance(R).diagonal() / precision_caps).max())
         strongest = float((R.diagonal() * precision_caps).max())
         # Even one agent's root, reciprocal, square and ratio round seven times, by ε/2 each.
         return largest * (1 + (len(R) + 4) * _EPS * strongest * largest)
 
-    R = covariance * scale_to_cap(worst_ratio)
-    return R, *invert_covariance(R)
+    return covariance * scale_to_cap(worst_ratio)
 
 
 def _try_cholesky(matrix: FloatArray) -> FloatArray | None:
