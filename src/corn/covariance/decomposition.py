@@ -159,30 +159,23 @@ class Decomposition:
         # True and False are integers to Python, and would silently mean agents 1 and 0.
         kinds = set(map(type, chain.from_iterable(groups)))
         is_numbers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
-        if not (is_numbers and all(groups)):
-            raise InvalidArgumentError("each seed group must be of agents' numbers")
+        rule = "each of agents' numbers, once, in increasing order"
+        require(is_numbers and all(groups), "seed groups", rule, "others")
         members, group_of = self.memberships
-        is_inside = (members >= 0) & (members < self.num_agents)
-        if not is_inside.all():
-            stray = groups[group_of[~is_inside][0]]
-            raise InvalidArgumentError(
-                f"seed groups must be of agents 0 … {self.num_agents - 1}, found {stray}"
-            )
+        stray = group_of[(members < 0) | (members >= self.num_agents)]
+        found = groups[stray[0]] if len(stray) else None
+        require(found is None, "seed groups", f"of agents 0 … {self.num_agents - 1}", found)
         is_wrong = (group_of[1:] == group_of[:-1]) & (members[1:] <= members[:-1])
-        if is_wrong.any():
-            unsorted = groups[group_of[1:][is_wrong][0]]
-            raise InvalidArgumentError(
-                f"a seed group must list its members once, in increasing order, found {unsorted}"
-            )
+        found = groups[group_of[1:][is_wrong][0]] if is_wrong.any() else None
+        require(found is None, "seed groups", rule, found)
 
 
 def _check_factor(group: tuple[int, ...], factor: FloatArray) -> FloatArray:
     checked = np.array(factor, dtype=np.float64)
-    if checked.ndim != 2 or len(checked) != len(group) or not (abs(checked) < _LARGEST).all():
-        raise InvalidArgumentError(
-            f"the factor of group {group} must be finite with a row per member, found shape "
-            f"{checked.shape}"
-        )
+    has_rows = checked.ndim == 2 and len(checked) == len(group)
+    rule = "finite with a row per member"
+    is_valid = has_rows and bool((abs(checked) < _LARGEST).all())
+    require(is_valid, f"the factor of group {group}", rule, f"shape {checked.shape}")
     checked.setflags(write=False)
     return checked
 

@@ -232,10 +232,11 @@ def design(
     if threat is None:
         # A single agent has nobody inside the network to fear.
         threat = mechanism.default_threat if n > 1 else EAVESDROPPER
-    num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
+    if isinstance(budget, PrivacyBudget):
+        num_steps, caps = budget.num_steps, budget.precision_caps(n)
+    else:
+        num_steps, caps = None, expand_caps(budget, n)
     objective = read_objective(objective, network, num_steps)
-    is_budget = isinstance(budget, PrivacyBudget)
-    caps = budget.precision_caps(n) if is_budget else expand_caps(budget, n)
     if is_sum and isinstance(mechanism, Corn):
         require_no_options(mechanism)
         return _design_for_sums(graph, caps, objective, threat)

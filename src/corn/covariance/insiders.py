@@ -32,6 +32,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -346,11 +347,10 @@ def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch)
 def _silence_weakest(candidate: Candidate, *, share: float) -> FloatArray:
     """Return factors without the weakest streams, which have ``share`` of all power at most."""
     power = np.square(candidate.factors).sum(axis=1, keepdims=True)
-    in_order = np.sort(power.ravel())
-    sums = np.cumsum(in_order)
+    in_order = np.append(np.sort(power.ravel()), np.inf)
+    sums = np.cumsum(in_order[:-1])
     num_weak = np.searchsorted(sums, share * (sums[-1] + candidate.theta.sum()), side="right")
-    least = in_order[num_weak] if num_weak < len(in_order) else np.inf
-    return np.where(power >= least, candidate.factors, 0.0)
+    return np.where(power >= in_order[num_weak], candidate.factors, 0.0)
 
 
 def certify(
@@ -401,9 +401,8 @@ def _relative_pressure(
 ) -> float:
     """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every group and all private noise.
 
-    ``private`` and ``blocks`` are those of the sum, each over the coalitions that do not know the
-    noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound. Infinite where A is singular on a
-    group.
+    ``private`` and ``blocks`` are those of the sum. Σ (Y_I)_ii² / (t b) is then a lower bound.
+    Infinite where A is singular on a group.
     """
     with np.errstate(divide="ignore"):
         largest = float((private / diagonal).max())
@@ -428,7 +427,7 @@ def list_outside(num_agents: int, max_colluders: int) -> NDArray[np.bool_]:
 
 def _invert_all(
     streams: Streams, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
-) -> Iterator[tuple[slice, FloatArray]]:
+) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield (R^(I))⁻¹ of all coalitions, as many at a time as fit into memory together."""
     size = max(1, _CHUNK_ENTRIES // len(theta) ** 2)
     for start in range(0, len(outside), size):
@@ -540,24 +539,12 @@ class SplitSearch:
             gradient = np.concatenate([private, factors.ravel()])
             return float(np.log(trace)) + pressure.smooth, gradient
 
-        result = scipy.optimize.minimize(
-            fun,
-            z,
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                # A minimum need not be exact: the weights π move it after every round.
-                "maxiter": _ITERATIONS_PER_ROUND,
-                "maxfun": max_evaluations,
-                "maxcor": _ITERATIONS_PER_ROUND,
-                # The search ends by its own certificate, not by a small change of the smoothed
-                # objective.
-                "ftol": 0.0,
-                "gtol": 1e-12,
-            },
-        )
-        solution: FloatArray = result.x
-        return solution
+        # A minimum need not be exact: the weights π move it after every round. The search ends by
+        # its own certificate, not by a small change of the smoothed objective.
+        rounds = {"maxiter": _ITERATIONS_PER_ROUND, "maxcor": _ITERATIONS_PER_ROUND}
+        options = {**rounds, "maxfun": max_evaluations, "ftol": 0.0, "gtol": 1e-12}
+        result = scipy.optimize.minimize(fun, z, jac=True, method="L-BFGS-B", options=options)
+        return np.asarray(result.x)
 
     def _trace(self, candidate: Candidate) -> float:
         F = candidate.factors

@@ -42,10 +42,6 @@ def design_masks(
         For every coalition I of ``max_colluders`` agents, the masks of the other agents H make
         their messages uniform given their sum, which has private noise of variance at least
         1/min b. Raises ``InfeasibleError`` unless the seeds that I does not know join all of H.
-
-    >>> noise = design_masks(np.full(4, 2.0), ((0, 1), (1, 2), (2, 3), (0, 3)), 1)
-    >>> round(noise.total_variance * 2.0, 6)  # × a trusted server's: n/(n − q)
-    1.333333
     """
     n = len(precision_caps)
     cap = float(precision_caps.min())

@@ -97,8 +97,8 @@ class ThreatModel:
             # λ₂ of a random graph is about K − 2√(K − 1), and must exceed q.
             needed = 2 * self.max_colluders + 8
             return replace(self, seeds=f"partners:{max(_MASK_PARTNERS, needed)}")
-        degrees = [degree for _, degree in graph.degree]
-        has_hub = max(degrees) > _HUB * float(np.mean(degrees))
+        most = max(degree for _, degree in graph.degree)
+        has_hub = most > _HUB * 2 * graph.number_of_edges() / len(graph)
         number = PARTNERS_BESIDE_HUBS if has_hub else SPARSE_PARTNERS
         return replace(self, seeds=f"sparse:{number}")
 
@@ -110,25 +110,18 @@ class ThreatModel:
         several cycles for gossip, in which noise of pairs far apart cancels better.
         """
         self.check(len(graph))
-        if isinstance(self.seeds, str):
-            rule, number = _parse_seeds(str(self.resolve(graph, mixing).seeds))
+        seeds = self.resolve(graph, mixing).seeds
+        if isinstance(seeds, str):
+            rule, number = _parse_seeds(seeds)
             most = MOST_FOR_PAIRS if mixing == "sum" else _MOST_IN_ONE_CYCLE
-            is_one_cycle = len(graph) <= most
-            groups = _sort_groups(rule(graph, number, is_one_cycle))
-        else:
-            groups = self.seeds
-        return tuple(group for group in groups if len(group) > 1)
+            seeds = _sort_groups(rule(graph, number, len(graph) <= most))
+        return tuple(group for group in seeds if len(group) > 1)
 
     def check(self, num_agents: int) -> None:
         """Raise if there are more insiders, or seeds of other agents, than a network has agents."""
         n = num_agents
-        require(
-            self.max_colluders < n,
-            "max_colluders",
-            f"at most {n - 1} of {n} agents",
-            self.max_colluders,
-            advice="at least one agent must be honest",
-        )
+        q = self.max_colluders
+        require(q < n, "max_colluders", f"at most {n - 1} of {n} agents", q)
         groups = () if isinstance(self.seeds, str) else self.seeds
         stray = [group for group in groups if group[0] < 0 or group[-1] >= n]
         require(not stray, "seeds", f"groups of agents 0 … {n - 1}", stray[:1])
@@ -173,14 +166,13 @@ def choose_random_pairs(
     pairs = set[tuple[int, int]]()
     if num_partners >= n - 1:
         return set(combinations(range(n), 2))
-    # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
     for number in range((num_partners + 1) // 2):
         digests = [_digest(n, 0 if in_one_cycle else number, agent) for agent in range(n)]
         order = sorted(range(n), key=digests.__getitem__)
-        is_cut = 2 * number + 1 == num_partners
+        # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
         hops = number + 1 if in_one_cycle else 1
         starts, ends = order, order[hops:] + order[:hops]
-        if is_cut:
+        if 2 * number + 1 == num_partners:
             starts, ends = order[: n // 2], order[n // 2 : n // 2 * 2]
         pairs |= {(min(i, j), max(i, j)) for i, j in zip(starts, ends, strict=True)}
     return pairs

@@ -148,11 +148,7 @@ def look_up_agents(
 def list_by_agent(
     names: Sequence[str], given: Sequence[_Item] | Mapping[Any, _Item], *, argument: str
 ) -> list[_Item]:
-    """Return one item for each agent, in their order, of a list or of a mapping from labels.
-
-    >>> list_by_agent(["north", "south"], {"south": 1, 0: 2}, argument="datasets")
-    [2, 1]
-    """
+    """Return one item for each agent, in their order, of a list or of a mapping from labels."""
     if not isinstance(given, Mapping):
         require_length(argument, len(given), len(names), per="agent")
         return list(given)
@@ -224,7 +220,7 @@ class SpanningTree:
     def depth(self) -> int:
         """The number of hops from the farthest agent to the root."""
         hops = nx.single_source_shortest_path_length(nx.Graph(self.parents.items()), self.root)
-        return max(hops.values())
+        return int(max(hops.values()))
 
     def rename(self, names: Sequence[int]) -> SpanningTree:
         """Return the tree with ``names[k]`` in the place of agent k."""
@@ -238,12 +234,7 @@ class SpanningTree:
 
 
 def find_tree(graph: Graph) -> SpanningTree:
-    """Return a tree of shortest paths to a central agent, the same for everybody.
-
-    >>> tree = find_tree(nx.path_graph(5))
-    >>> tree.root, tree.depth, tree.parents
-    (2, 2, {0: 1, 1: 2, 2: 2, 3: 2, 4: 3})
-    """
+    """Return a tree of shortest paths to a central agent, the same for everybody."""
     root = _find_centre(graph)
     hops = nx.single_source_shortest_path_length(graph, root)
     # The parent with the lowest number: the order of a graph's links must not matter.
@@ -273,7 +264,7 @@ def _find_centre(graph: Graph) -> int:
         # No agent can be better than its distance to those that were tried.
         if farthest[candidate] >= fewest:
             break
-    return best
+    return int(best)
 
 
 def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:

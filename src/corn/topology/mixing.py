@@ -210,7 +210,7 @@ class Gossip:
         disagreement = np.linalg.eigvalsh(W)[:-1] if len(W) > 1 else np.zeros(1)
         low, high = float(disagreement[0]), float(disagreement[-1])
         # One that is 1 up to rounding belongs to a part of the network that is cut off.
-        mixes = high <= 1 - 8 * len(W) * np.finfo(float).eps
+        mixes = bool(high <= 1 - 8 * len(W) * np.finfo(float).eps)
         rule = "one that mixes for Chebyshev gossip"
         require(mixes, "mixing_matrix", rule, f"a second eigenvalue of {high:g}")
         centre = (low + high) / 2
