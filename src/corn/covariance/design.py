@@ -275,8 +275,8 @@ def read_objective(
         # One step is no default: noise designed for it accumulates to several times the optimum.
         if num_steps is None:
             raise InvalidArgumentError(
-                "objective must be given with a precision cap, which has no number of steps, found "
-                "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
+                "objective must be given with a precision cap, which has no number of steps: give "
+                "objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
         mixing = network.mixing if isinstance(network, Network) else "gossip"
         return default_objective(num_steps, mixing=mixing)

@@ -54,9 +54,8 @@ class Horizon:
     most of what mixing turns into disagreement. A is then the stationary energy of noise that
     passes through both.
 
-    >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]])
-    array([[0.5, 0.5],
-           [0.5, 0.5]])
+    >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]]).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
     """
 
     length: float = 1.0
@@ -100,9 +99,8 @@ class FiniteRun:
 
     A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum.
 
-    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
-    array([[2., 2.],
-           [2., 2.]])
+    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]]).tolist()
+    [[2.0, 2.0], [2.0, 2.0]]
     """
 
     step_sizes: Sequence[float]

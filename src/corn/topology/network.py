@@ -93,8 +93,9 @@ class Network:
         if self.mixing == "sum":
             require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
         else:
-            rule, advice = f"at most {MAX_AGENTS:,} for gossip", "mixing='sum' has no such limit"
             n = self.num_agents
+            rule = f"at most {MAX_AGENTS:,} for gossip"
+            advice = "exact sums (mixing='sum') have no such limit"
             require(n <= MAX_AGENTS, "agents", rule, f"{n:,}", advice=advice)
         # Raises if these weights do not admit the rounds. Plain ones do not depend on them.
         is_plain = self.gossip.kind == "plain"
