@@ -105,7 +105,8 @@ class CoalitionUpdates:
         magnitude[np.diag_indices_from(magnitude)] += 1
         residual = -self._t[:, None] * Y - B @ (B.T @ Y)
         residual[np.diag_indices_from(residual)] += 1
-        terms = _most_nonzeros(self._B.tocsc()) + _most_nonzeros(self._B) + 4
+        by_stream, by_agent = (np.diff(m.indptr).max(initial=0) for m in (self._B.tocsc(), self._B))
+        terms = int(by_stream + by_agent) + 4
         error = _SECOND_ORDER * (abs(residual) + _rounding(terms) * magnitude)
         self._error_norms = np.linalg.norm(error, axis=0)
         # Bounds uᵀ Y Δ u for any u by |u| alone, entry by entry: bound() knows no more of u.
@@ -201,10 +202,6 @@ def scale_streams(
     shape = (len(scale), start)
     B = scipy.sparse.csr_array((np.concatenate(values), places), shape=shape)
     return B, [np.concatenate(numbers) for numbers in known]
-
-
-def _most_nonzeros(matrix: scipy.sparse.csr_array) -> int:
-    return int(np.diff(matrix.indptr).max(initial=0))
 
 
 def _rounding(num_terms: int) -> float:

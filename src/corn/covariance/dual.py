@@ -265,16 +265,13 @@ def solve_dual(
 
 
 def evaluate(objective_matrix: FloatArray, multipliers: FloatArray) -> DualPoint:
-    """Return the dual point at λ, which is rescaled so that Tr S = Σλ.
-
-    Eigenvalues of D A D are lowered by their rounding error before the root is taken: the root of a
-    zero that rounding made 1e-16 would add 1e-8 to a bound that claims to be certified.
-    """
+    """Return the dual point at λ, which is rescaled so that Tr S = Σλ."""
     d = np.sqrt(multipliers)
     M = objective_matrix * d
     M *= d[:, None]
     # M is symmetric: its transpose is the Fortran-ordered array that LAPACK overwrites in place.
     mu, Q = scipy.linalg.eigh(M.T, driver="evd", overwrite_a=True, check_finite=False)
+    # The root of a zero that rounding made 1e-16 would add 1e-8 to a bound that must be certified.
     rounding = len(mu) * np.finfo(np.float64).eps * mu[-1]
     s = np.sqrt(np.maximum(mu - rounding, 0.0))
     scale = s.sum() / multipliers.sum()

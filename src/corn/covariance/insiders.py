@@ -184,10 +184,7 @@ class Streams:
         return tuple(factors[own, : len(group)].T for group, own in self.groups)
 
     def join(self, noise: Decomposition) -> FloatArray:
-        """Return the weights of all streams; a group that a split leaves out has no noise.
-
-        Of a group with more streams than listed, which no search makes, some are left out.
-        """
+        """Return the weights of all streams that are listed, zero where a split has none."""
         given = dict(zip(noise.seed_groups, noise.factors, strict=True))
         factors = np.zeros(self.members.shape)
         for group, own in self.groups:
@@ -285,11 +282,7 @@ def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
 
 
 def _find_uniform_noise(search: SplitSearch) -> Candidate:
-    """Return the best noise with one private variance and one variance of all pairs.
-
-    One number is found in a few evaluations, after which each evaluation of the search is worth
-    several of a search from an arbitrary point.
-    """
+    """Return the best noise with one private variance and one of all pairs: a good start."""
     n = len(search.diagonal)
     num_pairs = len(search.streams.members)
 
@@ -310,8 +303,7 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
 def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch) -> Decomposition:
     """Return the best candidate as a split, scaled until every coalition meets the caps.
 
-    The check of every coalition shares no code with the search. In small networks, streams that
-    died out are left out if that costs less. Independent noise replaces a split that is worse.
+    The check of every coalition shares no code with the search.
     """
     caps = problem.precision_caps
 
@@ -334,6 +326,7 @@ def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch)
     shares = scale(search.best.factors)
     value = problem.value(shares.covariance)
     if not search.uses_updates:
+        # In small networks, streams that died out are left out if that costs less.
         lean = scale(_silence_weakest(search.best, share=_SILENT_SHARE * search.tolerance))
         bound = search.lower_bound / problem.strictest_cap
         if problem.value(lean.covariance) <= max(value, (1 + search.tolerance) * bound):
@@ -419,9 +412,9 @@ def list_outside(num_agents: int, max_colluders: int) -> NDArray[np.bool_]:
 
     A smaller coalition knows less, so it asks for nothing more.
     """
-    members = np.array(list(combinations(range(num_agents), max_colluders)), dtype=int)
     outside = np.ones((math.comb(num_agents, max_colluders), num_agents), dtype=bool)
-    np.put_along_axis(outside, members.reshape(len(outside), max_colluders), False, axis=1)
+    for row, coalition in zip(outside, combinations(range(num_agents), max_colluders), strict=True):
+        row[list(coalition)] = False
     return outside
 
 

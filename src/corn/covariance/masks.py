@@ -81,8 +81,12 @@ def worst_masked_precision(noise: Decomposition, max_colluders: int) -> FloatArr
             precision[list(coalition)] = 0
             worst = np.maximum(worst, precision)
         return worst
-    is_proved = has_connectivity(noise, max_colluders)
-    return np.full(n, whole_precision(noise, max_colluders) if is_proved else math.inf)
+    if not has_connectivity(noise, max_colluders):
+        return np.full(n, math.inf)
+    # Any coalition learns the sum of all honest agents alone; that of those with most private noise
+    # leaves the least.
+    left = np.sort(noise.private_variance)[: n - max_colluders]
+    return np.full(n, float(1 / left.sum()) * (1 + 2 * (n + 2) * 2.0**-52))
 
 
 def lists_coalitions(noise: Decomposition, max_colluders: int) -> bool:
@@ -93,13 +97,6 @@ def lists_coalitions(noise: Decomposition, max_colluders: int) -> bool:
     is_few = math.comb(noise.num_agents, max_colluders) <= _MOST_LISTED
     is_small = noise.num_agents <= _MOST_AGENTS_LISTED
     return is_few and (is_small or any(len(group) != 2 for group in noise.seed_groups))
-
-
-def whole_precision(noise: Decomposition, max_colluders: int) -> float:
-    """Return the precision where any such coalition learns the sum of all honest agents alone."""
-    # The coalition of those with most private noise leaves the least.
-    left = np.sort(noise.private_variance)[: noise.num_agents - max_colluders]
-    return float(1 / left.sum()) * (1 + 2 * (noise.num_agents + 2) * 2.0**-52)
 
 
 def has_connectivity(noise: Decomposition, max_colluders: int) -> bool:

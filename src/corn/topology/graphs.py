@@ -163,11 +163,7 @@ def list_by_agent(
 
 
 def label_agent(names: Sequence[str], agent: int) -> str:
-    """Return the number of an agent, as in names of files, and its name if it has one.
-
-    >>> label_agent(["north", "1"], 0), label_agent(["north", "1"], 1), label_agent([], 2)
-    ('0 (north)', '1', '2')
-    """
+    """Return the number of an agent, and its name in brackets if it has one."""
     number = str(agent)
     name = names[agent] if agent < len(names) else number
     return number if name == number else f"{number} ({name})"
@@ -245,8 +241,8 @@ def find_tree(graph: Graph) -> SpanningTree:
 def _find_centre(graph: Graph) -> int:
     """Return an agent from which the farthest one is as near as a few searches show.
 
-    An exact centre takes a search from every agent. Here each search begins at the agent that is
-    farthest from the best candidate so far, whose distance to all such agents is the least.
+    Each search begins at the agent that is farthest from the best candidate so far, whose distance
+    to all such agents is the least.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
     best = candidate = min(graph)

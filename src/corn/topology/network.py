@@ -174,10 +174,6 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
 
     One mixing time of the step matrix, after which 1 % of any disagreement is left, and at most as
     many steps as the run itself. Zero if the agents never agree, because weights are periodic.
-
-    >>> ring = load_network("ring:6", mixing="gossip")
-    >>> choose_cooldown(ring, 500), choose_cooldown(ring, 5)
-    (12, 5)
     """
     if network.mixing == "sum":
         return 0  # all agents have one model already
