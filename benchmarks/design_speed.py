@@ -28,6 +28,7 @@ from corn.covariance import (
     Design,
     Horizon,
     design,
+    dual,
 )
 from corn.threads import limit_threads
 from corn.topology.mixing import sparse_mixing_matrix
@@ -92,7 +93,8 @@ def _print_ratios(name: str, W: FloatArray, horizon: float) -> None:
     results: list[Design] = []
 
     def run(tolerance: float) -> None:
-        results.append(solve(W, horizon, Corn(tolerance=tolerance)))
+        dual.TOLERANCE = tolerance
+        results.append(solve(W, horizon))
 
     loose = median_seconds(lambda: run(1e-3), repeats=3) / eigh
     loose_iterations = results[-1].iterations

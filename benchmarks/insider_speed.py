@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from corn.covariance import Corn, Design, Horizon, ThreatModel, design
+from corn.covariance import Design, Horizon, ThreatModel, design
 from corn.threads import limit_threads
 from corn.topology import load_network
 from measuring import best_seconds
@@ -35,7 +35,6 @@ def timed_design(graph: str, colluders: int) -> tuple[Design, float]:
     result = design(
         network,
         1.0,
-        mechanism=Corn(tolerance=1e-3 if network.num_agents <= 20 else 1e-2),
         objective=Horizon(1000),
         threat=ThreatModel(colluders, "pairs"),
     )

@@ -40,31 +40,19 @@ if TYPE_CHECKING:
     from corn.topology import load_network as load_network
     from corn.topology import spectrum as spectrum
 
-_MODULES = {
-    "CornError": "corn.errors",
-    "CornWarning": "corn.errors",
-    "Decomposition": "corn.covariance",
-    "Design": "corn.covariance",
-    "DesignProblem": "corn.covariance",
-    "FiniteRun": "corn.covariance",
-    "Horizon": "corn.covariance",
-    "Network": "corn.topology",
-    "Plan": "corn.plan",
-    "PrivacyBudget": "corn.privacy",
-    "ThreatModel": "corn.covariance",
-    "account": "corn.privacy",
-    "compare": "corn.learn",
-    "design": "corn.covariance",
-    "expose": "corn.covariance",
-    "load_network": "corn.topology",
-    "load_plan": "corn.plan",
-    "make_plan": "corn.plan",
-    "make_private": "corn.learn.own_loop",
-    "save_plan": "corn.plan",
-    "spectrum": "corn.topology",
-    "train": "corn.learn",
-    "verify_plan": "corn.plan",
+_NAMES = {
+    "corn.covariance": (
+        *("Decomposition", "Design", "DesignProblem", "FiniteRun", "Horizon", "ThreatModel"),
+        *("design", "expose"),
+    ),
+    "corn.errors": ("CornError", "CornWarning"),
+    "corn.learn": ("compare", "train"),
+    "corn.learn.own_loop": ("make_private",),
+    "corn.plan": ("Plan", "load_plan", "make_plan", "save_plan", "verify_plan"),
+    "corn.privacy": ("PrivacyBudget", "account"),
+    "corn.topology": ("Network", "load_network", "spectrum"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _PACKAGES = ("topology", "privacy", "covariance", "noise", "plan", "learn", "distributed", "flower")
 
 __all__ = [*_MODULES, "__version__"]

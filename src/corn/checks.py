@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from corn.errors import InvalidArgumentError
 
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
 _Choice = TypeVar("_Choice", bound=str)
 
 
@@ -62,9 +64,8 @@ def require_count(
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     number = int(value) if isinstance(value, Integral) else least
     found = number if is_whole else repr(value)
-    require(
-        is_whole and number >= least, name, f"an integer of at least {least}", found, advice=advice
-    )
+    rule = f"an integer of at least {least}"
+    require(is_whole and number >= least, name, rule, found, advice=advice)
     if most is not None:
         require(number <= most, name, f"at most {most:,}", found, advice=advice)
     return number
@@ -73,13 +74,7 @@ def require_count(
 def require_choice(
     name: str, value: _Choice, choices: Iterable[_Choice], *, advice: str = ""
 ) -> _Choice:
-    """Return ``value`` if it is one of ``choices``.
-
-    >>> require_choice("unit", "patient", ["agent", "sample"])
-    Traceback (most recent call last):
-    ...
-    corn.errors.InvalidArgumentError: unit must be one of agent, sample, found 'patient'
-    """
+    """Return ``value`` if it is one of ``choices``."""
     listed = tuple(choices)
     is_valid = isinstance(value, str) and value in listed
     require(is_valid, name, f"one of {', '.join(listed)}", repr(value), advice=advice)
@@ -87,23 +82,13 @@ def require_choice(
 
 
 def require_length(name: str, found: int, expected: int, *, per: str) -> int:
-    """Return ``found`` if there is one item for each of the ``expected`` things called ``per``.
-
-    >>> require_length("datasets", 3, 4, per="agent")
-    Traceback (most recent call last):
-    ...
-    corn.errors.InvalidArgumentError: datasets must be 4, one for each agent, found 3
-    """
+    """Return ``found`` if there is one item for each of the ``expected`` things called ``per``."""
     require(found == expected, name, f"{expected}, one for each {per}", found)
     return found
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-FloatArray: TypeAlias = NDArray[np.float64]
-IntArray: TypeAlias = NDArray[np.int64]
 
 
 def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
@@ -115,8 +100,7 @@ def as_square_matrix(value: ArrayLike, *, name: str) -> FloatArray:
     is_square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and matrix.size > 0
     found = f"shape {matrix.shape}"
     require(is_square, name, "a square matrix with at least one row", found)
-    if not np.isfinite(matrix).all():
-        i, j = np.argwhere(~np.isfinite(matrix))[0]
+    for i, j in np.argwhere(~np.isfinite(matrix)):
         raise InvalidArgumentError(f"{name} must be finite, found {matrix[i, j]} at ({i}, {j})")
     return matrix
 
@@ -125,8 +109,7 @@ def as_symmetric_matrix(value: ArrayLike, *, name: str) -> FloatArray:
     """Return ``value`` as an exactly symmetric matrix if it is one up to rounding."""
     matrix = as_square_matrix(value, name=name)
     asymmetry = float(np.abs(matrix - matrix.T).max())
-    if asymmetry > 1e-9 * float(np.abs(matrix).max()):
-        raise InvalidArgumentError(
-            f"{name} must be symmetric, found mirrored entries that differ by {asymmetry:.3g}"
-        )
+    is_symmetric = asymmetry <= 1e-9 * float(np.abs(matrix).max())
+    found = f"mirrored entries that differ by {asymmetry:.3g}"
+    require(is_symmetric, name, "symmetric", found)
     return (matrix + matrix.T) / 2

@@ -1,17 +1,4 @@
-"""The exceptions that CorN raises on purpose.
-
-::
-
-    CornError                      every expected failure; the command line exits with 1
-    ├── InvalidArgumentError       a value outside what a function accepts (also a ValueError)
-    ├── FileFormatError            a file that is missing, unreadable or in another format
-    ├── InfeasibleError            a well-formed request that nothing satisfies
-    ├── MissingExtraError          an optional dependency is not installed
-    ├── PublicError                a failure whose message other agents may receive
-    └── StoppedByUserError         Ctrl-C ended a command early; the command line exits with 130
-
-    CornWarning                    the result is sound, but may differ from what was expected
-"""
+"""The exceptions that CorN raises on purpose: for each expected failure, a `CornError`."""
 
 from collections.abc import Iterable
 
@@ -19,13 +6,11 @@ from collections.abc import Iterable
 def make_printable(text: str, *, limit: int | None = None) -> str:
     r"""Return text as one line without control characters, of about ``limit`` characters at most.
 
-    Text from files and other agents can contain escape codes, which would control a terminal, and
-    can have any length. The middle is cut, because the end is often the most informative part.
+    Text from files and other agents can contain escape codes, which would control a terminal. The
+    middle is cut, because the end is often the most informative part.
 
-    >>> make_printable("clear\x1b[2J\nthe screen")
-    'clear\\x1b[2J the screen'
-    >>> make_printable("0123456789", limit=5)
-    '01…89'
+    >>> make_printable("clear\x1b[2J\nthe screen"), make_printable("0123456789", limit=5)
+    ('clear\\x1b[2J the screen', '01…89')
     """
     line = " ".join(_shorten(text, limit).split())
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -39,18 +24,16 @@ def _shorten(text: str, limit: int | None) -> str:
 
 
 def list_some(items: Iterable[object], *, limit: int = 5) -> str:
-    """Return the first few items, each printable and short, and how many more there are.
-
-    >>> list_some(range(8)), list_some(["north", "south"])
-    ('0, 1, 2, 3, 4 and 3 more', 'north, south')
-    """
+    """Return the first few items, each printable and short, and how many more there are."""
     listed = [make_printable(str(item), limit=60) for item in items]
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more
 
 
 class CornError(Exception):
-    """The base of all failures that a caller can act on; the message is one printable line.
+    """The base of all failures that a caller can act on; the command line exits with 1.
+
+    The message is one printable line.
 
     >>> from corn import load_network
     >>> try:
@@ -89,7 +72,7 @@ class PublicError(CornError):
 
 
 class StoppedByUserError(CornError):
-    """A command that the user ended early; the message states what was kept."""
+    """A command that Ctrl-C ended early, with exit code 130; the message states what was kept."""
 
 
 class CornWarning(UserWarning):

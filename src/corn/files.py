@@ -21,9 +21,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False) -> Iterator[Path]:
     """Yield a temporary path to write to, and move it to ``path`` if the block succeeds.
 
-    With ``durable`` the content reaches the disk before the move, so that a power failure also
-    leaves the old file or the new one. A private file can be read by its owner only, whatever its
-    folder allows.
+    With ``durable`` a power failure also leaves the old file or the new one. Only its owner can
+    read a private file, whatever its folder allows.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -32,7 +31,8 @@ def writing_whole(path: Path, *, durable: bool = False, is_private: bool = False
             partial.touch(mode=0o600)
         yield partial
         if durable:
-            _sync(partial)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -58,14 +58,6 @@ def require_private(path: Path) -> None:
             f"{path}: a {kind} with secrets that others may use, mode {stat.S_IMODE(mode):04o}; "
             f"restrict it to its owner with: chmod {wanted} {shlex.quote(str(path))}"
         )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,8 +23,7 @@ import numpy as np
 from corn.checks import FloatArray
 from corn.errors import FileFormatError, InvalidArgumentError, make_printable
 
-# Digits of a whole number: enough for 64 bits. Longer ones overflow when they become floats.
-MAX_DIGITS = 20
+MAX_DIGITS = 20  # of a whole number: enough for 64 bits; longer ones overflow as floats
 
 _MAX_DEPTH = 20
 _MAX_FILE_BYTES, _MAX_MESSAGE_BYTES = 1 << 24, 1 << 20
@@ -84,9 +84,6 @@ def build(hint: Any, value: object, name: str) -> Any:
     Types are str, int, float, bool, None, literals, unions, sequences (as tuples), mappings with
     strings as keys, arrays of floats, dataclasses of all these, and ``object`` for any value. A
     dataclass needs all its fields and no others, and checks their values itself.
-
-    >>> build(tuple[int, ...], [1, 2], "steps")
-    (1, 2)
     """
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
@@ -95,10 +92,12 @@ def build(hint: Any, value: object, name: str) -> Any:
     # The types of a record's fields are the schema of its file, so that both cannot differ.
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return _build_one_of(options, value, name)
-    if origin is np.ndarray:
+        for option in options:
+            with suppress(InvalidArgumentError):
+                return build(option, value, name)
+    elif origin is np.ndarray:
         return _build_array(value, name)
-    if origin in (tuple, Sequence) and isinstance(value, list):
+    elif origin in (tuple, Sequence) and isinstance(value, list):
         if _is_table(value, options):
             return tuple(map(tuple, value))
         is_fixed = origin is tuple and options[-1] is not Ellipsis
@@ -182,15 +181,6 @@ def _is_table(rows: list[Any], options: tuple[Any, ...]) -> bool:
     if inner[1:] == (Ellipsis,):
         return True
     return set(inner) == {int} and set(map(len, rows)) <= {len(inner)}
-
-
-def _build_one_of(options: tuple[Any, ...], value: object, name: str) -> Any:
-    for option in options:
-        try:
-            return build(option, value, name)
-        except InvalidArgumentError:
-            continue
-    raise InvalidArgumentError(f"{name} cannot be {quote(value)}")
 
 
 def _build_array(value: object, name: str) -> FloatArray:

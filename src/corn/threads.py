@@ -17,12 +17,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def limit_threads() -> None:
-    """Limit this process, and those that it starts, to one compute thread each.
-
-    Libraries already loaded are limited at run time; those loaded later, and child processes, read
-    the environment.
-    """
-    # Three variables, because each library reads its own.
+    """Limit this process, and those that it starts, to one compute thread each."""
+    # For libraries loaded later, each of which reads its own variable, and for child processes.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     threadpoolctl.threadpool_limits(limits=1)
     # Not imported here: it takes seconds, and a process that never uses it should not wait.
@@ -31,11 +27,7 @@ def limit_threads() -> None:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Compute with one thread inside a ``with`` block.
-
-    For work on many small matrices, which threads slow down, and by far if another process uses the
-    cores too.
-    """
+    """Compute with one thread inside a ``with`` block, for work on many small matrices."""
     limits: AbstractContextManager[object] = threadpoolctl.threadpool_limits(limits=1)
     return limits
 

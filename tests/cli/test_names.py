@@ -45,7 +45,9 @@ def test_guarantees_are_shown_by_name(corn: Runner, plan: Path) -> None:
     assert "insiders 1 (Lyon, north), 3 (a/b)" in outcome.stdout
     wrong = corn("verify", plan, "--agent", "st. mary")
     assert wrong.exit_code == 1
-    assert wrong.stderr.splitlines()[-1].endswith("found 'st. mary': is it St Mary?")
+    assert wrong.stderr.splitlines()[-1].endswith(
+        "found 'st. mary': names are St Mary, Lyon, north, <b>Zürich</b>, a/b"
+    )
 
 
 def test_keys_and_rosters_have_names(corn: Runner, plan: Path, tmp_path: Path) -> None:
@@ -85,22 +87,22 @@ def test_the_status_has_names(corn: Runner, tmp_path: Path) -> None:
 
 def test_names_stand_for_files(corn: Runner, tmp_path: Path) -> None:
     graph = nx.path_graph(["north", "south", "hill"])
-    nx.write_graphml(graph, tmp_path / "g.graphml")
+    nx.write_edgelist(graph, tmp_path / "g.edges", data=False)
     for site in graph:
         rows = [f"{row % 5},{row % 2}" for row in range(30)]
         (tmp_path / f"{site}.csv").write_text("\n".join(["x,y", *rows]) + "\n")
-    options = ("--graph", tmp_path / "g.graphml", "--target", "y", "--steps", 2, "--mechanism")
+    options = ("--graph", tmp_path / "g.edges", "--target", "y", "--steps", 2, "--mechanism")
     data = ("ldp", "--batch-size", 4, "--data")
     assert corn("train", *options, *data, tmp_path / "{site}.csv").exit_code == 0
-    nx.write_graphml(nx.path_graph(["../north", "south", "hill"]), tmp_path / "g.graphml")
+    (tmp_path / "g.edges").write_text("../north south\nsouth hill\n")
     refused = corn("train", *options, *data, tmp_path / "{site}.csv")
     assert refused.exit_code == 1
     assert "without / and" in refused.stderr
 
 
 def test_a_graph_with_names_says_which_site_has_which_links(tmp_path: Path) -> None:
-    nx.write_graphml(nx.path_graph(["hill", "north", "south"]), tmp_path / "g.graphml")
-    text = TEXT.format(store=29500).replace('"complete:3"', f'"{tmp_path / "g.graphml"}"')
+    (tmp_path / "g.edges").write_text("hill north\nnorth south\n")
+    text = TEXT.format(store=29500).replace('"complete:3"', f'"{tmp_path / "g.edges"}"')
     for site in ("north", "south", "hill"):
         text += f'[[sites]]\nname = "{site}"\nsamples = 50\n'
     path = tmp_path / "consortium.toml"

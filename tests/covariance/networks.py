@@ -17,14 +17,14 @@ from corn.covariance import (
     ThreatModel,
     design,
 )
-from corn.covariance.feasibility import invert_covariance
+from corn.covariance.problem import invert_covariance
 from corn.errors import InfeasibleError
 
 
 def is_private(covariance: FloatArray, precision_caps: ArrayLike) -> bool:
     """Return whether R ≻ 0 and [R⁻¹]_ii ≤ b_i for every agent; one number is the cap of all."""
     try:
-        precision, _ = invert_covariance(covariance)
+        precision = invert_covariance(covariance)
     except InfeasibleError:
         return False
     return bool((precision.diagonal() <= np.asarray(precision_caps)).all())

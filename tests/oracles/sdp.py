@@ -24,13 +24,13 @@ import numpy as np
 
 from corn.checks import FloatArray
 from corn.covariance import EAVESDROPPER, ThreatModel
-from corn.covariance.dual import evaluate
-from corn.covariance.feasibility import invert_covariance, limit_noise
+from corn.covariance.dual import evaluate, limit_noise
 from corn.covariance.problem import (
     Design,
     DesignProblem,
     MechanismName,
     conclude,
+    invert_covariance,
 )
 from corn.covariance.threat import SeedGroups
 
@@ -72,11 +72,11 @@ class Sdp:
         lam = np.maximum(lam, _SMALLEST_MULTIPLIER * lam.max()) if lam.max() > 0 else np.ones(n)
         # Feasible only to the backend's accuracy: bring R within the noise limit exactly.
         near_limit = (R.value.diagonal() > (1 - _LIMIT_ACCURACY) * most).any()
-        Y, _ = invert_covariance((R.value + R.value.T) / 2)
+        Y = invert_covariance((R.value + R.value.T) / 2)
         repaired, limited = limit_noise(Y / Y.diagonal().max(), most)
         return conclude(
             problem,
-            problem.restore(repaired),
+            problem.rescale(repaired),
             mechanism="corn",
             solver="search",
             lower_bound=evaluate(A, lam).lower_bound / problem.strictest_cap,

@@ -19,9 +19,6 @@ EXAMPLES = [
     "hypercube:16",
     "exponential:11",
     "regular:n=10,degree=3,seed=2",
-    "small-world:n=15,degree=4,p=0.3,seed=3",
-    "geometric:n=15,radius=0.5,seed=1",
-    "karate",
 ]
 
 
@@ -48,7 +45,6 @@ def test_generated_graphs_are_usable_and_repeatable(text: str) -> None:
         ("torus:3x4", 12, 24),
         ("hypercube:16", 16, 32),
         ("exponential:8", 8, 20),
-        ("karate", 34, 78),
     ],
 )
 def test_sizes_of_known_graphs(text: str, num_agents: int, num_links: int) -> None:
@@ -86,8 +82,6 @@ def test_erdos_renyi_that_is_never_connected_fails_with_advice() -> None:
         ("er:n=5,p=nan", r"p must be in \[0, 1\], found nan"),
         ("regular:n=5,degree=3", "even"),
         ("regular:n=4,degree=4", "degree must be in"),
-        ("small-world:n=3,degree=4,p=0.1", "n must be an integer of at least 5"),
-        ("geometric:n=5,radius=0", "radius must be positive"),
     ],
 )
 def test_errors_name_the_bad_parameter(text: str, message: str) -> None:
@@ -104,7 +98,7 @@ def test_errors_name_the_bad_parameter(text: str, message: str) -> None:
         (" ring:20 ", "ring:n=20"),
         ("grid:4x5", "grid:rows=4,columns=5"),
         ("grid:columns=5,rows=4", "grid:rows=4,columns=5"),
-        ("karate", "karate"),
+        ("regular:10,3", "regular:n=10,degree=3,seed=0"),
     ],
 )
 def test_specs_have_one_canonical_form(text: str, canonical: str) -> None:
@@ -125,9 +119,9 @@ def test_specs_have_one_canonical_form(text: str, canonical: str) -> None:
         ("ring:20,30", "cannot place '30'"),
         ("ring:many", "n must be a whole number, found 'many'"),
         ("ring:20.5", "n must be a whole number, found '20.5'"),
-        ("ring:" + "9" * 400, "n must have at most 20 digits, found '9"),
+        ("ring:" + "9" * 400, "n must have at most 20 digits; accepted is ring:n=…"),
         ("er:n=20,p=often", "p must be a number, found 'often'"),
-        ("karate:3", "cannot place '3'; accepted is karate"),
+        ("karate", "unknown graph 'karate'"),
     ],
 )
 def test_errors_for_bad_specs_list_accepted_values(text: str, message: str) -> None:
@@ -140,11 +134,10 @@ def test_errors_for_bad_specs_list_accepted_values(text: str, message: str) -> N
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ring:99999999", "at most 200,000 agents, found 99,999,999"),
-        ("torus:10000x10000", "at most 200,000 agents, found 100,000,000"),
-        ("er:n=20000,p=0.5", "at most 10,000,000 links, found about 1e\\+08"),
-        ("complete:10000", "at most 10,000,000 links"),
-        ("geometric:n=20000,radius=1e200", "at most 10,000,000 links"),
+        ("ring:99999999", "at most 200,000 agents and .* found 99,999,999 agents"),
+        ("torus:10000x10000", "at most 200,000 agents and .* found 100,000,000 agents"),
+        ("er:n=20000,p=0.5", "10,000,000 links, found 20,000 agents and about 1e\\+08 links"),
+        ("complete:10000", "10,000,000 links, found 10,000 agents"),
         ("ring:" + "9" * 20, "at most 200,000 agents"),
     ],
 )

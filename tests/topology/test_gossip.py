@@ -14,12 +14,11 @@ from corn.topology import (
     choose_cooldown,
     load_network,
 )
-from corn.topology.graphs import karate
 from corn.topology.mixing import apply_rounds
 
 from .test_mixing import connected_graphs
 
-GRAPHS = [nx.path_graph(8), nx.complete_graph(5), karate()]
+GRAPHS = [nx.path_graph(8), nx.complete_graph(5), nx.karate_club_graph()]
 
 
 def test_plain_rounds_are_a_matrix_power() -> None:

@@ -68,7 +68,7 @@ def test_a_large_edge_list_is_for_exact_sums(tmp_path: Path) -> None:
     file.write_text("".join(f"{i} {j}\n" for i, j in links))
     network = load_network(file)
     assert network.tree.num_messages == 2 * (n - 1)
-    with pytest.raises(InvalidArgumentError, match="at most 5000 agents"):
+    with pytest.raises(InvalidArgumentError, match="at most 5000 for a dense mixing matrix"):
         network.mixing_matrix  # noqa: B018
     with pytest.raises(InvalidArgumentError, match=r"at most 5,000 for gossip, found 20,500.*sums"):
         load_network(file, mixing="gossip")

@@ -57,9 +57,7 @@ def launch(
     source, plan, consortium = read_source(context, plan, learning, "graph", graph)
     network = None
     if graph is not None and not isinstance(source, Plan):
-        network = load_network(
-            graph, weights=source.weights, gossip=source.gossip, mixing=source.mixing
-        )
+        network = load_network(graph, gossip=source.gossip, mixing=source.mixing)
     names = (network or cast("Plan", source).network).agent_names
     launched = distributed.launch(
         plan if isinstance(source, Plan) else source,

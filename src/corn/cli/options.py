@@ -33,7 +33,6 @@ from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
 from corn.privacy.budget import fit_sampling, read_promises
 from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
 from corn.topology.files import read_matrix
-from corn.topology.mixing import WEIGHTS
 
 REQUIRED = MISSING
 """The default of an option that must be given."""
@@ -135,8 +134,8 @@ in_own_data = partial(option, panel="Your own data")
 in_agents = partial(option, panel="Agents")
 
 _GRAPH = (
-    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, karate, …) or file: edge list, GraphML, "
-    "node-link JSON, adjacency matrix as .csv, or mixing matrix as .csv or .npy."
+    "Graph spec (er:n=20,p=0.2,seed=1, ring:20, grid:4x5, …) or file: edge list, adjacency matrix "
+    "as .csv, or mixing matrix as .csv or .npy."
 )
 _OWN_MECHANISM = (
     "NAME=R.npy is a covariance of your own, NAME=FILE.py:FUNCTION a function of the design "
@@ -168,7 +167,7 @@ JSON = option("Print the result as JSON.", default=False)
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """Mixing weights and rounds, and the objective of the noise."""
+    """Mixing rounds, and the objective of the noise."""
 
     horizon: float | None = option(
         "Steps over which noise accumulates; 1 is the paper's. (Default: a fifth of the steps.)",
@@ -181,10 +180,6 @@ class NoiseOptions:
     mixing: Mixing | None = in_network(
         "sum adds all releases of a step over a tree of links; gossip, the paper's, mixes models "
         "with neighbours. (Default: sum; gossip for a mixing matrix, and with other options of it.)"
-    )
-    weights: str | None = in_network(
-        f"Rule for the mixing weights: {', '.join(WEIGHTS)}. Only sinkhorn uses edge weights. "
-        "(Default: metropolis; a given mixing matrix as it is.)"
     )
     gossip: str = in_network(
         "Mixing rounds per step, which cost messages and no privacy: a number, plain:ROUNDS or "
@@ -199,7 +194,7 @@ class NoiseOptions:
     @property
     def asked_mixing(self) -> Mixing | None:
         """How releases are combined: by gossip if an option is given that exact sums lack."""
-        given = (self.weights, self.horizon, self.objective, getattr(self, "cooldown", None))
+        given = (self.horizon, self.objective, getattr(self, "cooldown", None))
         has_rounds = Gossip.parse(self.gossip) != ONE_ROUND
         asks = has_rounds or any(value is not None for value in given)
         return "gossip" if self.mixing is None and asks else self.mixing
@@ -207,7 +202,7 @@ class NoiseOptions:
     def load_network(self, graph: str) -> Network:
         """Return the network of a graph spec or file."""
         rounds = Gossip.parse(self.gossip)
-        return load_network(graph, weights=self.weights, gossip=rounds, mixing=self.asked_mixing)
+        return load_network(graph, gossip=rounds, mixing=self.asked_mixing)
 
     def choose_objective(self, network: Network, num_steps: int) -> Objective:
         """Return the objective asked for, or the default for this many steps."""

@@ -228,7 +228,7 @@ def warn_of_large_disagreement(ratio: float | None) -> None:
     if ratio is None or ratio <= LARGE_DISAGREEMENT:
         return
     if math.isinf(ratio):
-        print_note("agents never agree with these weights: --weights lazy lets them agree")
+        print_note("agents never agree with these weights: --gossip chebyshev:2 lets them agree")
         return
     print_note(
         f"κ = {ratio:.2f} is above {LARGE_DISAGREEMENT:g}: models that are not linear lose "

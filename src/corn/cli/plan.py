@@ -145,7 +145,6 @@ def _write_request(
         # Written into the request, so that agents do not depend on defaults of their own versions.
         threat=threat.make_if_given() or read_mechanism(chosen).default_threat,
         mechanism=chosen,
-        weights=mixing.weights,
         gossip=Gossip.parse(mixing.gossip),
         mixing=combined,
         cooldown_steps=mixing.cooldown,

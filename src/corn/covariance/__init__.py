@@ -1,64 +1,29 @@
 """Covariance design: the joint noise of all agents, and a bound on how much better it could be."""
 
-from corn.covariance.baselines import (
-    Decor,
-    Ldp,
-    OwnMechanism,
-    ZeroSum,
-)
-from corn.covariance.decomposition import Decomposition, expose
-from corn.covariance.design import (
-    MECHANISMS,
-    Corn,
-    Mechanism,
-    MechanismLike,
-    design,
-    read_mechanism,
-    read_mechanisms,
-)
-from corn.covariance.objective import (
-    ONE_STEP,
-    FiniteRun,
-    GivenObjective,
-    Horizon,
-    Objective,
-    ObjectiveLike,
-    default_objective,
-)
-from corn.covariance.problem import Design, DesignProblem, MechanismName
-from corn.covariance.threat import (
-    DEFAULT_THREAT,
-    EAVESDROPPER,
-    SeedGroups,
-    ThreatModel,
-)
-
-__all__ = [
-    "DEFAULT_THREAT",
-    "EAVESDROPPER",
-    "MECHANISMS",
-    "ONE_STEP",
-    "Corn",
-    "Decomposition",
-    "Decor",
-    "Design",
-    "DesignProblem",
-    "FiniteRun",
-    "GivenObjective",
-    "Horizon",
-    "Ldp",
-    "Mechanism",
-    "MechanismLike",
-    "MechanismName",
-    "Objective",
-    "ObjectiveLike",
-    "OwnMechanism",
-    "SeedGroups",
-    "ThreatModel",
-    "ZeroSum",
-    "default_objective",
-    "design",
-    "expose",
-    "read_mechanism",
-    "read_mechanisms",
-]
+from corn.covariance.baselines import Decor as Decor
+from corn.covariance.baselines import Ldp as Ldp
+from corn.covariance.baselines import OwnMechanism as OwnMechanism
+from corn.covariance.baselines import ZeroSum as ZeroSum
+from corn.covariance.decomposition import Decomposition as Decomposition
+from corn.covariance.decomposition import expose as expose
+from corn.covariance.design import MECHANISMS as MECHANISMS
+from corn.covariance.design import Corn as Corn
+from corn.covariance.design import Mechanism as Mechanism
+from corn.covariance.design import MechanismLike as MechanismLike
+from corn.covariance.design import design as design
+from corn.covariance.design import read_mechanism as read_mechanism
+from corn.covariance.design import read_mechanisms as read_mechanisms
+from corn.covariance.objective import ONE_STEP as ONE_STEP
+from corn.covariance.objective import FiniteRun as FiniteRun
+from corn.covariance.objective import GivenObjective as GivenObjective
+from corn.covariance.objective import Horizon as Horizon
+from corn.covariance.objective import Objective as Objective
+from corn.covariance.objective import ObjectiveLike as ObjectiveLike
+from corn.covariance.objective import default_objective as default_objective
+from corn.covariance.problem import Design as Design
+from corn.covariance.problem import DesignProblem as DesignProblem
+from corn.covariance.problem import MechanismName as MechanismName
+from corn.covariance.threat import DEFAULT_THREAT as DEFAULT_THREAT
+from corn.covariance.threat import EAVESDROPPER as EAVESDROPPER
+from corn.covariance.threat import SeedGroups as SeedGroups
+from corn.covariance.threat import ThreatModel as ThreatModel

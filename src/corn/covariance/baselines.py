@@ -22,10 +22,9 @@ from corn.covariance.problem import Design, DesignProblem, MechanismName, Solver
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.errors import InvalidArgumentError
 
-_LOG_RATIOS = (-18.0, 18.0)  # of τ²/σ²: from LDP to noise that cancels but for rounding
-# Steps of 0.25 in log r at first. Each zoom keeps two steps and divides them by 20, so eight zooms
-# end at 10⁻⁹.
-_GRID = 145
+# Of log r: from LDP to noise that cancels but for rounding, in steps of 0.25 at first. Each zoom
+# keeps two steps and divides them by 20, so eight zooms end at 10⁻⁹.
+_GRID = np.linspace(-18.0, 18.0, 145)
 _ZOOM_GRID = 21
 _ZOOMS = 8
 _TOLERANCE = 1e-12  # relative, of the noise limit
@@ -48,9 +47,7 @@ class Ldp:
         threat = replace(problem.threat, seeds="global")
         threat.check(len(problem.graph))
         R = np.diag(1 / problem.precision_caps)
-        return conclude_in_family(
-            replace(problem, threat=threat), R, self.name, "formula", evaluations=1
-        )
+        return _conclude(replace(problem, threat=threat), R, self.name, "formula")
 
 
 @final
@@ -59,10 +56,7 @@ class Decor:
     """DECOR: R = σ² I + τ² L, pairwise cancelling noise along the links, best ratio σ² : τ².
 
     L is the Laplacian of the network's links. ``max_noise_std`` is a bound on √R_ii; None is
-    32/√b_i, ``math.inf`` no limit.
-
-    The scale of the noise is one for all agents and follows from the strictest, max_i [R⁻¹]_ii/b_i:
-    an agent with a looser promise gets more privacy than it asked for.
+    32/√b_i, ``math.inf`` no limit. All agents have one scale, which the strictest promise decides.
     """
 
     max_noise_std: float | None = None
@@ -95,65 +89,68 @@ class ZeroSum:
 
 @final
 @dataclass(frozen=True)
-class Central:
-    """A trusted server's noise on the average, 11ᵀ/(n² min b): a reference without messages.
+class Reference:
+    """Noise that protects nobody from an eavesdropper, for comparison.
 
-    All agents have the same noise in the average, so that the strictest promise decides.
+    ``central`` is a trusted server's noise on the average, 11ᵀ/(n² min b): all agents have the same
+    noise in it, so that the strictest promise decides. ``none`` and ``unclipped`` have no noise;
+    training clips all the same with ``none``.
     """
 
-    name: ClassVar[MechanismName] = "central"
+    name: Literal["central", "none", "unclipped"]
     default_threat: ClassVar[ThreatModel] = EAVESDROPPER
 
     def solve(self, problem: DesignProblem) -> Design:
-        """Return 11ᵀ/(n² min b)."""
-        return _refer(problem, self.name, 1 / (problem.num_agents * problem.strictest_cap**0.5))
-
-
-@final
-@dataclass(frozen=True)
-class NoNoise:
-    """No noise: a reference without privacy. Training clips all the same, unless ``unclipped``."""
-
-    name: Literal["none", "unclipped"] = "none"
-    default_threat: ClassVar[ThreatModel] = EAVESDROPPER
-
-    def solve(self, problem: DesignProblem) -> Design:
-        """Return a covariance of zero."""
-        return _refer(problem, self.name, 0.0)
+        """Return noise that is the same for all agents."""
+        n = problem.num_agents
+        std = 1 / (n * problem.strictest_cap**0.5) if self.name == "central" else 0.0
+        R = np.full((n, n), std * std)
+        value = problem.value(R)
+        return Design(
+            mechanism=self.name,
+            solver="formula",
+            status="reference",
+            covariance=R,
+            precision_caps=problem.precision_caps,
+            value=value,
+            lower_bound=value,
+            iterations=0,
+        )
 
 
 def _search_family(
     mechanism: Decor | ZeroSum, problem: DesignProblem, laplacian: FloatArray
 ) -> Design:
-    """Return the best c·(I + r L), or raise for a threat that it does not hold against.
-
-    An insider subtracts every cancelling pair that it shares, so a covariance of these families
-    says nothing about insiders.
-    """
+    """Return the best c·(I + r L), or raise for a threat that it does not hold against."""
     name = mechanism.name
-    threat = problem.threat
-    if threat.max_colluders:
-        raise InvalidArgumentError(
-            f"mechanism {name!r} is designed against an eavesdropper only, found "
-            f"max_colluders={threat.max_colluders}: use 'corn' or 'ldp', or ask for a threat "
-            "without insiders (ThreatModel(0), --colluders 0)"
-        )
-    if threat.seeds != EAVESDROPPER.seeds:
+    _refuse_insiders(problem.threat, name)
+    if problem.threat.seeds != EAVESDROPPER.seeds:
         raise InvalidArgumentError(
             f"seeds apply to mechanism 'corn', while {name!r} has seeds of its own, found "
-            f"{threat.seeds!r}: leave seeds to the mechanism"
+            f"{problem.threat.seeds!r}: leave seeds to the mechanism"
         )
     problem = replace(problem, max_noise_std=mechanism.max_noise_std)
     R, evaluations = _search_covariance(problem, laplacian)
-    return conclude_in_family(problem, R, name, "search", evaluations)
+    return _conclude(problem, R, name, "search", evaluations)
 
 
-def conclude_in_family(
+def _refuse_insiders(threat: ThreatModel, mechanism: str) -> None:
+    """Raise for insiders: they know all shared noise of a mechanism with one seed, or of pairs."""
+    require(
+        threat.max_colluders == 0,
+        "max_colluders",
+        f"0 for mechanism {mechanism!r}, which holds against an eavesdropper only",
+        threat.max_colluders,
+        advice="use 'corn' or 'ldp', or ask for no insiders (ThreatModel(0), --colluders 0)",
+    )
+
+
+def _conclude(
     problem: DesignProblem,
     covariance: FloatArray,
     mechanism: MechanismName,
     solver: SolverName,
-    evaluations: int,
+    evaluations: int = 1,
 ) -> Design:
     """Return the design, with the bound of the dual: the best of *all* covariances."""
     # Insiders only ask for more noise, so the bound against an eavesdropper holds for any threat.
@@ -166,25 +163,6 @@ def conclude_in_family(
         lower_bound=best.lower_bound / problem.strictest_cap,
         iterations=evaluations,
         status="family optimum",
-    )
-
-
-def _refer(problem: DesignProblem, mechanism: MechanismName, noise_std: float) -> Design:
-    """Return noise that is the same for all agents: no protection from an eavesdropper."""
-    F = np.full((problem.num_agents, 1), noise_std)
-    R = F @ F.T
-    value = problem.value(R)
-    return Design(
-        mechanism=mechanism,
-        solver="formula",
-        status="reference",
-        covariance=R,
-        precision=None,
-        factor=F,
-        precision_caps=problem.precision_caps,
-        value=value,
-        lower_bound=value,
-        iterations=0,
     )
 
 
@@ -213,7 +191,7 @@ def _search_covariance(problem: DesignProblem, laplacian: FloatArray) -> tuple[F
         return np.where(is_within, scales * (traces[0] + ratios * traces[1]), np.inf)
 
     # The value can have several minima: look everywhere first, then zoom in on the best.
-    grid = np.linspace(*_LOG_RATIOS, _GRID)
+    grid = _GRID
     evaluations = len(grid)
     for _ in range(_ZOOMS):
         best = int(np.argmin(find_values(np.exp(grid))))
@@ -234,15 +212,11 @@ CovarianceRule: TypeAlias = Callable[[DesignProblem], ArrayLike]
 @final
 @dataclass(frozen=True, eq=False)
 class OwnMechanism:
-    """Noise with a covariance of the user's own, scaled to the privacy budget.
+    """Noise with a covariance R of the user's own, or of a function of a design problem.
 
-    All agents draw the noise from one seed that they share, so it holds against an eavesdropper
-    only. A diagonal covariance needs no seed and holds against insiders too.
-
-    Attributes:
-        covariance: R, shape (n, n), or a function that returns it for a design problem, which has
-            links, mixing matrix, precision caps and objective.
-        label: the name of the mechanism in tables.
+    R of shape (n, n) is scaled to the privacy budget. All agents draw the noise from one seed that
+    they share, so it holds against an eavesdropper only. A diagonal covariance needs no seed and
+    holds against insiders too. ``label`` is the name of the mechanism in tables.
     """
 
     covariance: ArrayLike | CovarianceRule
@@ -268,15 +242,10 @@ class OwnMechanism:
         R = as_symmetric_matrix(given, name=of)
         require(R.shape == (n, n), of, f"of shape ({n}, {n}), as the network", R.shape)
         is_independent = not np.any(R - np.diag(R.diagonal()))
-        threat = problem.threat
-        if threat.max_colluders and not is_independent:
-            raise InvalidArgumentError(
-                f"mechanism {self.label!r} draws correlated noise from one seed, which holds "
-                f"against an eavesdropper only, found max_colluders={threat.max_colluders}: ask "
-                "for a threat without insiders (ThreatModel(0), --colluders 0)"
-            )
-        problem = replace(problem, threat=replace(threat, seeds="global"))
-        found = conclude_in_family(problem, R, self.name, "formula", 1)
+        if not is_independent:
+            _refuse_insiders(problem.threat, self.label)
+        problem = replace(problem, threat=replace(problem.threat, seeds="global"))
+        found = _conclude(problem, R, self.name, "formula")
         # Independent noise needs no seed, so no insider knows any of it.
         shares = Decomposition(found.covariance.diagonal()) if is_independent else None
         return replace(found, status="given", shares=shares)

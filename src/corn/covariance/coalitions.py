@@ -30,8 +30,8 @@ import scipy.sparse
 
 from corn.checks import FloatArray, IntArray
 from corn.covariance.decomposition import Decomposition, hidden_precision
-from corn.covariance.feasibility import invert_definite
 from corn.covariance.masks import lists_coalitions, worst_masked_precision
+from corn.covariance.problem import invert_definite
 from corn.errors import InvalidArgumentError
 
 # All of them must be checked for a guarantee, so the count bounds the time of every verification.
@@ -46,20 +46,12 @@ def require_few_coalitions(num_agents: int, max_colluders: int) -> None:
     """Raise if the coalitions are too many to check every one of them."""
     count = math.comb(num_agents, max_colluders)
     if count > _MAX_COALITIONS:
+        # Python does not print integers of more than 4300 digits.
+        shown = f"{count:,}" if count < 10**20 else f"more than 10^{math.floor(math.log10(count))}"
         raise InvalidArgumentError(
-            f"{describe_count(count)} coalitions of {max_colluders} among {num_agents} agents are "
-            f"too many to check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
+            f"{shown} coalitions of {max_colluders} among {num_agents} agents are too many to "
+            f"check one by one (at most {_MAX_COALITIONS:,}): reduce max_colluders"
         )
-
-
-def describe_count(count: int) -> str:
-    """Return a number of coalitions in figures, or its power of ten if it has many digits.
-
-    >>> describe_count(math.comb(50, 25)), describe_count(math.comb(20_000, 10_000))
-    ('126,410,606,437,752', 'more than 10^6018')
-    """
-    # Python does not print integers of more than 4300 digits.
-    return f"{count:,}" if count < 10**20 else f"more than 10^{math.floor(math.log10(count))}"
 
 
 def coalition_precisions(
@@ -67,8 +59,7 @@ def coalition_precisions(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], FloatArray]]:
     """Yield each coalition of this size, the honest agents, and their [(R^(I))⁻¹]_ii, rounded up.
 
-    Computed for one coalition after the other from the noise weights themselves, independently of
-    the solvers.
+    They come from the noise weights themselves, independently of the solvers.
     """
     n = decomposition.num_agents
     if decomposition.is_masked and not lists_coalitions(decomposition, max_colluders):
@@ -114,7 +105,8 @@ class CoalitionUpdates:
         magnitude[np.diag_indices_from(magnitude)] += 1
         residual = -self._t[:, None] * Y - B @ (B.T @ Y)
         residual[np.diag_indices_from(residual)] += 1
-        terms = _most_nonzeros(self._B.tocsc()) + _most_nonzeros(self._B) + 4
+        by_stream, by_agent = (np.diff(m.indptr).max(initial=0) for m in (self._B.tocsc(), self._B))
+        terms = int(by_stream + by_agent) + 4
         error = _SECOND_ORDER * (abs(residual) + _rounding(terms) * magnitude)
         self._error_norms = np.linalg.norm(error, axis=0)
         # Bounds uᵀ Y Δ u for any u by |u| alone, entry by entry: bound() knows no more of u.
@@ -146,8 +138,8 @@ class CoalitionUpdates:
         """
         Y = self._Y
         product = self._product
-        none = np.empty(0, dtype=int)
-        known = np.unique(np.concatenate([none, *(self._streams[agent] for agent in coalition)]))
+        own = [self._streams[agent] for agent in coalition]
+        known = np.unique(np.concatenate(own)) if own else np.empty(0, dtype=int)
         # An eigendecomposition is faster only for coalitions that know most streams.
         if len(known) >= len(Y):
             return None
@@ -179,13 +171,9 @@ class CoalitionUpdates:
         error = (p_error + terms * p_norm) * q_norm + terms * abs(y)
         error += first + (q_norm + rho) * rho + r**2
         bound = y + _SECOND_ORDER * error
-        honest = np.ones(len(y), dtype=bool)
-        honest[list(coalition)] = False
         # Never wrong, only loose: the caller then pays for an eigendecomposition.
-        if not (error <= _LOOSE * y)[honest].all():
-            return None
-        precision: FloatArray = bound / self._scale**2
-        return precision
+        is_tight = np.delete(error <= _LOOSE * y, list(coalition)).all()
+        return np.asarray(bound / self._scale**2) if is_tight else None
 
 
 def _faster(B: scipy.sparse.csr_array) -> FloatArray | scipy.sparse.csr_array:
@@ -198,34 +186,22 @@ def scale_streams(
     decomposition: Decomposition, scale: FloatArray
 ) -> tuple[scipy.sparse.csr_array, list[IntArray]]:
     """Return all weights of streams over the scale, shape (n, streams), and who knows which."""
-    rows, columns, values = [], [], []
+    none = np.empty(0)
+    rows, columns, values = [none], [none], [none]
+    known: list[list[IntArray]] = [[none.astype(int)] for _ in scale]
     start = 0
-    streams: list[list[IntArray]] = [[] for _ in scale]
     for group, factor in zip(decomposition.seed_groups, decomposition.factors, strict=True):
         numbers = start + np.arange(factor.shape[1])
         start += factor.shape[1]
         for member in group:
-            streams[member].append(numbers)
+            known[member].append(numbers)
         rows.append(np.repeat(group, factor.shape[1]))
         columns.append(np.tile(numbers, len(group)))
         values.append((factor / scale[list(group)][:, None]).ravel())
-    empty = np.empty(0)
-    B = scipy.sparse.csr_array(
-        (
-            np.concatenate([empty, *values]),
-            (
-                np.concatenate([empty, *rows]).astype(int),
-                np.concatenate([empty, *columns]).astype(int),
-            ),
-        ),
-        shape=(len(scale), start),
-    )
-    none = np.empty(0, dtype=int)
-    return B, [np.concatenate([none, *numbers]) for numbers in streams]
-
-
-def _most_nonzeros(matrix: scipy.sparse.csr_array) -> int:
-    return int(np.diff(matrix.indptr).max(initial=0))
+    places = np.concatenate(rows).astype(int), np.concatenate(columns).astype(int)
+    shape = (len(scale), start)
+    B = scipy.sparse.csr_array((np.concatenate(values), places), shape=shape)
+    return B, [np.concatenate(numbers) for numbers in known]
 
 
 def _rounding(num_terms: int) -> float:

@@ -20,14 +20,13 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 
-from corn.checks import FloatArray, IntArray, require_length
+from corn.checks import FloatArray, IntArray, require, require_length
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.privacy import ClippedQuery, PrivacyLoss, account_precision, precision_diagonal
 from corn.topology.graphs import look_up_agents
 
-_LARGEST = 1e100
-"""Beyond this, squares and sums of noise would overflow."""
+_LARGEST = 1e100  # beyond it, squares and sums of noise would overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,36 +57,27 @@ class Decomposition:
         # Written as "not all valid", so that NaN is refused: every comparison with it is False.
         if theta.ndim != 1 or not ((theta >= 0) & (theta < _LARGEST)).all():
             raise InvalidArgumentError("private_variance must be one finite number ≥ 0 per agent")
+        factors = self.factors
         if self.is_masked:
-            if any(factor.size for factor in self.factors):
+            if any(factor.size for factor in factors):
                 raise InvalidArgumentError("factors must be empty for noise with masks")
             # No normals: sums over streams then need no case of their own. Groups of one size share
             # a factor, as large networks have millions of groups.
             none = {size: np.empty((size, 0)) for size in set(map(len, self.seed_groups))}
             factors = tuple(none[len(group)] for group in self.seed_groups)
-            object.__setattr__(self, "factors", factors)
-        if len(self.seed_groups) != len(self.factors):
-            raise InvalidArgumentError(
-                f"factors must be one per seed group, found {len(self.factors)} for "
-                f"{len(self.seed_groups)} groups"
-            )
+        require_length("factors", len(factors), len(self.seed_groups), per="seed group")
         # Checks, plans and keys refer to these very numbers, so that nobody may change them later.
         theta.setflags(write=False)
         object.__setattr__(self, "private_variance", theta)
         self._check_groups()
         if not self.is_masked:
-            checked = tuple(map(_check_factor, self.seed_groups, self.factors))
-            object.__setattr__(self, "factors", checked)
+            factors = tuple(map(_check_factor, self.seed_groups, factors))
+        object.__setattr__(self, "factors", factors)
 
     @property
     def num_agents(self) -> int:
         """The number of agents n."""
         return len(self.private_variance)
-
-    @property
-    def is_shared_by_all(self) -> bool:
-        """Whether some seed is known to everybody, so that anyone can subtract its noise."""
-        return any(len(group) == self.num_agents > 1 for group in self.seed_groups)
 
     @property
     def covariance(self) -> FloatArray:
@@ -105,11 +95,7 @@ class Decomposition:
         return float(self.private_variance.sum()) + shared
 
     def rescale(self, weights: FloatArray) -> Decomposition:
-        """Return the split in which the noise of agent i is multiplied by weight i, shape (n,).
-
-        >>> Decomposition(np.ones(2)).rescale(np.array([1.0, 3.0])).private_variance
-        array([1., 9.])
-        """
+        """Return the split in which the noise of agent i is multiplied by weight i, shape (n,)."""
         if self.is_masked:
             raise InvalidArgumentError("noise with masks has one scale for all agents")
         return Decomposition(
@@ -163,47 +149,33 @@ class Decomposition:
         members, _ = self.memberships
         return int(np.bincount(members).max(initial=0)) if self.is_masked else 0
 
-    @cached_property
-    def most_streams(self) -> int:
-        """The largest number of streams that an agent draws: the terms of which R is a sum."""
-        return max(self.count_streams())
-
     def _check_coalition(self, coalition: Collection[int]) -> None:
-        if not set(coalition) <= set(range(self.num_agents)):
-            raise InvalidArgumentError(
-                f"a coalition must be of agents 0 … {self.num_agents - 1}, found "
-                f"{sorted(coalition)}"
-            )
+        everyone = range(self.num_agents)
+        is_inside = set(coalition) <= set(everyone)
+        require(is_inside, "a coalition", f"of agents 0 … {everyone[-1]}", sorted(coalition))
 
     def _check_groups(self) -> None:
         groups = self.seed_groups
         # True and False are integers to Python, and would silently mean agents 1 and 0.
         kinds = set(map(type, chain.from_iterable(groups)))
         is_numbers = all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
-        if not (is_numbers and all(groups)):
-            raise InvalidArgumentError("each seed group must be of agents' numbers")
+        rule = "each of agents' numbers, once, in increasing order"
+        require(is_numbers and all(groups), "seed groups", rule, "others")
         members, group_of = self.memberships
-        is_inside = (members >= 0) & (members < self.num_agents)
-        if not is_inside.all():
-            stray = groups[group_of[~is_inside][0]]
-            raise InvalidArgumentError(
-                f"seed groups must be of agents 0 … {self.num_agents - 1}, found {stray}"
-            )
+        stray = group_of[(members < 0) | (members >= self.num_agents)]
+        found = groups[stray[0]] if len(stray) else None
+        require(found is None, "seed groups", f"of agents 0 … {self.num_agents - 1}", found)
         is_wrong = (group_of[1:] == group_of[:-1]) & (members[1:] <= members[:-1])
-        if is_wrong.any():
-            unsorted = groups[group_of[1:][is_wrong][0]]
-            raise InvalidArgumentError(
-                f"a seed group must list its members once, in increasing order, found {unsorted}"
-            )
+        found = groups[group_of[1:][is_wrong][0]] if is_wrong.any() else None
+        require(found is None, "seed groups", rule, found)
 
 
 def _check_factor(group: tuple[int, ...], factor: FloatArray) -> FloatArray:
     checked = np.array(factor, dtype=np.float64)
-    if checked.ndim != 2 or len(checked) != len(group) or not (abs(checked) < _LARGEST).all():
-        raise InvalidArgumentError(
-            f"the factor of group {group} must be finite with a row per member, found shape "
-            f"{checked.shape}"
-        )
+    has_rows = checked.ndim == 2 and len(checked) == len(group)
+    rule = "finite with a row per member"
+    is_valid = has_rows and bool((abs(checked) < _LARGEST).all())
+    require(is_valid, f"the factor of group {group}", rule, f"shape {checked.shape}")
     checked.setflags(write=False)
     return checked
 
@@ -238,11 +210,7 @@ def split_blocks(
 def split_pairs(covariance: FloatArray) -> Decomposition:
     """Return pairwise cancelling noise, as DECOR draws it: a stream for each negative covariance.
 
-    The covariance must be a diagonal plus a Laplacian: no positive entry off the diagonal, and no
-    row with a negative sum.
-
-    >>> split_pairs(np.array([[3.0, -2.0], [-2.0, 3.0]])).private_variance
-    array([1., 1.])
+    The covariance must be a diagonal plus a Laplacian.
     """
     i, j = np.nonzero(np.triu(covariance, 1))
     opposite = np.array([[1.0], [-1.0]])
@@ -255,10 +223,7 @@ def split_pairs(covariance: FloatArray) -> Decomposition:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """The privacy that honest agents keep against a coalition.
-
-    ``loss`` counts the honest agents only, in the order of ``honest``.
-    """
+    """The privacy that honest agents keep against a coalition, in the order of ``honest``."""
 
     coalition: tuple[int, ...]
     honest: tuple[int, ...]
@@ -284,16 +249,14 @@ def expose(
 ) -> Exposure:
     """Return the privacy that each honest agent keeps against a coalition over ``num_steps`` steps.
 
-    With ``names=network.agent_names`` agents may be given by name, and the result names them. It is
-    computed from the split itself: the noise the coalition cannot reproduce, and the exact
-    accounting of :mod:`corn.privacy`. It shares no code with the solvers, so it can judge them.
+    With ``names=network.agent_names`` agents may be given by name, and the result names them. It
+    shares no code with the solvers, so it can judge them.
 
     >>> pair = np.array([[1.0], [-1.0]])
     >>> shares = Decomposition(np.ones(2), ((0, 1),), (pair,))
     >>> query = ClippedQuery(0.01)
     >>> outside = expose(shares, [], query, num_steps=100).epsilon(1e-5)[0]
-    >>> inside = expose(shares, [1], query, num_steps=100).epsilon(1e-5)[0]
-    >>> outside < inside
+    >>> outside < expose(shares, [1], query, num_steps=100).epsilon(1e-5)[0]
     True
     """
     known = names or [str(agent) for agent in range(decomposition.num_agents)]
@@ -311,10 +274,6 @@ def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -
     their members into parts. Masks make the messages of a part uniform given its sum, so the
     coalition learns the sum of each part and nothing else: what protects an agent is the private
     noise of its whole part, as if [R⁻¹]_ii were 1/Σθ. The entries of the members have no meaning.
-
-    >>> shares = Decomposition(np.full(4, 0.5), ((0, 1), (1, 2), (2, 3)), is_masked=True)
-    >>> masked_precision(shares, [2]).round(6)[[0, 1, 3]].tolist()
-    [1.0, 1.0, 2.0]
     """
     n = decomposition.num_agents
     members, group_of = decomposition.memberships
@@ -334,11 +293,7 @@ def masked_precision(decomposition: Decomposition, coalition: Collection[int]) -
 def hidden_precision(
     decomposition: Decomposition, coalition: Collection[int]
 ) -> tuple[tuple[int, ...], FloatArray]:
-    """Return the honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each against coalition I.
-
-    >>> hidden_precision(Decomposition(np.array([4.0, 1.0])), [1])
-    ((0,), array([0.25]))
-    """
+    """Return the honest agents, and an upper bound on [(R^(I))⁻¹]_ii of each of them."""
     decomposition._check_coalition(coalition)
     honest = tuple(i for i in range(decomposition.num_agents) if i not in coalition)
     if not honest:
@@ -352,4 +307,4 @@ def hidden_precision(
         return honest, np.nextafter(own, np.inf)
     hidden = decomposition.hidden_from(coalition)[np.ix_(honest, honest)]
     # An entry of R is a sum of that many terms, whose rounding the bound must cover.
-    return honest, precision_diagonal(hidden, num_terms=1 + decomposition.most_streams)
+    return honest, precision_diagonal(hidden, num_terms=1 + max(decomposition.count_streams()))

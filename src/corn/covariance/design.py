@@ -17,23 +17,19 @@ from corn.checks import (
     as_symmetric_matrix,
     require,
     require_choice,
-    require_count,
-    require_positive,
 )
 from corn.covariance.baselines import (
-    Central,
     CovarianceRule,
     Decor,
     Ldp,
-    NoNoise,
     OwnMechanism,
+    Reference,
     ZeroSum,
 )
 from corn.covariance.decomposition import Decomposition
-from corn.covariance.dual import MAX_ITERATIONS, TOLERANCE, design_groups
-from corn.covariance.feasibility import expand_caps
+from corn.covariance.dual import design_groups
 from corn.covariance.insiders import solve_split
-from corn.covariance.masks import design_masks, least_variance, whole_precision
+from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import (
     GivenObjective,
     Objective,
@@ -42,7 +38,7 @@ from corn.covariance.objective import (
     disagreement_ratio,
     energy_of_average,
 )
-from corn.covariance.problem import Design, DesignProblem, MechanismName, conclude
+from corn.covariance.problem import Design, DesignProblem, MechanismName, conclude, expand_caps
 from corn.covariance.threat import DEFAULT_THREAT, EAVESDROPPER, SeedGroups, ThreatModel
 from corn.errors import FileFormatError, InvalidArgumentError
 from corn.files import load_function
@@ -54,11 +50,7 @@ from corn.topology.mixing import graph_of
 
 
 class Mechanism(Protocol):
-    """A rule that correlates noise across agents, with the options of that rule.
-
-    ``default_threat`` is the strongest of `DEFAULT_THREAT` and `EAVESDROPPER` that the mechanism
-    holds against.
-    """
+    """A rule that correlates noise across agents, with the options of that rule."""
 
     @property
     def name(self) -> MechanismName:
@@ -67,7 +59,7 @@ class Mechanism(Protocol):
 
     @property
     def default_threat(self) -> ThreatModel:
-        """The threat that a design holds against unless another one is asked for."""
+        """The stronger of `DEFAULT_THREAT` and `EAVESDROPPER` that the mechanism holds against."""
         ...
 
     def solve(self, problem: DesignProblem) -> Design:
@@ -86,40 +78,29 @@ class Corn:
     Attributes:
         max_noise_std: a bound on √R_ii; None is 32/√b_i, which keeps float32 cancellation harmless;
             ``math.inf`` is no limit. The gap includes the cost of the limit.
-        tolerance: the relative gap to stop at; None is 1e-6 for the dual, and elsewhere 1e-3,
-            or 1e-2 for pairs of 24 agents or more.
-        max_evaluations: after so many, the design is private all the same, and its status says so;
-            None is the default of the method.
     """
 
     max_noise_std: float | None = None
-    tolerance: float | None = None
-    max_evaluations: int | None = None
     name: ClassVar[MechanismName] = "corn"
     default_threat: ClassVar[ThreatModel] = DEFAULT_THREAT
-
-    def __post_init__(self) -> None:
-        if self.tolerance is not None:
-            require_positive("tolerance", self.tolerance)
-        if self.max_evaluations is not None:
-            require_count("max_evaluations", self.max_evaluations)
 
     def solve(self, problem: DesignProblem) -> Design:
         """Return the best noise on the seeds of the threat."""
         problem = replace(problem, max_noise_std=self.max_noise_std)
         groups = problem.threat.seed_groups(problem.graph)
         if needs_independent_noise(groups, problem.num_agents, problem.threat.max_colluders):
-            return _design_independent(problem)
-        if are_disjoint(groups):
-            return design_groups(
+            made = conclude(
                 problem,
-                groups,
-                tolerance=self.tolerance or TOLERANCE,
-                max_iterations=self.max_evaluations or MAX_ITERATIONS,
+                np.diag(1 / problem.precision_caps),
+                mechanism="corn",
+                solver="formula",
+                lower_bound=float(np.trace(problem.scaled_objective)) / problem.strictest_cap,
+                status="optimal",
             )
-        return solve_split(
-            problem, groups, tolerance=self.tolerance, max_evaluations=self.max_evaluations
-        )
+            return replace(made, shares=Decomposition(made.covariance.diagonal()))
+        if are_disjoint(groups):
+            return design_groups(problem, groups)
+        return solve_split(problem, groups)
 
 
 def are_disjoint(groups: SeedGroups) -> bool:
@@ -138,24 +119,11 @@ def needs_independent_noise(groups: SeedGroups, num_agents: int, max_colluders: 
     return max_colluders > 0 and (are_disjoint(groups) or num_agents - max_colluders < 2)
 
 
-def _design_independent(problem: DesignProblem) -> Design:
-    found = conclude(
-        problem,
-        np.diag(1 / problem.precision_caps),
-        mechanism="corn",
-        solver="formula",
-        lower_bound=float(np.trace(problem.scaled_objective)) / problem.strictest_cap,
-        iterations=0,
-        status="optimal",
-    )
-    return replace(found, shares=Decomposition(found.covariance.diagonal()))
-
-
 _BY_NAME: dict[MechanismName, Mechanism] = {
     mechanism.name: mechanism
     for mechanism in (
         *(Corn(), Decor(), Ldp(), ZeroSum()),
-        *(Central(), NoNoise(), NoNoise("unclipped")),
+        *(Reference("central"), Reference("none"), Reference("unclipped")),
     )
 }
 MECHANISMS: tuple[MechanismName, ...] = tuple(_BY_NAME)
@@ -166,25 +134,19 @@ function that returns a covariance, shape (n, n), for a `DesignProblem`."""
 
 
 def read_mechanism(given: MechanismLike) -> Mechanism:
-    """Return the record of a mechanism.
-
-    >>> read_mechanism("ldp")
-    Ldp()
-    """
+    """Return the record of a mechanism."""
     if not isinstance(given, str):
         # A record is understood by its method, so that users' classes need no common base.
         if hasattr(given, "solve"):
             return cast("Mechanism", given)
-        is_rule = callable(given)
         rule = f"one of {', '.join(MECHANISMS)}, a record, or a function of a design problem"
-        require(is_rule, "mechanism", rule, repr(given))
+        require(callable(given), "mechanism", rule, repr(given))
         return OwnMechanism(given, getattr(given, "__name__", "own"))
     label, equals, source = given.partition("=")
     if not equals:
         advice = "your own is a function, or in text NAME=R.npy or NAME=FILE.py:FUNCTION"
-        return _BY_NAME[
-            require_choice("mechanism", cast("MechanismName", given), MECHANISMS, advice=advice)
-        ]
+        name = cast("MechanismName", given)
+        return _BY_NAME[require_choice("mechanism", name, MECHANISMS, advice=advice)]
     # With a comma in it, a list of names would pass for the name of one mechanism.
     if not label or not source or "," in label:
         raise FileFormatError(
@@ -202,29 +164,20 @@ def read_mechanisms(
 
     Names in one text are separated by commas. A mapping has names of the caller's choice. Objects
     of the types ``ready`` stay as they are; all others become records.
-
-    >>> list(read_mechanisms("corn, ldp")), list(read_mechanisms({"LDP": Ldp()}))
-    (['corn', 'ldp'], ['LDP'])
     """
     if isinstance(given, str):
         given = [part.strip() for part in given.split(",")]
     require(len(given) > 0, "mechanism", "at least one", "none")
-    read = [
-        each if isinstance(each, ready) else read_mechanism(each)
-        for each in (given.values() if isinstance(given, Mapping) else given)
-    ]
+    listed = given.values() if isinstance(given, Mapping) else given
+    read = [each if isinstance(each, ready) else read_mechanism(each) for each in listed]
     labels = list(given) if isinstance(given, Mapping) else [label_of(each) for each in read]
     for label, mechanism in zip(labels, read, strict=True):
         is_new = not isinstance(mechanism, OwnMechanism) or label not in MECHANISMS
         require(is_new, "mechanism", "a new name for one of your own", repr(label))
     repeated = sorted({label for label in labels if labels.count(label) > 1})
-    require(
-        not repeated,
-        "mechanism",
-        "different names",
-        f"{', '.join(repeated)} twice",
-        advice="give a mapping from names to mechanisms",
-    )
+    advice = "give a mapping from names to mechanisms"
+    found = f"{', '.join(repeated)} twice"
+    require(not repeated, "mechanism", "different names", found, advice=advice)
     return dict(zip(labels, read, strict=True))
 
 
@@ -269,39 +222,38 @@ def design(
     >>> result = design("complete:4", 2.0, mechanism="ldp", objective=ONE_STEP)
     >>> round(result.value, 6), result.status, result.noise_std.round(3)
     (0.5, 'family optimum', array([0.707, 0.707, 0.707, 0.707]))
-    >>> strict = design("complete:4", [0.5, 2, 2, 2], mechanism="ldp", objective=ONE_STEP)
-    >>> strict.noise_std.round(3)
-    array([1.414, 0.707, 0.707, 0.707])
-    >>> def neighbours(problem):
-    ...     return np.eye(4) + 10 * nx.laplacian_matrix(problem.graph).toarray()
-    >>> design("ring:4", 2.0, mechanism=neighbours, objective=ONE_STEP).status
-    'given'
     """
     mechanism = read_mechanism(mechanism)
     if isinstance(network, str | Path | nx.Graph):
         network = load_network(network)
-    num_steps = budget.num_steps if isinstance(budget, PrivacyBudget) else None
-    objective = read_objective(objective, network, num_steps)
-    if isinstance(network, Network) and network.mixing == "sum" and isinstance(mechanism, Corn):
-        require_no_options(mechanism)
-        return _design_for_sums(network, budget, objective, threat)
+    is_sum = isinstance(network, Network) and network.mixing == "sum"
     W, graph = _read_network(network)
+    n = len(graph)
     if threat is None:
         # A single agent has nobody inside the network to fear.
-        threat = mechanism.default_threat if len(graph) > 1 else EAVESDROPPER
+        threat = mechanism.default_threat if n > 1 else EAVESDROPPER
+    if isinstance(budget, PrivacyBudget):
+        num_steps, caps = budget.num_steps, budget.precision_caps(n)
+    else:
+        num_steps, caps = None, expand_caps(budget, n)
+    objective = read_objective(objective, network, num_steps)
+    if is_sum and isinstance(mechanism, Corn):
+        require_no_options(mechanism)
+        return _design_for_sums(graph, caps, objective, threat)
     A = objective.matrix(W)
-    if isinstance(network, Network) and network.mixing == "sum":
+    if is_sum:
         # Exact sums leave noise in the average alone, whatever else a given matrix weighs.
-        A = np.full(A.shape, energy_of_average(objective, len(A)) / len(A))
-    problem = DesignProblem(
-        objective_matrix=A,
-        precision_caps=_read_caps(budget, len(graph)),
-        graph=graph,
-        # Results and plans must name the seeds that were used, not "auto".
-        threat=threat.resolve(graph),
-        mixing_matrix=W,
+        A = np.full(A.shape, energy_of_average(objective, n) / n)
+    made = mechanism.solve(
+        DesignProblem(
+            objective_matrix=A,
+            precision_caps=caps,
+            graph=graph,
+            # Results and plans must name the seeds that were used, not "auto".
+            threat=threat.resolve(graph),
+            mixing_matrix=W,
+        )
     )
-    made = mechanism.solve(problem)
     if not isinstance(network, Network) or not isinstance(budget, PrivacyBudget):
         return made
     ratio = disagreement_ratio(
@@ -323,8 +275,8 @@ def read_objective(
         # One step is no default: noise designed for it accumulates to several times the optimum.
         if num_steps is None:
             raise InvalidArgumentError(
-                "objective must be given with a precision cap, which has no number of steps, found "
-                "None: give objective=Horizon(length), or a PrivacyBudget instead of the cap"
+                "objective must be given with a precision cap, which has no number of steps: give "
+                "objective=Horizon(length), or a PrivacyBudget instead of the cap"
             )
         mixing = network.mixing if isinstance(network, Network) else "gossip"
         return default_objective(num_steps, mixing=mixing)
@@ -335,19 +287,12 @@ def read_objective(
 
 
 def _design_for_sums(
-    network: Network,
-    budget: PrivacyBudget | ArrayLike,
-    objective: Objective,
-    threat: ThreatModel | None,
+    graph: Graph, caps: FloatArray, objective: Objective, threat: ThreatModel
 ) -> Design:
     """Return masks and private noise, which are optimal where releases are summed exactly."""
-    n = network.num_agents
-    if threat is None:
-        threat = DEFAULT_THREAT if n > 1 else EAVESDROPPER
-    threat = threat.resolve(network.graph, "sum")
-    caps = _read_caps(budget, n)
-    groups = threat.seed_groups(network.graph, "sum")
-    noise = design_masks(caps, groups, threat.max_colluders)
+    n = len(graph)
+    threat = threat.resolve(graph, "sum")
+    noise = design_masks(caps, threat.seed_groups(graph, "sum"), threat.max_colluders)
     energy = energy_of_average(objective, n) / n
     bound = energy * least_variance(n, float(caps.min()), threat.max_colluders)
     return Design(
@@ -355,9 +300,6 @@ def _design_for_sums(
         solver="formula",
         status="optimal",
         covariance=noise.covariance,
-        # The limit for masks: an eavesdropper learns the sum of all agents and nothing else.
-        precision=np.full((n, n), whole_precision(noise, 0)),
-        factor=np.diag(np.sqrt(noise.private_variance)),
         precision_caps=caps,
         value=energy * noise.total_variance,
         lower_bound=min(bound, energy * noise.total_variance),
@@ -369,14 +311,10 @@ def _design_for_sums(
 
 
 def require_no_options(mechanism: Corn) -> None:
-    """Raise if CorN has options of solvers, which the formula for exact sums does not use."""
-    require(
-        mechanism == Corn(),
-        "mechanism",
-        "Corn() without options for exact sums, whose optimum is a formula",
-        mechanism,
-        advice="options of solvers are for mixing='gossip' (--mixing gossip)",
-    )
+    """Raise if CorN has a limit of noise, which the formula for exact sums does not use."""
+    rule = "Corn() without options for exact sums, whose optimum is a formula"
+    advice = "options are for mixing='gossip' (--mixing gossip)"
+    require(mechanism == Corn(), "mechanism", rule, mechanism, advice=advice)
 
 
 def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
@@ -386,15 +324,3 @@ def _read_network(network: Network | ArrayLike) -> tuple[FloatArray, Graph]:
         return network.step_matrix, network.graph
     W = as_symmetric_matrix(network, name="network")
     return W, graph_of(W)
-
-
-def _read_caps(budget: PrivacyBudget | ArrayLike, num_agents: int) -> FloatArray:
-    if isinstance(budget, PrivacyBudget):
-        return budget.precision_caps(num_agents)
-    # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
-    if np.asarray(budget).dtype.kind not in "iuf":
-        raise InvalidArgumentError(
-            "budget must be a PrivacyBudget, or precision caps: one number for all agents, or an "
-            f"array with one for each, found {type(budget).__name__}"
-        )
-    return expand_caps(budget, num_agents)

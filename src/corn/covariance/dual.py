@@ -22,6 +22,7 @@ weights respect the symmetry: ring, torus, hypercube, complete, circulant.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,12 +30,10 @@ import scipy.linalg
 
 from corn.checks import FloatArray
 from corn.covariance.decomposition import split_blocks
-from corn.covariance.feasibility import invert_definite, limit_noise
-from corn.covariance.problem import Design, DesignProblem, Status, conclude
+from corn.covariance.problem import Design, DesignProblem, Status, conclude, invert_definite
 from corn.covariance.threat import SeedGroups
 
-TOLERANCE = 1e-6
-"""The relative gap to stop at, unless another one is given."""
+TOLERANCE = 1e-6  # relative: the gap to stop at
 MAX_ITERATIONS = 100
 
 _SHRINK, _GROW = 0.02, 20.0  # limits on the change of a multiplier in one step
@@ -48,6 +47,9 @@ _WORTH_A_RIDGE = 1e-3
 _RIDGE_TOLERANCE = 1e-4
 _RIDGE_BISECTIONS = 10
 _LOG10_RIDGES = (-8.0, 3.0)
+_BLEND_BISECTIONS = 60
+_SMALLEST_BLEND = 1e-12
+_MARGIN = 1e-10  # below the noise limit, for the rounding of later steps
 
 _LOG_STEP = 1.8  # of the grid of t; the quadrature error of 1/x is then about 2 %
 _FIRST_NODE = 0.15  # times the smallest time scale, 1/s_max
@@ -56,21 +58,13 @@ _SMALLEST_ROOT = 1e-9  # a share of the largest; roots below it cannot steer any
 _NEGLIGIBLE = 1e-2  # of a node's largest column; B ∘ B has its fourth power
 
 
-def design_groups(
-    problem: DesignProblem,
-    groups: SeedGroups,
-    *,
-    tolerance: float = TOLERANCE,
-    max_iterations: int = MAX_ITERATIONS,
-) -> Design:
+def design_groups(problem: DesignProblem, groups: SeedGroups) -> Design:
     """Return the certified optimum on disjoint seed groups, within the problem's noise limit.
 
     With no seed shared across groups R is block-diagonal, so R⁻¹ is too: the caps bind in each
     block on its own, and the problem separates into Problem (13) on the diagonal blocks of A.
     Values and lower bounds add up exactly. The gap is against the best covariance for these groups.
-
-    ``tolerance`` is the relative gap to stop at. Out of ``max_iterations`` in any block, the design
-    is private all the same, and its status says so.
+    Out of iterations in any block, the design is private all the same, and its status says so.
     """
     A = problem.objective_matrix
     caps = problem.precision_caps
@@ -85,11 +79,11 @@ def design_groups(
             continue
         block = replace(problem, objective_matrix=A[inside], precision_caps=caps[group])
         solution = solve_dual(
-            block.scaled_objective, tolerance=tolerance, max_iterations=max_iterations
+            block.scaled_objective, tolerance=TOLERANCE, max_iterations=MAX_ITERATIONS
         )
-        found, is_limited = _recover_covariance(block, solution, max_iterations)
+        found, is_limited = _recover_covariance(block, solution)
         # Solvers and ``conclude`` work in units of the strictest cap, here of the block.
-        R[inside] = block.restore(found) * (problem.strictest_cap / block.strictest_cap)
+        R[inside] = block.rescale(found) * (problem.strictest_cap / block.strictest_cap)
         bounds[group] = 0
         bounds[group[0]] = solution.lower_bound / block.strictest_cap
         iterations = max(iterations, solution.iterations)
@@ -105,7 +99,7 @@ def design_groups(
         lower_bound=float(bounds.sum()),
         iterations=iterations,
         status=status,
-        tolerance=tolerance,
+        tolerance=TOLERANCE,
     )
     # The split of one group is left to ``Design.decomposition``: it costs an eigendecomposition.
     if groups == (tuple(range(problem.num_agents)),):
@@ -113,16 +107,13 @@ def design_groups(
     return replace(design, shares=split_blocks(design.covariance, groups, precision_caps=caps))
 
 
-def _recover_covariance(
-    problem: DesignProblem, solution: DualSolution, max_iterations: int
-) -> tuple[FloatArray, bool]:
+def _recover_covariance(problem: DesignProblem, solution: DualSolution) -> tuple[FloatArray, bool]:
     """Return the scaled covariance of a solution within the noise limits, and if they matter.
 
-    Where A is singular, or nearly so, the optimum lets noise grow without bound along
-    directions that mix away, and float32 could not cancel it. Blending with LDP (`limit_noise`)
-    is a remedy at no cost. A ridge, Tr((A + γI)R), takes further solves and gives a better
-    value where the limit is tight, so it is tried when blending alone loses more than
-    `_WORTH_A_RIDGE`.
+    Where A is nearly singular, the optimum lets noise grow without bound along directions that mix
+    away, and float32 could not cancel it. Blending with LDP (`limit_noise`) costs nothing. A ridge,
+    Tr((A + γI)R), takes further solves and gives a better value where the limit is tight, so it is
+    tried when blending alone loses more than `_WORTH_A_RIDGE`.
     """
     A = problem.scaled_objective
     limits = problem.variance_ratio_limits
@@ -143,7 +134,7 @@ def _recover_covariance(
         solution = solve_dual(
             ridged,
             tolerance=_RIDGE_TOLERANCE,
-            max_iterations=max_iterations,
+            max_iterations=MAX_ITERATIONS,
             # The last solution is close, so a warm start saves iterations.
             start=solution.point.multipliers,
         )
@@ -151,6 +142,33 @@ def _recover_covariance(
         low, high = (middle, high) if limited else (low, middle)
         best = min(best, candidate, key=value)
     return best, True
+
+
+def limit_noise(precision: FloatArray, variance_limits: FloatArray) -> tuple[FloatArray, bool]:
+    """Return the inverse of a precision Y of unit diagonal with every R_ii ≤ its limit ≥ 1.
+
+    Y may be singular. The second result is whether a limit changed anything. Y is blended with I:
+    (1−t) Y + t I keeps the diagonal at the cap, so privacy is untouched, and every R_ii falls as t
+    grows (each is convex in t with slope 0 at t = 1), down to LDP at t = 1.
+    """
+    R = invert_definite(precision)
+    if R is not None and (R.diagonal() <= variance_limits).all():
+        return R, False
+    theta, U = scipy.linalg.eigh(precision, driver="evd", check_finite=False)
+    # With eigenvectors at hand, the diagonal of an inverse costs n² per t instead of n³.
+    theta = np.maximum(theta, 0.0)
+    squares = np.square(U)
+    low, high = np.log(_SMALLEST_BLEND), 0.0
+    for _ in range(_BLEND_BISECTIONS):
+        middle = (low + high) / 2
+        t = np.exp(middle)
+        variances = squares @ (1 / ((1 - t) * theta + t))
+        fits = (variances <= (1 - _MARGIN) * variance_limits).all()
+        low, high = (low, middle) if fits else (middle, high)
+    # The upper end, which is known to fit; the middle may not.
+    t = np.exp(high)
+    R = (U / ((1 - t) * theta + t)) @ U.T
+    return (R + R.T) / 2, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +225,9 @@ def solve_dual(
 ) -> DualSolution:
     """Maximise the lower bound over λ by Newton's method; each iteration is one ``eigh``.
 
-    The search starts from equal multipliers unless ``start`` is given, so that a graph whose agents
-    are all alike is solved by the first evaluation. The bound is concave in λ and the Newton
-    direction points uphill: a step after which bound and gap are both worse is cut to a quarter.
+    From equal multipliers, the default, a graph whose agents are all alike is solved by the first
+    evaluation. The bound is concave in λ and the Newton direction points uphill: a step after which
+    bound and gap are both worse is cut to a quarter.
     """
     trial = np.ones(len(objective_matrix)) if start is None else start
     base = trial
@@ -220,7 +238,6 @@ def solve_dual(
     bound = 0.0
     best_value = np.inf
     iteration = 0
-    converged = False
     while True:
         iteration += 1
         point = evaluate(objective_matrix, trial)
@@ -248,16 +265,13 @@ def solve_dual(
 
 
 def evaluate(objective_matrix: FloatArray, multipliers: FloatArray) -> DualPoint:
-    """Return the dual point at λ, which is rescaled so that Tr S = Σλ.
-
-    Eigenvalues of D A D are lowered by their rounding error before the root is taken: the root of a
-    zero that rounding made 1e-16 would add 1e-8 to a bound that claims to be certified.
-    """
+    """Return the dual point at λ, which is rescaled so that Tr S = Σλ."""
     d = np.sqrt(multipliers)
     M = objective_matrix * d
     M *= d[:, None]
     # M is symmetric: its transpose is the Fortran-ordered array that LAPACK overwrites in place.
     mu, Q = scipy.linalg.eigh(M.T, driver="evd", overwrite_a=True, check_finite=False)
+    # The root of a zero that rounding made 1e-16 would add 1e-8 to a bound that must be certified.
     rounding = len(mu) * np.finfo(np.float64).eps * mu[-1]
     s = np.sqrt(np.maximum(mu - rounding, 0.0))
     scale = s.sum() / multipliers.sum()
@@ -276,9 +290,8 @@ def attained_value(objective_matrix: FloatArray, point: DualPoint) -> float:
 def _newton_step(point: DualPoint) -> FloatArray:
     """Return the relative change of λ: (P + slack) x = S_ii − λ_i, damped until P is definite.
 
-    A constraint with slack has S_ii < λ_i and wants λ_i = 0; the slack on the diagonal turns its
-    step into −1, as in a primal-dual interior-point method. Where S_ii > λ_i by a factor, the
-    logarithm is the better measure of the distance.
+    A constraint with slack wants λ_i = 0; the slack on the diagonal turns its step into −1, as in a
+    primal-dual interior-point method. Where S_ii > λ_i, the logarithm measures the distance better.
     """
     lam = point.multipliers
     S = point.diagonal
@@ -290,12 +303,9 @@ def _newton_step(point: DualPoint) -> FloatArray:
     # P may be singular to rounding; more damping turns the step towards the gradient.
     for damping in _DAMPINGS:
         np.fill_diagonal(P, diagonal + damping * lam)
-        try:
+        with suppress(np.linalg.LinAlgError):
             factor = scipy.linalg.cho_factor(P, check_finite=False)
-        except np.linalg.LinAlgError:
-            continue
-        step: FloatArray = scipy.linalg.cho_solve(factor, residual, check_finite=False)
-        return step
+            return np.asarray(scipy.linalg.cho_solve(factor, residual, check_finite=False))
     return residual / lam
 
 
@@ -309,7 +319,7 @@ def _move(multipliers: FloatArray, step: FloatArray, *, smallest_share: float) -
 
 
 def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
-    """Return the scaled Hessian P of the dual, by a short sum of exponentials instead of n⁴ work.
+    """Return the scaled Hessian P of the dual by a short sum of exponentials, upper triangle only.
 
     With S = Q diag(s) Qᵀ, the dual function ψ(λ) = Tr S − bΣλ/2 is concave, and
 
@@ -320,11 +330,7 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
         P = ∫ B_t ∘ B_t dt,    B_t = Q diag(s e^{−ts}) Qᵀ,
 
     and on a logarithmic grid of t a handful of products gives P to a few per cent: enough for a
-    Newton step, which only steers. The certificate never depends on P.
-
-    ``vectors`` Q has shape (n, n), ``roots`` s shape (n,), ascending and not all zero. P is
-    positive semidefinite, and only its upper triangle is filled. Single precision halves the time
-    and is far more accurate than the quadrature.
+    Newton step, which only steers. Single precision is far more accurate than the quadrature.
     """
     n = len(roots)
     largest = float(roots[-1])
@@ -344,9 +350,7 @@ def dual_curvature(vectors: FloatArray, roots: FloatArray) -> FloatArray:
         B = scipy.linalg.blas.ssyrk(1.0, scaled, beta=0.0, c=B, overwrite_c=1)
         B *= B
         P += B
-    result: FloatArray = P.astype(np.float64)
-    result *= largest
-    return result
+    return P.astype(np.float64) * largest
 
 
 def _quadrature(roots: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -22,16 +22,17 @@ A_{H_k} for every group and every agent's private noise,
 the second step by Cauchy and Schwarz. Near the optimum Y_I = (R^(I))⁻¹ Λ_I^{1/2}, Λ = w/x, makes it
 tight.
 
-**All coalitions** are evaluated by one inverse each (`Inverses`), and where pairs share seeds in
-large networks by low-rank updates of one inverse (`PairUpdates`).
+**All coalitions** are evaluated by one inverse each, and where pairs share seeds in large networks
+by low-rank updates of one inverse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -41,8 +42,13 @@ from corn.checks import FloatArray, IntArray
 from corn.covariance.coalitions import require_few_coalitions, worst_precisions
 from corn.covariance.decomposition import Decomposition
 from corn.covariance.dual import solve_dual
-from corn.covariance.feasibility import invert_covariance, invert_definite, scale_to_cap
-from corn.covariance.problem import Design, DesignProblem, Status
+from corn.covariance.problem import (
+    Design,
+    DesignProblem,
+    Status,
+    invert_definite,
+    scale_to_cap,
+)
 from corn.covariance.threat import SeedGroups
 from corn.errors import InvalidArgumentError
 from corn.threads import one_thread
@@ -60,13 +66,7 @@ _SMALLEST_RELATIVE_EIGENVALUE = 1e-8  # of A in the metric; a singular A has no 
 _STALL = 5e-4  # relative: less progress in a round than this, twice, ends a search with updates
 _LEAST_COEFFICIENT = 1e-30  # its square does not underflow
 _SILENT_SHARE = 0.01  # of the tolerance: streams with so much of all power are not worth drawing
-
 _EVALUATIONS_OF_INVERSES = 20_000
-_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 500, 40
-_FULL_SEARCH = 1000  # agents: up to here the most evaluations take a few minutes
-_FEWER_FROM_A_START = 6  # times fewer evaluations against two insiders, of n⁴ each
-_FULL_SEARCH_OF_TWO = 200  # agents
-_LEAST_FROM_A_START = 20  # evaluations
 _FIRST_SHARED = 100.0  # the first ratio in the search for a start
 _SHARED_FACTOR = 4.0  # between the ratios of that search
 
@@ -77,34 +77,18 @@ _MOST_MULTIPLIERS = 100_000  # of a proof that is worth carrying along: about 2 
 _CHUNK_ENTRIES = 4_000_000  # 32 MB of float64 for the matrices of a chunk
 
 
-def solve_split(
-    problem: DesignProblem,
-    seed_groups: SeedGroups,
-    *,
-    tolerance: float | None = None,
-    max_evaluations: int | None = None,
-) -> Design:
+def solve_split(problem: DesignProblem, seed_groups: SeedGroups) -> Design:
     """Minimise Tr(A R) over private and shared noise, so that all coalitions meet the caps.
 
-    Args:
-        problem: The design problem.
-        seed_groups: The agents that share each seed.
-        tolerance: The relative gap to stop at; by default 1e-3, and 1e-2 for pairs of 24 agents or
-            more.
-        max_evaluations: After so many, or without progress, the noise is private all the same, and
-            its status says so. The default is what takes minutes: above 1000 agents, where an
-            evaluation takes seconds to minutes, noise is then typically a tenth above that of a
-            full search. Two insiders and more start from the noise against one less, with a sixth
-            of the evaluations.
+    The search stops at a relative gap of 1e-3, or of 1e-2 for pairs of 24 agents or more. After as
+    many evaluations as take minutes, or without progress, the noise is private all the same, and
+    its status says so. Above 1000 agents it is then typically a tenth above that of a full search.
     """
     n = problem.num_agents
     q = problem.threat.max_colluders
     # Before a search of hours whose result could not be checked.
     require_few_coalitions(n, q)
     streams = Streams.list_all(seed_groups, n)
-    is_large = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
-    if tolerance is None:
-        tolerance = _TOLERANCE_WITH_UPDATES if is_large else _TOLERANCE
     limits = problem.variance_ratio_limits / problem.precision_caps
     # With an A that is singular on a group, noise grows without bound and no bound is proved.
     values = np.linalg.eigvalsh(streams.take(problem.scaled_objective))
@@ -112,8 +96,8 @@ def solve_split(
     ridge = _SMALLEST_RIDGE if is_singular else 0.0
     while True:
         with one_thread():
-            found = _search(problem, streams, q, ridge, tolerance, max_evaluations)
-            shares = _scale(problem, seed_groups, found, 0.0 if is_large else tolerance)
+            found = _search(problem, streams, q, ridge)
+            shares = _scale(problem, seed_groups, found)
         if (shares.covariance.diagonal() <= limits * (1 + 1e-9)).all():
             break
         # Noise variance falls about as the root of the ridge, and each search is expensive.
@@ -124,19 +108,16 @@ def solve_split(
     dual = solve_dual(problem.scaled_objective, tolerance=1e-6, max_iterations=_BOUND_ITERATIONS)
     bound = max(found.lower_bound, dual.lower_bound) / problem.strictest_cap
     status: Status = "noise limited" if ridge else "iteration limit"
-    if value <= (1 + tolerance) * bound:
+    if value <= (1 + found.tolerance) * bound:
         status = "optimal"
     elif found.lower_bound < dual.lower_bound:
         status = "loose bound"
-    precision, factor = invert_covariance(shares.covariance)
     proof = found.proof
     return Design(
         mechanism="corn",
         solver="split",
         status=status,
         covariance=shares.covariance,
-        precision=precision,
-        factor=factor,
         precision_caps=problem.precision_caps,
         value=value,
         # Rounding can leave the bound above the value, and the smaller of the two is still a bound.
@@ -153,10 +134,10 @@ class Streams:
     """All streams of shared noise: one for a pair, and m for a group of m agents.
 
     Attributes:
-        members: The agents of each stream's group, shape (streams, width); the number of agents
+        members: the agents of each stream's group, shape (streams, width); the number of agents
             fills up the rows of smaller groups.
-        ranks: The number of a stream within its group, shape (streams,).
-        groups: The seed groups, each with its streams.
+        ranks: the number of a stream within its group, shape (streams,).
+        groups: the seed groups, each with its streams.
     """
 
     members: IntArray
@@ -185,8 +166,7 @@ class Streams:
     @property
     def are_filled(self) -> NDArray[np.bool_]:
         """Whether a place of ``members`` is that of an agent."""
-        filled: NDArray[np.bool_] = self.members < self.num_agents
-        return filled
+        return np.asarray(self.members < self.num_agents)
 
     def take(self, A: FloatArray) -> FloatArray:
         """Return the blocks of A on each stream's group, shape (streams, width, width).
@@ -204,10 +184,7 @@ class Streams:
         return tuple(factors[own, : len(group)].T for group, own in self.groups)
 
     def join(self, noise: Decomposition) -> FloatArray:
-        """Return the weights of all streams; a group that a split leaves out has no noise.
-
-        Of a group with more streams than listed, which no search makes, some are left out.
-        """
+        """Return the weights of all streams that are listed, zero where a split has none."""
         given = dict(zip(noise.seed_groups, noise.factors, strict=True))
         factors = np.zeros(self.members.shape)
         for group, own in self.groups:
@@ -216,103 +193,96 @@ class Streams:
                 factors[own.start : own.start + len(columns), : len(group)] = columns
         return factors
 
-    def find_unknown(self, outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return whether no member of a stream is in a coalition, shape (coalitions, streams)."""
-        padded = np.pad(outside, ((0, 0), (0, 1)), constant_values=True)
-        return np.asarray(padded[:, self.members].all(axis=2))
-
     def hide(
         self, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
     ) -> FloatArray:
         """Return R^(I) of each coalition, shape (c, n, n); members keep their private noise."""
-        if self.are_of_pairs:
-            return _hide_pairs(theta, factors, self.members, outside)
         n = self.num_agents
-        F = np.zeros((n + 1, len(factors)))
-        F[self.members, np.arange(len(factors))[:, None]] = factors
-        F = F[:n]
-        hidden = (F * self.find_unknown(outside)[:, None, :]) @ F.T
-        hidden[:, np.arange(n), np.arange(n)] += theta
-        return np.asarray(hidden)
+        agents = np.arange(n)
+        if not self.are_of_pairs:
+            F = np.zeros((n + 1, len(factors)))
+            F[self.members, np.arange(len(factors))[:, None]] = factors
+            F = F[:n]
+            hidden = (F * self._find_unknown(outside)[:, None, :]) @ F.T
+            hidden[:, agents, agents] += theta
+            return np.asarray(hidden)
+        # Without a product over streams, of which large networks have very many.
+        i, j = self.members.T
+        R = np.zeros((n, n))
+        R[i, j] = R[j, i] = factors[:, 0] * factors[:, 1]
+        # Agent i has this variance of noise in common with agent j.
+        power = np.zeros((n, n))
+        power[i, j] = factors[:, 0] ** 2
+        power[j, i] = factors[:, 1] ** 2
+        # A pair is unknown if both of its agents are outside.
+        hidden = R * (outside[:, :, None] & outside[:, None, :])
+        hidden[:, agents, agents] = theta + outside * (outside @ power.T)
+        return hidden
 
     def pull_back(self, matrices: FloatArray, outside: NDArray[np.bool_]) -> FloatArray:
         """Return the sum of matrices on each stream, over coalitions that do not know it.
 
         This is the adjoint of ``hide``: it takes gradients from coalitions back to streams.
         """
+        blocks = np.zeros((len(self.members), *2 * self.members.shape[1:]))
         if self.are_of_pairs:
-            return _pull_back_to_pairs(matrices, self.members, outside)
-        unknown = self.find_unknown(outside)
-        total = np.zeros((len(self.members), *2 * self.members.shape[1:]))
-        for matrix, counts in zip(matrices, unknown, strict=True):
+            # In one pass over all coalitions.
+            i, j = self.members.T
+            unknown = outside[:, i] & outside[:, j]
+            diagonal = np.diagonal(matrices, axis1=1, axis2=2)
+            blocks[:, 0, 0] = (diagonal[:, i] * unknown).sum(axis=0)
+            blocks[:, 1, 1] = (diagonal[:, j] * unknown).sum(axis=0)
+            blocks[:, 0, 1] = blocks[:, 1, 0] = (matrices[:, i, j] * unknown).sum(axis=0)
+            return blocks
+        for matrix, counts in zip(matrices, self._find_unknown(outside), strict=True):
             padded = np.pad(matrix, ((0, 1), (0, 1)))
             own = self.members[counts]
-            total[counts] += padded[own[:, :, None], own[:, None, :]]
-        return total
+            blocks[counts] += padded[own[:, :, None], own[:, None, :]]
+        return blocks
+
+    def _find_unknown(self, outside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return whether no member of a stream is in a coalition, shape (coalitions, streams)."""
+        padded = np.pad(outside, ((0, 0), (0, 1)), constant_values=True)
+        return np.asarray(padded[:, self.members].all(axis=2))
 
 
 def _search(
-    problem: DesignProblem,
-    streams: Streams,
-    max_colluders: int,
-    ridge: float,
-    tolerance: float,
-    max_evaluations: int | None,
+    problem: DesignProblem, streams: Streams, max_colluders: int, ridge: float
 ) -> SplitSearch:
     """Search for the best candidate against so many insiders."""
     n = problem.num_agents
-    uses_updates = streams.are_of_pairs and n >= _LEAST_FOR_UPDATES
-    evaluation = (PairUpdates if uses_updates else Inverses)(streams, max_colluders)
-    search = SplitSearch(problem, evaluation, ridge=ridge)
-    if not uses_updates:
+    search = SplitSearch(problem, streams, max_colluders, ridge)
+    if not search.uses_updates:
         # Independent noise plus weakly anti-correlated groups: columns of I − 11ᵀ/m.
         sizes = streams.are_filled.sum(axis=1, keepdims=True)
         columns = np.where(streams.are_filled, -1 / sizes, 0.0)
         columns[np.arange(len(columns)), streams.ranks] += 1
         start = Candidate(np.ones(n), columns / np.sqrt(n))
-        limit = max_evaluations or _EVALUATIONS_OF_INVERSES
-        search.run(start, tolerance, limit, sharpness=(_SMOOTHEST, *_SHARPNESS))
+        search.run(start, (_SMOOTHEST, *_SHARPNESS), _EVALUATIONS_OF_INVERSES)
         return search
-    sharpness: Sequence[float] = _SHARPNESS
-    spent = 0
-    if max_colluders > 1:
-        # Noise against one insider less is a good start, and far cheaper to find. A smooth
-        # objective would lead away from it.
-        before = _search(problem, streams, max_colluders - 1, ridge, tolerance, max_evaluations)
-        start = before.best
-        sharpness = _SHARPNESS[-1:]
-        spent = before.evaluations
-    else:
-        start = _find_uniform_noise(search)
     limit = affordable_evaluations(n, max_colluders)
-    if max_evaluations is not None:
-        limit = max(1, max_evaluations // (_FEWER_FROM_A_START if max_colluders > 1 else 1))
-    search.run(start, tolerance, limit, sharpness=sharpness, stall=_STALL)
-    search.evaluations += spent
+    if max_colluders <= 1:
+        search.run(_find_uniform_noise(search), _SHARPNESS, limit)
+        return search
+    # Noise against one insider less is a good start, and far cheaper to find. A smooth objective
+    # would lead away from it.
+    before = _search(problem, streams, max_colluders - 1, ridge)
+    search.run(before.best, _SHARPNESS[-1:], limit)
+    search.evaluations += before.evaluations
     return search
 
 
 def affordable_evaluations(num_agents: int, max_colluders: int = 1) -> int:
     """Return how many evaluations take minutes: n³ operations each, n⁴ against two insiders."""
-    if max_colluders <= 1:
-        most = _MOST_EVALUATIONS
-        least = _LEAST_EVALUATIONS
-        full = _FULL_SEARCH
-        power = 3
-    else:
-        most = _MOST_EVALUATIONS // _FEWER_FROM_A_START
-        least = _LEAST_FROM_A_START
-        full = _FULL_SEARCH_OF_TWO
-        power = 4
-    return min(most, max(least, int(most * (full / num_agents) ** power)))
+    # Evaluations of a full search, which takes minutes up to so many agents, and the fewest of all.
+    most, agents, least, power = 500, 1000, 40, 3
+    if max_colluders > 1:
+        most, agents, least, power = 83, 200, 20, 4
+    return min(most, max(least, int(most * (agents / num_agents) ** power)))
 
 
 def _find_uniform_noise(search: SplitSearch) -> Candidate:
-    """Return the best noise with one private variance and one variance of all pairs.
-
-    One number is found in a few evaluations, after which each evaluation of the search is worth
-    several of a search from an arbitrary point.
-    """
+    """Return the best noise with one private variance and one of all pairs: a good start."""
     n = len(search.diagonal)
     num_pairs = len(search.streams.members)
 
@@ -330,39 +300,36 @@ def _find_uniform_noise(search: SplitSearch) -> Candidate:
     return best
 
 
-def _scale(
-    problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch, tolerance: float
-) -> Decomposition:
+def _scale(problem: DesignProblem, seed_groups: SeedGroups, search: SplitSearch) -> Decomposition:
     """Return the best candidate as a split, scaled until every coalition meets the caps.
 
-    The check of every coalition shares no code with the search. With a tolerance, streams that died
-    out are left out if that costs less. Independent noise replaces a split that is worse.
+    The check of every coalition shares no code with the search.
     """
-    q = problem.threat.max_colluders
     caps = problem.precision_caps
 
     def scale(factors: FloatArray) -> Decomposition:
         noise = Decomposition(search.best.theta, seed_groups, search.streams.split(factors))
         # Back from units of the strictest cap: R = T R' T (docs/theory.md, "A promise for each
         # agent").
-        restored = noise.rescale(problem.scales)
+        noise = noise.rescale(problem.scales)
 
         def scaled(scale: float) -> Decomposition:
-            return restored.rescale(np.full(problem.num_agents, np.sqrt(scale)))
+            # One factor on all noise keeps the ratios that the search chose.
+            return noise.rescale(np.full(problem.num_agents, np.sqrt(scale)))
 
-        # One factor on all noise keeps the ratios that the search chose, and the worst coalition
-        # decides it.
-        return scaled(
-            scale_to_cap(lambda scale: float((worst_precisions(scaled(scale), q) / caps).max()))
-        )
+        def worst_ratio(scale: float) -> float:
+            worst = worst_precisions(scaled(scale), problem.threat.max_colluders)
+            return float((worst / caps).max())
+
+        return scaled(scale_to_cap(worst_ratio))
 
     shares = scale(search.best.factors)
     value = problem.value(shares.covariance)
-    if tolerance:
-        weak = _silence_weakest(search.best, share=_SILENT_SHARE * tolerance)
-        lean = scale(weak)
+    if not search.uses_updates:
+        # In small networks, streams that died out are left out if that costs less.
+        lean = scale(_silence_weakest(search.best, share=_SILENT_SHARE * search.tolerance))
         bound = search.lower_bound / problem.strictest_cap
-        if problem.value(lean.covariance) <= max(value, (1 + tolerance) * bound):
+        if problem.value(lean.covariance) <= max(value, (1 + search.tolerance) * bound):
             shares = lean
             value = problem.value(lean.covariance)
     # LDP shares no seed, so it holds against every coalition.
@@ -373,11 +340,10 @@ def _scale(
 def _silence_weakest(candidate: Candidate, *, share: float) -> FloatArray:
     """Return factors without the weakest streams, which have ``share`` of all power at most."""
     power = np.square(candidate.factors).sum(axis=1, keepdims=True)
-    in_order = np.sort(power.ravel())
-    sums = np.cumsum(in_order)
+    in_order = np.append(np.sort(power.ravel()), np.inf)
+    sums = np.cumsum(in_order[:-1])
     num_weak = np.searchsorted(sums, share * (sums[-1] + candidate.theta.sum()), side="right")
-    least = in_order[num_weak] if num_weak < len(in_order) else np.inf
-    return np.where(power >= least, candidate.factors, 0.0)
+    return np.where(power >= in_order[num_weak], candidate.factors, 0.0)
 
 
 def certify(
@@ -396,8 +362,7 @@ def certify(
     be checked without trusting its maker; overflow, or a singular split, proves nothing: the bound
     is then 0.
     """
-    n = len(A)
-    outside = list_outside(n, max_colluders)
+    outside = list_outside(len(A), max_colluders)
     # Weak duality holds for non-negative multipliers of agents at stake only.
     weights = np.where(outside, np.maximum(multipliers, 0), 0)
     largest = float(weights.max(initial=0.0))
@@ -405,22 +370,21 @@ def certify(
         return 0.0
     # The bound does not depend on the scale of λ; squares of it must not overflow.
     weights /= largest
-    streams = Streams.list_all(seed_groups, n)
+    streams = Streams.list_all(seed_groups, len(A))
     factors = streams.join(decomposition)
-    private = np.zeros(n)
-    blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
+    private = np.zeros(len(A))
+    blocks = np.zeros_like(streams.take(A))
     squares = 0.0
-    for chunk in _chunks(outside):
-        try:
-            M = np.linalg.inv(streams.hide(decomposition.private_variance, factors, outside[chunk]))
-        except np.linalg.LinAlgError:
-            return 0.0
-        # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
-        G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
-        # A member adds nothing: its row of M is diagonal, and its own privacy has no weight.
-        private += np.einsum("cii->i", G)
-        blocks += streams.pull_back(G, outside[chunk])
-        squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
+    try:
+        for chunk, M in _invert_all(streams, decomposition.private_variance, factors, outside):
+            # Y Yᵀ is M Λ Mᵀ; rounding leaves an inverse not quite symmetric.
+            G = (M * weights[chunk][:, None, :]) @ M.transpose(0, 2, 1)
+            # A member adds nothing: its row of M is diagonal, and its own privacy has no weight.
+            private += np.einsum("cii->i", G)
+            blocks += streams.pull_back(G, outside[chunk])
+            squares += float((np.diagonal(M, axis1=1, axis2=2) ** 2 * weights[chunk]).sum())
+    except np.linalg.LinAlgError:
+        return 0.0
     t = _relative_pressure(A.diagonal(), streams.take(A), private=private, blocks=blocks)
     return squares / t if 0 < t < np.inf and squares < np.inf else 0.0
 
@@ -430,9 +394,8 @@ def _relative_pressure(
 ) -> float:
     """Return the least t with Σ_I Y_I Y_Iᵀ ⪯ t A on every group and all private noise.
 
-    ``private`` and ``blocks`` are those of the sum, each over the coalitions that do not know the
-    noise in question. Σ (Y_I)_ii² / (t b) is then a lower bound. Infinite where A is singular on a
-    group.
+    ``private`` and ``blocks`` are those of the sum. Σ (Y_I)_ii² / (t b) is then a lower bound.
+    Infinite where A is singular on a group.
     """
     with np.errstate(divide="ignore"):
         largest = float((private / diagonal).max())
@@ -449,48 +412,20 @@ def list_outside(num_agents: int, max_colluders: int) -> NDArray[np.bool_]:
 
     A smaller coalition knows less, so it asks for nothing more.
     """
-    members = np.array(list(combinations(range(num_agents), max_colluders)), dtype=int)
     outside = np.ones((math.comb(num_agents, max_colluders), num_agents), dtype=bool)
-    np.put_along_axis(outside, members.reshape(len(outside), max_colluders), False, axis=1)
+    for row, coalition in zip(outside, combinations(range(num_agents), max_colluders), strict=True):
+        row[list(coalition)] = False
     return outside
 
 
-def _hide_pairs(
-    theta: FloatArray, factors: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]
-) -> FloatArray:
-    """Return what ``Streams.hide`` does, without a product over streams."""
-    n, (i, j) = len(theta), pairs.T
-    R = np.zeros((n, n))
-    R[i, j] = R[j, i] = factors[:, 0] * factors[:, 1]
-    # Agent i has this variance of noise in common with agent j.
-    power = np.zeros((n, n))
-    power[i, j] = factors[:, 0] ** 2
-    power[j, i] = factors[:, 1] ** 2
-    # A pair is unknown if both of its agents are outside.
-    hidden = R * (outside[:, :, None] & outside[:, None, :])
-    agents = np.arange(n)
-    hidden[:, agents, agents] = theta + outside * (outside @ power.T)
-    return hidden
-
-
-def _pull_back_to_pairs(
-    matrices: FloatArray, pairs: IntArray, outside: NDArray[np.bool_]
-) -> FloatArray:
-    """Return what ``Streams.pull_back`` does, in one pass over all coalitions."""
-    i, j = pairs.T
-    unknown = outside[:, i] & outside[:, j]
-    diagonal = np.diagonal(matrices, axis1=1, axis2=2)
-    blocks = np.empty((len(pairs), 2, 2))
-    blocks[:, 0, 0] = (diagonal[:, i] * unknown).sum(axis=0)
-    blocks[:, 1, 1] = (diagonal[:, j] * unknown).sum(axis=0)
-    blocks[:, 0, 1] = blocks[:, 1, 0] = (matrices[:, i, j] * unknown).sum(axis=0)
-    return blocks
-
-
-def _chunks(outside: NDArray[np.bool_]) -> list[slice]:
-    """Return parts of all coalitions, whose matrices fit into memory together."""
-    size = max(1, _CHUNK_ENTRIES // outside.shape[1] ** 2)
-    return [slice(start, start + size) for start in range(0, len(outside), size)]
+def _invert_all(
+    streams: Streams, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield (R^(I))⁻¹ of all coalitions, as many at a time as fit into memory together."""
+    size = max(1, _CHUNK_ENTRIES // len(theta) ** 2)
+    for start in range(0, len(outside), size):
+        chunk = slice(start, start + size)
+        yield chunk, np.linalg.inv(streams.hide(theta, factors, outside[chunk]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -503,30 +438,6 @@ class Candidate:
     """Tr(A R) for b = 1 after the scaling that makes this candidate feasible."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pressure:
-    """Demands of the coalitions at a candidate, summed with the weights w of a softmax.
-
-    Attributes:
-        largest: The largest [(R^(I))⁻¹]_ii of an agent outside I.
-        smooth: (1/p) log Σ π x^p.
-        mean: Σ w x.
-        log_weights: log w, shape (coalitions, n).
-        multipliers: w/x, shape (coalitions, n).
-        private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
-        blocks: The same sum on each stream, over the coalitions that do not know it. At the
-            optimum it equals A/Tr(AR) wherever there is noise.
-    """
-
-    largest: float
-    smooth: float
-    mean: float
-    log_weights: FloatArray
-    multipliers: FloatArray
-    private: FloatArray
-    blocks: FloatArray
-
-
 class SplitSearch:
     """L-BFGS in rounds on log θ and the coordinates C⁻¹f of each factor in a metric C.
 
@@ -534,39 +445,33 @@ class SplitSearch:
     """
 
     def __init__(
-        self, problem: DesignProblem, evaluation: Inverses | PairUpdates, *, ridge: float = 0.0
+        self, problem: DesignProblem, streams: Streams, max_colluders: int, ridge: float
     ) -> None:
         A = problem.scaled_objective
         added = ridge * float(np.trace(A)) / len(A)
-        self.streams = evaluation.streams
-        self._evaluation = evaluation
+        self.streams = streams
+        self.uses_updates = streams.are_of_pairs and len(A) >= _LEAST_FOR_UPDATES
+        self.tolerance = _TOLERANCE_WITH_UPDATES if self.uses_updates else _TOLERANCE
+        self.outside = list_outside(len(A), max_colluders)
         self._true_diagonal = A.diagonal()
-        self._true_blocks = self.streams.take(A)
+        self._true_blocks = streams.take(A)
         self.diagonal = self._true_diagonal + added
-        self._blocks = self._true_blocks + added * np.eye(self.streams.members.shape[1])
+        self._blocks = self._true_blocks + added * np.eye(streams.members.shape[1])
         self._metric = _scale_blocks(self._blocks)
         # −∞ removes a member's own privacy from every sum: it is not at stake against itself.
-        self._log_prior = np.where(evaluation.outside, 0.0, -np.inf)
+        self._log_prior = np.where(self.outside, 0.0, -np.inf)
         self.evaluations = 0
         self.lower_bound = 0.0
         self.proof: FloatArray | None = None
         self.best = Candidate(np.empty(0), np.empty(0))
 
-    def run(
-        self,
-        start: Candidate,
-        tolerance: float,
-        max_evaluations: int,
-        *,
-        sharpness: Sequence[float],
-        stall: float = 0.0,
-    ) -> None:
+    def run(self, start: Candidate, sharpness: Sequence[float], max_evaluations: int) -> None:
         """Run rounds of L-BFGS until a candidate's own bound is close, or evaluations run out.
 
         A candidate that converged and its bound belong together, so that its multipliers prove the
-        bound. Two rounds at the largest of ``sharpness`` that improve the value by less than
-        ``stall``, relative, end the search too.
+        bound. With updates, two slow rounds at the largest of ``sharpness`` end the search too.
         """
+        stall = _STALL if self.uses_updates else 0.0
         z = self._pack(start)
         stalled = 0
         before = np.inf
@@ -578,10 +483,10 @@ class SplitSearch:
             candidate, pressure = self.evaluate(self._unpack(z), p)
             if pressure is None:
                 raise InvalidArgumentError("the objective is too ill-conditioned for this solver")
-            bound = self._bound(pressure, self._true_diagonal, self._true_blocks)
+            bound = pressure.bound(self._true_diagonal, self._true_blocks)
             # By the ridged A, which is what is minimised.
-            own_bound = self._bound(pressure, self.diagonal, self._blocks)
-            converged = candidate.value <= (1 + tolerance) * own_bound
+            own_bound = pressure.bound(self.diagonal, self._blocks)
+            converged = candidate.value <= (1 + self.tolerance) * own_bound
             if converged:
                 self.best = candidate
             if converged or self.proof is None or bound > self.lower_bound:
@@ -596,19 +501,21 @@ class SplitSearch:
             # The weights of a smooth maximum are too even to serve as multipliers.
             if is_sharp:
                 log_weights = np.maximum(pressure.log_weights, _PRIOR_FLOOR)
-                self._log_prior = np.where(self._evaluation.outside, log_weights, -np.inf)
+                self._log_prior = np.where(self.outside, log_weights, -np.inf)
             z = self._revive(candidate, pressure)
 
     def evaluate(self, candidate: Candidate, sharpness: float) -> tuple[Candidate, Pressure | None]:
-        """Return a candidate with its value, and the pressure on it, and keep the best."""
+        """Return a candidate with its value and pressure, None if not definite; keep the best."""
         self.evaluations += 1
-        pressure = self._evaluation.press(
-            candidate.theta, candidate.factors, self._log_prior, sharpness
-        )
-        if pressure is not None:
-            candidate = replace(candidate, value=self._trace(candidate) * pressure.largest)
-            if candidate.value < self.best.value:
-                self.best = candidate
+        pressure = Pressure(self.streams, self._log_prior, sharpness)
+        press = press_by_updates if self.uses_updates else press_by_inverses
+        try:
+            press(pressure, candidate.theta, candidate.factors, self.outside)
+        except np.linalg.LinAlgError:
+            return candidate, None
+        candidate = replace(candidate, value=self._trace(candidate) * pressure.largest)
+        if candidate.value < self.best.value:
+            self.best = candidate
         return candidate, pressure
 
     def _minimise(self, z: FloatArray, sharpness: float, max_evaluations: int) -> FloatArray:
@@ -625,34 +532,17 @@ class SplitSearch:
             gradient = np.concatenate([private, factors.ravel()])
             return float(np.log(trace)) + pressure.smooth, gradient
 
-        result = scipy.optimize.minimize(
-            fun,
-            z,
-            jac=True,
-            method="L-BFGS-B",
-            options={
-                # A minimum need not be exact: the weights π move it after every round.
-                "maxiter": _ITERATIONS_PER_ROUND,
-                "maxfun": max_evaluations,
-                "maxcor": _ITERATIONS_PER_ROUND,
-                # The search ends by its own certificate, not by a small change of the smoothed
-                # objective.
-                "ftol": 0.0,
-                "gtol": 1e-12,
-            },
-        )
-        solution: FloatArray = result.x
-        return solution
+        # A minimum need not be exact: the weights π move it after every round. The search ends by
+        # its own certificate, not by a small change of the smoothed objective.
+        rounds = {"maxiter": _ITERATIONS_PER_ROUND, "maxcor": _ITERATIONS_PER_ROUND}
+        options = {**rounds, "maxfun": max_evaluations, "ftol": 0.0, "gtol": 1e-12}
+        result = scipy.optimize.minimize(fun, z, jac=True, method="L-BFGS-B", options=options)
+        return np.asarray(result.x)
 
     def _trace(self, candidate: Candidate) -> float:
         F = candidate.factors
         shared = float(np.einsum("km,kmn,kn->", F, self._blocks, F))
         return float(candidate.theta @ self.diagonal) + shared
-
-    def _bound(self, pressure: Pressure, diagonal: FloatArray, blocks: FloatArray) -> float:
-        """Return a lower bound on Tr(A R) for b = 1 over all splits: see ``_relative_pressure``."""
-        t = _relative_pressure(diagonal, blocks, private=pressure.private, blocks=pressure.blocks)
-        return pressure.mean / t if 0 < t < np.inf else 0.0
 
     def _revive(self, candidate: Candidate, pressure: Pressure) -> FloatArray:
         """Return the point with a little noise in directions that would help but have died out.
@@ -700,81 +590,89 @@ def _scale_blocks(blocks: FloatArray) -> FloatArray:
     return metric
 
 
-class _Sums:
-    """Sums over coalitions with softmax weights, relative to the largest exponent so far."""
+class Pressure:
+    """What the coalitions demand of a candidate: sums over them with the weights w of a softmax.
 
-    def __init__(self, streams: Streams, sharpness: float) -> None:
-        self.sharpness = sharpness
-        self.top = -np.inf
-        self.mass = self.mean = 0.0
+    As in a streamed softmax, sums are relative to the largest weight so far until ``finish``.
+
+    Attributes:
+        x: all [(R^(I))⁻¹]_ii, shape (coalitions, n).
+        largest: the largest of an agent outside I.
+        smooth: (1/p) log Σ π x^p.
+        mean: Σ w x.
+        log_weights: log w, shape (coalitions, n).
+        multipliers: w/x, shape (coalitions, n).
+        private: [Σ_I M_I Λ_I M_I]_ii with Λ = diag(w/x), shape (n,).
+        blocks: the same sum on each stream, over the coalitions that do not know it. At the
+            optimum it equals A/Tr(AR) wherever there is noise.
+    """
+
+    largest: float
+    smooth: float
+    log_weights: FloatArray
+    multipliers: FloatArray
+
+    def __init__(self, streams: Streams, log_prior: FloatArray, sharpness: float) -> None:
+        self.streams = streams
+        self.x = np.empty_like(log_prior)
         self.private = np.zeros(streams.num_agents)
         self.blocks = np.zeros((*streams.members.shape, streams.members.shape[1]))
-        self.arrays = [self.private, self.blocks]
+        self.sums = [self.private, self.blocks]
+        self.mean = 0.0
+        self._mass = 0.0
+        self._top = -np.inf
+        self._log_prior = log_prior
+        self._sharpness = sharpness
 
-    def weigh(self, x: FloatArray, log_prior: FloatArray) -> FloatArray:
+    def weigh(self, chunk: slice, x: FloatArray) -> FloatArray:
         """Return Λ of some coalitions, shape (m, n), in units of the largest weight so far."""
-        exponents = self.sharpness * np.log(x) + log_prior
-        top = max(self.top, float(exponents.max()))
-        # As in a streamed softmax, earlier sums are scaled down to the new unit.
-        if (shrink := math.exp(self.top - top)) < 1:
-            self.mass = shrink * self.mass
-            self.mean = shrink * self.mean
-            for earlier in self.arrays:
+        self.x[chunk] = x
+        exponents = self._sharpness * np.log(x) + self._log_prior[chunk]
+        top = max(self._top, float(exponents.max()))
+        if (shrink := math.exp(self._top - top)) < 1:
+            self._mass *= shrink
+            self.mean *= shrink
+            for earlier in self.sums:
                 earlier *= shrink
-        self.top = top
+        self._top = top
         weights = np.exp(exponents - top)
-        self.mass += float(weights.sum())
+        self._mass += float(weights.sum())
         self.mean += float((weights * x).sum())
-        Lambda: FloatArray = weights / x
-        return Lambda
+        return np.asarray(weights / x)
 
-    def finish(self, x: FloatArray, log_prior: FloatArray) -> Pressure:
-        log_mass = self.top + math.log(self.mass)
-        log_weights = self.sharpness * np.log(x) + log_prior - log_mass
-        return Pressure(
-            largest=float(x[log_prior > -np.inf].max()),
-            smooth=log_mass / self.sharpness,
-            mean=self.mean / self.mass,
-            log_weights=log_weights,
-            multipliers=np.exp(log_weights) / x,
-            private=self.private / self.mass,
-            blocks=self.blocks / self.mass,
-        )
+    def finish(self) -> None:
+        """Normalise all sums, after the last coalition."""
+        log_mass = self._top + math.log(self._mass)
+        self.largest = float(self.x[self._log_prior > -np.inf].max())
+        self.smooth = log_mass / self._sharpness
+        self.log_weights = self._sharpness * np.log(self.x) + self._log_prior - log_mass
+        self.multipliers = np.exp(self.log_weights) / self.x
+        self.mean /= self._mass
+        self.private /= self._mass
+        self.blocks /= self._mass
 
-
-class Inverses:
-    """The coalitions of q insiders among n agents, by one inverse for each."""
-
-    def __init__(self, streams: Streams, max_colluders: int) -> None:
-        self.streams = streams
-        self.outside = list_outside(streams.num_agents, max_colluders)
-        self._chunks = _chunks(self.outside)
-
-    def press(
-        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
-    ) -> Pressure | None:
-        """Return the pressure of all coalitions on a candidate, or None if it is singular.
-
-        ``log_prior`` has shape (coalitions, n): −∞ for members, whose privacy is not at stake.
-        """
-        sums = _Sums(self.streams, sharpness)
-        x = np.empty_like(log_prior)
-        for chunk in self._chunks:
-            outside = self.outside[chunk]
-            try:
-                M = np.linalg.inv(self.streams.hide(theta, factors, outside))
-            except np.linalg.LinAlgError:
-                return None
-            x[chunk] = np.diagonal(M, axis1=1, axis2=2)
-            Lambda = sums.weigh(x[chunk], log_prior[chunk])
-            G = (M * Lambda[:, None, :]) @ M
-            sums.private += np.einsum("cii->i", G)
-            sums.blocks += self.streams.pull_back(G, outside)
-        return sums.finish(x, log_prior)
+    def bound(self, diagonal: FloatArray, blocks: FloatArray) -> float:
+        """Return a lower bound on Tr(A R) for b = 1 over all splits, by A on agents and streams."""
+        t = _relative_pressure(diagonal, blocks, private=self.private, blocks=self.blocks)
+        return self.mean / t if 0 < t < np.inf else 0.0
 
 
-class PairUpdates:
-    """The coalitions of q insiders among n agents, by low-rank updates of one inverse.
+def press_by_inverses(
+    pressure: Pressure, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
+) -> None:
+    """Sum the pressure of all coalitions, by one inverse for each."""
+    for chunk, M in _invert_all(pressure.streams, theta, factors, outside):
+        Lambda = pressure.weigh(chunk, np.diagonal(M, axis1=1, axis2=2))
+        G = (M * Lambda[:, None, :]) @ M
+        pressure.private += np.einsum("cii->i", G)
+        pressure.blocks += pressure.streams.pull_back(G, outside[chunk])
+    pressure.finish()
+
+
+def press_by_updates(
+    pressure: Pressure, theta: FloatArray, factors: FloatArray, outside: NDArray[np.bool_]
+) -> None:
+    """Sum the pressure of all coalitions, where groups are pairs, by updates of one inverse.
 
     An insider c knows the streams of its own pairs. With these as the columns of B_c, and Y = R⁻¹,
 
@@ -788,80 +686,65 @@ class PairUpdates:
     and Z = B_cᵀ M_c has the rows of M_c that belong to the pairs of c. Larger coalitions are the
     same computation once for each set of all members but the last, whose streams are left out of R.
     """
-
-    def __init__(self, streams: Streams, max_colluders: int) -> None:
-        self.streams = streams
-        self.outside = list_outside(streams.num_agents, max_colluders)
-        self._max_colluders = max_colluders
-        # The numbers of each agent's pairs, and which end of them it is.
-        self._own = [np.nonzero(streams.members == agent) for agent in range(streams.num_agents)]
-
-    def press(
-        self, theta: FloatArray, factors: FloatArray, log_prior: FloatArray, sharpness: float
-    ) -> Pressure | None:
-        """See ``Inverses.press``."""
-        n = len(theta)
-        pairs = self.streams.members
-        # The pressure on a pair is divided by these numbers.
-        factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
-        sums = _Sums(self.streams, sharpness)
-        # Σ BV and Σ Λ over the insiders of a base, where (I + BZ) Λ (I + BZ)ᵀ is
-        # Λ + BV + (BV)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
-        inner = np.zeros((n, n))
-        diagonal = np.zeros(n)
-        # By pair and end: the pressure of the insider at the other end.
-        known = np.zeros((len(pairs), 2))
-        sums.arrays += [inner, diagonal, known]
-        x = np.empty_like(log_prior)
-        number = 0
-        for outer in combinations(range(n), max(self._max_colluders - 1, 0)):
-            # The outer members' streams are left out; those of each last member are updates.
-            last = range(outer[-1] + 1 if outer else 0, n) if self._max_colluders else (None,)
-            is_known: NDArray[np.bool_] = np.isin(pairs, outer).max(axis=1)
-            unknown = np.where(is_known[:, None], 0.0, factors)
-            Y = invert_definite(self.streams.hide(theta, unknown, np.ones((1, n), dtype=bool))[0])
-            if Y is None:
-                return None
-            for insider in last:
-                row = slice(number, number + 1)
-                number += 1
-                if insider is None:
-                    x[row] = Y.diagonal()
-                    diagonal += sums.weigh(x[row], log_prior[row])[0]
-                    continue
-                own, ends = self._own[insider]
-                partners = pairs[own, 1 - ends]
-                # The columns of B have f at the insider and g at the partner. P = BᵀY.
-                f, g = unknown[own, ends], unknown[own, 1 - ends]
-                P = g[:, None] * Y[partners] + f[:, None] * Y[insider]
-                K = np.eye(len(own)) - P[:, partners] * g - P[:, [insider]] * f
-                try:
-                    Z = np.linalg.solve(K, P)
-                except np.linalg.LinAlgError:
-                    return None
-                found = Y.diagonal() + np.einsum("kn,kn->n", P, Z)
-                # Where a step of the search went too far, K is not definite and x is no precision.
-                x[row] = np.where(found > 0, found, np.finfo(np.float64).max ** 0.25)
-                Lambda = sums.weigh(x[row], log_prior[row])[0]
-                V = Z * Lambda
-                H = V @ Z.T
-                known[own, 1 - ends] += H.diagonal()
-                V[:, partners] += H * g / 2
-                V[:, insider] += H @ f / 2
-                inner[partners] += g[:, None] * V
-                inner[insider] += f @ V
-                diagonal += Lambda
-            G = inner + inner.T
-            G[np.diag_indices_from(G)] += diagonal
-            T = Y @ G @ Y
-            sums.private += T.diagonal()
-            open_pairs = pairs[~is_known]
-            sums.blocks[~is_known] += T[open_pairs[:, :, None], open_pairs[:, None, :]]
-            # Y of the next base is another one; what was summed under this Y is done.
-            inner[:] = 0
-            diagonal[:] = 0
-        # Without the pressure of insiders on their own pairs: row a of B_cᵀ M_c is f times the
-        # partner's row of M_c.
-        for end in (0, 1):
-            sums.blocks[:, end, end] -= known[:, end] / np.square(factors[:, end])
-        return sums.finish(x, log_prior)
+    n = len(theta)
+    pairs = pressure.streams.members
+    q = n - int(outside[0].sum())
+    # The pressure on a pair is divided by these numbers.
+    factors = np.where(abs(factors) < _LEAST_COEFFICIENT, _LEAST_COEFFICIENT, factors)
+    # The numbers of each agent's pairs, and which end of them it is.
+    pairs_of = [np.nonzero(pairs == agent) for agent in range(n)]
+    # Σ BV and Σ Λ over the insiders of a base, where (I + BZ) Λ (I + BZ)ᵀ is
+    # Λ + BV + (BV)ᵀ with V = ZΛ + HBᵀ/2 and H = ZΛZᵀ.
+    inner = np.zeros((n, n))
+    diagonal = np.zeros(n)
+    # By pair and end: the pressure of the insider at the other end.
+    known = np.zeros((len(pairs), 2))
+    pressure.sums += [inner, diagonal, known]
+    number = 0
+    for outer in combinations(range(n), max(q - 1, 0)):
+        # The outer members' streams are left out; those of each last member are updates.
+        last = range(outer[-1] + 1 if outer else 0, n) if q else (None,)
+        is_known: NDArray[np.bool_] = np.isin(pairs, outer).max(axis=1)
+        unknown = np.where(is_known[:, None], 0.0, factors)
+        R = pressure.streams.hide(theta, unknown, np.ones((1, n), dtype=bool))[0]
+        if (Y := invert_definite(R)) is None:
+            raise np.linalg.LinAlgError
+        for insider in last:
+            row = slice(number, number + 1)
+            number += 1
+            if insider is None:
+                diagonal += pressure.weigh(row, Y.diagonal()[None])[0]
+                continue
+            own, ends = pairs_of[insider]
+            partners = pairs[own, 1 - ends]
+            # The columns of B have f at the insider and g at the partner. P = BᵀY.
+            f, g = unknown[own, ends], unknown[own, 1 - ends]
+            P = g[:, None] * Y[partners] + f[:, None] * Y[insider]
+            K = np.eye(len(own)) - P[:, partners] * g - P[:, [insider]] * f
+            Z = np.linalg.solve(K, P)
+            x = Y.diagonal() + np.einsum("kn,kn->n", P, Z)
+            # Where a step of the search went too far, K is not definite and x is no precision.
+            x = np.where(x > 0, x, np.finfo(np.float64).max ** 0.25)
+            Lambda = pressure.weigh(row, x[None])[0]
+            V = Z * Lambda
+            H = V @ Z.T
+            known[own, 1 - ends] += H.diagonal()
+            V[:, partners] += H * g / 2
+            V[:, insider] += H @ f / 2
+            inner[partners] += g[:, None] * V
+            inner[insider] += f @ V
+            diagonal += Lambda
+        G = inner + inner.T
+        G[np.diag_indices_from(G)] += diagonal
+        T = Y @ G @ Y
+        pressure.private += T.diagonal()
+        open_pairs = pairs[~is_known]
+        pressure.blocks[~is_known] += T[open_pairs[:, :, None], open_pairs[:, None, :]]
+        # Y of the next base is another one; what was summed under this Y is done.
+        inner[:] = 0
+        diagonal[:] = 0
+    # Without the pressure of insiders on their own pairs: row a of B_cᵀ M_c is f times the
+    # partner's row of M_c.
+    for end in (0, 1):
+        pressure.blocks[:, end, end] -= known[:, end] / np.square(factors[:, end])
+    pressure.finish()

@@ -42,10 +42,6 @@ def design_masks(
         For every coalition I of ``max_colluders`` agents, the masks of the other agents H make
         their messages uniform given their sum, which has private noise of variance at least
         1/min b. Raises ``InfeasibleError`` unless the seeds that I does not know join all of H.
-
-    >>> noise = design_masks(np.full(4, 2.0), ((0, 1), (1, 2), (2, 3), (0, 3)), 1)
-    >>> round(noise.total_variance * 2.0, 6)  # × a trusted server's: n/(n − q)
-    1.333333
     """
     n = len(precision_caps)
     cap = float(precision_caps.min())
@@ -87,7 +83,10 @@ def worst_masked_precision(noise: Decomposition, max_colluders: int) -> FloatArr
         return worst
     if not has_connectivity(noise, max_colluders):
         return np.full(n, math.inf)
-    return np.full(n, whole_precision(noise, max_colluders))
+    # Any coalition learns the sum of all honest agents alone; that of those with most private noise
+    # leaves the least.
+    left = np.sort(noise.private_variance)[: n - max_colluders]
+    return np.full(n, float(1 / left.sum()) * (1 + 2 * (n + 2) * 2.0**-52))
 
 
 def lists_coalitions(noise: Decomposition, max_colluders: int) -> bool:
@@ -100,24 +99,14 @@ def lists_coalitions(noise: Decomposition, max_colluders: int) -> bool:
     return is_few and (is_small or any(len(group) != 2 for group in noise.seed_groups))
 
 
-def whole_precision(noise: Decomposition, max_colluders: int) -> float:
-    """Return the precision where any such coalition learns the sum of all honest agents alone."""
-    # The coalition of those with most private noise leaves the least.
-    left = np.sort(noise.private_variance)[: noise.num_agents - max_colluders]
-    return float(1 / left.sum()) * (1 + 2 * (noise.num_agents + 2) * 2.0**-52)
-
-
 def has_connectivity(noise: Decomposition, max_colluders: int) -> bool:
     """Return whether seeds of pairs are proved to stay connected without any q agents."""
-    if any(len(group) != 2 for group in noise.seed_groups):
+    n, groups = noise.num_agents, noise.seed_groups
+    if any(len(group) != 2 for group in groups):
         return False
-    n = noise.num_agents
-    # All pairs: whoever is left is joined.
-    if len(noise.seed_groups) == math.comb(n, 2):
-        return True
-    # The connectivity of a graph that is not complete is at least its second eigenvalue
-    # (Fiedler 1973).
-    return bound_second_eigenvalue(noise.seed_groups, n) > max_colluders
+    # Of all pairs, whoever is left is joined. The connectivity of a graph that is not complete is
+    # at least its second eigenvalue (Fiedler 1973).
+    return len(groups) == math.comb(n, 2) or bound_second_eigenvalue(groups, n) > max_colluders
 
 
 def check_connectivity(noise: Decomposition, max_colluders: int) -> bool:
@@ -126,8 +115,7 @@ def check_connectivity(noise: Decomposition, max_colluders: int) -> bool:
     It shares no code with :func:`has_connectivity`: the smallest set of agents that separates two
     others is found by maximum flows (Menger's theorem).
     """
-    graph = nx.Graph()
-    graph.add_nodes_from(range(noise.num_agents))
+    graph = nx.empty_graph(noise.num_agents)
     graph.add_edges_from(noise.seed_groups)
     return int(nx.node_connectivity(graph)) > max_colluders
 
@@ -138,10 +126,6 @@ def bound_second_eigenvalue(pairs: SeedGroups, num_agents: int) -> float:
     Above 2000 agents a Lanczos iteration from a random start bounds it. The bound is wrong with a
     probability of at most 10⁻¹⁵ over the start, whatever the graph is (Kuczyński and Woźniakowski
     1992, Theorem 3.2).
-
-    >>> from itertools import combinations
-    >>> round(bound_second_eigenvalue(tuple(combinations(range(6), 2)), 6), 5)
-    6.0
     """
     A = adjacency(pairs, num_agents)
     L = scipy.sparse.csr_array(scipy.sparse.diags_array(A.sum(axis=1)) - A)

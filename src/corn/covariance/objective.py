@@ -20,8 +20,7 @@ from corn.covariance.decomposition import Decomposition
 from corn.topology.mixing import STOCHASTIC_TOLERANCE, require_symmetric, spectrum
 from corn.topology.network import Mixing, Network
 
-DISAGREEMENT_WEIGHT = 0.1
-"""The default weight of disagreement, for runs that end with a cool-down."""
+DISAGREEMENT_WEIGHT = 0.1  # by default, for runs that end with a cool-down
 
 LARGE_DISAGREEMENT = 0.35
 """κ above which models that are not linear lose accuracy (measured in docs/results/gossip.md)."""
@@ -29,7 +28,7 @@ LARGE_DISAGREEMENT = 0.35
 # Not zero, or A would be singular in all directions but the average, and noise unbounded.
 _LEAST_WEIGHT = 1e-6
 _LONGEST = 1e9
-_MOST_MOMENTUM = 0.999
+_MOST_MOMENTUM = 0.999  # a memory of a thousand steps
 _MOST_DEFAULT_MOMENTUM = 0.97
 _LARGEST = 1e50  # products of such numbers stay far from overflow
 _SEMIDEFINITE_TOLERANCE = 1e-10
@@ -55,9 +54,8 @@ class Horizon:
     most of what mixing turns into disagreement. A is then the stationary energy of noise that
     passes through both.
 
-    >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]])
-    array([[0.5, 0.5],
-           [0.5, 0.5]])
+    >>> Horizon().matrix([[0.5, 0.5], [0.5, 0.5]]).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
     """
 
     length: float = 1.0
@@ -101,9 +99,8 @@ class FiniteRun:
 
     A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum.
 
-    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]])
-    array([[2., 2.],
-           [2., 2.]])
+    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]]).tolist()
+    [[2.0, 2.0], [2.0, 2.0]]
     """
 
     step_sizes: Sequence[float]
@@ -174,8 +171,7 @@ ObjectiveLike: TypeAlias = Objective | ArrayLike | Callable[[FloatArray], ArrayL
 def energy_of_average(objective: Objective, num_agents: int) -> float:
     """Return the energy of unit noise in the average: all that an objective weighs in exact sums.
 
-    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n: the unit
-    of the energy, which does not change what noise is best.
+    With W = 11ᵀ/n all noise is in the average at once, and A is this number times 11ᵀ/n.
     """
     if not isinstance(objective, GivenObjective):
         return float(objective.matrix(np.ones((1, 1)))[0, 0])
@@ -184,20 +180,6 @@ def energy_of_average(objective: Objective, num_agents: int) -> float:
     rule = "positive for noise in the average, the only noise that exact sums leave"
     require(total > _SEMIDEFINITE_TOLERANCE * np.trace(A), "objective", rule, f"1ᵀA1 = {total:.3g}")
     return total / num_agents
-
-
-def disagreement_matrix(mixing_matrix: ArrayLike, momentum: float) -> FloatArray:
-    """Return D: η² Tr(D R)/n is the stationary variance of disagreement, for any step size η.
-
-    It is per coordinate, and the mean over agents. Disagreement follows
-    x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the discount of a horizon: nothing but
-    mixing lowers it. The rows of W must sum to one, and its agents must come to agree.
-
-    >>> disagreement_matrix([[0.75, 0.25], [0.25, 0.75]], 0.0).round(4).tolist()
-    [[0.1667, -0.1667], [-0.1667, 0.1667]]
-    """
-    W = _read_weights(mixing_matrix)
-    return _accumulate(W - 1 / len(W), 1.0, momentum)
 
 
 def disagreement_ratio(
@@ -211,11 +193,11 @@ def disagreement_ratio(
     """Return κ of noise, or of a covariance: 0 for exact sums, infinite where agents never agree.
 
     κ is the stationary standard deviation of disagreement, a coordinate of x_i minus the average
-    model, over that of a trusted server's noise in all T steps, √T/(n √b). Both grow with the step
-    size, which cancels: κ² = n b Tr(D R)/T with D of `disagreement_matrix` (docs/theory.md,
-    “Disagreement”).
-
-    The server's ``precision_cap`` b is the strictest.
+    model, over that of a trusted server's noise in all T steps, √T/(n √b), where ``precision_cap``
+    b is the strictest. Both grow with the step size, which cancels: κ² = n b Tr(D R)/T, where
+    η² Tr(D R)/n is the stationary variance of disagreement per coordinate (docs/theory.md,
+    “Disagreement”). Disagreement follows x ← (W − 11ᵀ/n)(x − η m), m ← β m + (1 − β) v, without the
+    discount of a horizon: nothing but mixing lowers it.
 
     >>> from corn.topology import load_network
     >>> ring = load_network("ring:4", mixing="gossip")
@@ -232,21 +214,20 @@ def disagreement_ratio(
         energy = math.inf
     else:
         R = noise.covariance if isinstance(noise, Decomposition) else noise
-        energy = float((disagreement_matrix(network.step_matrix, momentum) * R).sum())
+        W = _read_weights(network.step_matrix)
+        energy = float((_accumulate(W - 1 / n, 1.0, momentum) * R).sum())
     # Rounding may leave a little below zero of noise that all agents share.
     return math.sqrt(max(energy, 0.0) * n * precision_cap / num_steps)
 
 
 def _project_on_averages(W: FloatArray) -> FloatArray:
     """Return P: every agent's value becomes the average of its connected part of the network."""
-    sums = W.sum(axis=1) - 1
-    require(
-        bool(np.abs(sums).max() <= STOCHASTIC_TOLERANCE),
-        "mixing_matrix",
-        "one whose rows sum to 1, which splits noise into averages and disagreement",
-        f"a sum of {1 + sums[np.abs(sums).argmax()]:.9g}",
-        advice="or take disagreement_weight=1",
-    )
+    sums = W.sum(axis=1)
+    worst = float(sums[np.abs(sums - 1).argmax()])
+    rule = "one whose rows sum to 1, which splits noise into averages and disagreement"
+    is_split = abs(worst - 1) <= STOCHASTIC_TOLERANCE
+    advice = "or take disagreement_weight=1"
+    require(is_split, "mixing_matrix", rule, f"a sum of {worst:.9g}", advice=advice)
     # Parts that exchange nothing never agree, so each has an average of its own. From the links and
     # not from eigenvalues near 1, which a slow but connected network has too.
     _, part = scipy.sparse.csgraph.connected_components(scipy.sparse.csr_matrix(W != 0))
@@ -267,7 +248,7 @@ def _rebuild(eigenvectors: FloatArray, eigenvalues: FloatArray) -> FloatArray:
 
 
 def check_momentum(momentum: float) -> None:
-    """Raise unless a momentum is from 0 to 0.999, a memory of a thousand steps."""
+    """Raise unless a momentum is from 0 to 0.999."""
     require_in_range("momentum", momentum, 0, _MOST_MOMENTUM)
 
 
@@ -277,9 +258,6 @@ def momentum_gain(contraction: ArrayLike, momentum: float) -> FloatArray:
     ``contraction`` has the numbers a of each mode. The impulse response of the mode with momentum β
     is (1 − β) times that of 1/((1 − az)(1 − βz)), whose energy is
     (1 − (aβ)²)/((1 − a²)(1 − β²)(1 − aβ)²).
-
-    >>> momentum_gain([-0.5, 0.0, 0.5, 1.0], 0.5).round(4).tolist()
-    [0.2, 0.3333, 0.5556, 1.0]
     """
     ab = np.asarray(contraction) * momentum
     share = (1 - momentum) / (1 + momentum)
@@ -297,13 +275,9 @@ def _accumulate(W: FloatArray, discount: float, momentum: float) -> FloatArray:
         return np.asarray(W.T @ W) * float(momentum_gain(0.0, momentum))
     w, U = np.linalg.eigh(W)
     q = w**2
-    require(
-        bool((discount * q < 1).all()),
-        "mixing_matrix",
-        "without powers that grow faster than this horizon discounts them",
-        "a matrix that amplifies",
-        advice="use weights whose rows sum to 1, or a shorter length",
-    )
+    rule = "without powers that grow faster than this horizon discounts them"
+    is_bounded = bool((discount * q < 1).all())
+    require(is_bounded, "mixing_matrix", rule, "a matrix that amplifies")
     gain = momentum_gain(math.sqrt(discount) * w, momentum)
     return _rebuild(U, q / (1 - discount * q) * gain)
 
@@ -316,7 +290,8 @@ def default_objective(
     Noise accumulates over a fifth of the run. The loss after training is flat in the length of the
     horizon between a fifteenth and a half of the run, and in the weight of disagreement between
     0.03 and 0.3 if the run ends with a cool-down, so that a rule without tuning suffices. Momentum
-    lowers disagreement, which exact sums do not have: there it would only delay the models.
+    lowers disagreement, which exact sums do not have. β averages about 1/(1 − β) releases: here a
+    sixth of the run, and 33 steps at most. Models follow gradients by so much later.
 
     >>> default_objective(5000)
     Horizon(length=1000.0, disagreement_weight=0.1, momentum=0.97)
@@ -324,20 +299,9 @@ def default_objective(
     0.0
     """
     if momentum is None:
-        momentum = default_momentum(num_steps) if mixing == "gossip" else 0.0
+        usual = min(max(1 - 6 / num_steps, 0.0), _MOST_DEFAULT_MOMENTUM)
+        momentum = usual if mixing == "gossip" else 0.0
     return Horizon(max(1.0, num_steps / 5), DISAGREEMENT_WEIGHT, momentum)
-
-
-def default_momentum(num_steps: int) -> float:
-    """Return 1 − 6/T, but at least 0 and at most 0.97.
-
-    Momentum β averages about 1/(1 − β) releases: here a sixth of the run, and 33 steps at most.
-    Models follow gradients by so much later.
-
-    >>> [default_momentum(num_steps) for num_steps in (6, 12, 120, 1000)]
-    [0.0, 0.5, 0.95, 0.97]
-    """
-    return min(max(1 - 6 / num_steps, 0.0), _MOST_DEFAULT_MOMENTUM)
 
 
 ONE_STEP = Horizon()

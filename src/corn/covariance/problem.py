@@ -1,18 +1,24 @@
-"""The design problem and its solution as records: what is asked, what was found, how good it is."""
+"""The design problem and its solution, which is private as far as a computed inverse says so.
+
+Every design ends here: `conclude` scales its covariance to the caps, by inverses from Cholesky
+factors.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
+import scipy.linalg
+from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition, split_blocks, split_pairs
-from corn.covariance.feasibility import expand_caps, scale_covariance
 from corn.covariance.threat import EAVESDROPPER, ThreatModel
 from corn.errors import InfeasibleError
 from corn.topology.graphs import Graph
@@ -32,16 +38,14 @@ Status: TypeAlias = Literal[
     "reference",
 ]
 
-DEFAULT_NOISE_RATIO = 32.0
-"""Default limit on an agent's noise, in units of its own LDP standard deviation 1/√b_i.
-
-Correlated noise cancels in the average of models, and float32 cancels only what it represents:
-noise 32 times as strong as LDP's leaves a rounding error of 32 · 6e-8 = 2e-6 LDP deviations, far
-below the noise that privacy demands anyway.
-"""
-
-LARGEST_NOISE_RATIO = 3e3
-"""Beyond this, float64 itself cannot invert the covariance to a useful accuracy."""
+# Limits on an agent's noise, in units of its own LDP standard deviation 1/√b_i. Correlated noise
+# cancels in the average of models, and float32 cancels only what it represents: noise 32 times as
+# strong as LDP's leaves a rounding error of 32 · 6e-8 = 2e-6 LDP deviations, far below the noise
+# that privacy demands anyway. Beyond 3000, float64 itself cannot invert the covariance accurately.
+_DEFAULT_NOISE_RATIO, _LARGEST_NOISE_RATIO = 32.0, 3e3
+# The margin doubles each time, from one unit in the last place: the last one is about 10⁻⁴.
+_MAX_RESCALINGS = 40
+_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,7 @@ class DesignProblem:
     Solvers know one cap for all. With t_i = √(min b/b_i) and R = T R' T the problem is the same one
     for T A T: Tr(A R) = Tr(T A T R'), and [R⁻¹]_ii = [R'⁻¹]_ii b_i/min b ≤ b_i where R' keeps the
     strictest cap for every agent. So solvers minimise ``scaled_objective``, in units where the
-    strictest cap is 1, and ``restore`` what they find. Bounds carry over with the values.
+    strictest cap is 1, and ``rescale`` what they find. Bounds carry over with the values.
 
     Attributes:
         objective_matrix: A, shape (n, n).
@@ -62,9 +66,8 @@ class DesignProblem:
             (3000/√b_i).
         mixing_matrix: W of a step, for mechanisms that look at more than A.
 
-    >>> problem = DesignProblem(np.eye(2), np.array([1.0, 4.0]))
-    >>> problem.num_agents, problem.strictest_cap
-    (2, 1.0)
+    >>> DesignProblem(np.eye(2), np.array([1.0, 4.0])).strictest_cap
+    1.0
     """
 
     objective_matrix: FloatArray
@@ -77,21 +80,14 @@ class DesignProblem:
     def __post_init__(self) -> None:
         caps = expand_caps(self.precision_caps, self.num_agents)
         object.__setattr__(self, "precision_caps", caps)
-        require(
-            bool(np.trace(self.objective_matrix) > 0),
-            "the objective",
-            "positive for some agent's noise",
-            "zero for every agent",
-            advice="check mixing_matrix and objective",
-        )
+        is_positive = bool(np.trace(self.objective_matrix) > 0)
+        require(is_positive, "the objective", "positive for some agent's noise", "zero for all")
         limit = self.max_noise_std
         ldp_std = 1 / math.sqrt(self.strictest_cap)
         # R_ii ≥ 1/[R⁻¹]_ii ≥ 1/b_i for every positive definite R: a smaller limit has no solution.
         if limit is not None and not limit >= ldp_std * (1 - 1e-12):
             raise InfeasibleError(
-                f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, the noise that "
-                f"an agent needs under the strictest cap, found {limit}; raise it, or the privacy "
-                "budget"
+                f"max_noise_std must be at least 1/√precision_cap = {ldp_std:.6g}, found {limit}"
             )
 
     @property
@@ -112,13 +108,10 @@ class DesignProblem:
     @cached_property
     def scaled_objective(self) -> FloatArray:
         """T A T, shape (n, n); A itself, not a copy, where all caps are equal."""
-        return self._scale(self.objective_matrix)
+        return self.rescale(self.objective_matrix)
 
-    def restore(self, scaled_covariance: FloatArray) -> FloatArray:
-        """Return T R' T: the covariance of agents whose noise is R' in units of their own."""
-        return self._scale(scaled_covariance)
-
-    def _scale(self, matrix: FloatArray) -> FloatArray:
+    def rescale(self, matrix: FloatArray) -> FloatArray:
+        """Return T A T of an objective, or T R' T of noise in units of the strictest cap."""
         if self.precision_caps.max() == self.strictest_cap:
             return matrix
         # The outer product is exactly symmetric, and so is the result.
@@ -128,8 +121,8 @@ class DesignProblem:
     def variance_ratio_limits(self) -> FloatArray:
         """The largest b_i·R_ii allowed, at least 1, shape (n,)."""
         if self.max_noise_std is None:
-            return np.full(self.num_agents, DEFAULT_NOISE_RATIO**2)
-        stds = np.minimum(self.max_noise_std, LARGEST_NOISE_RATIO / np.sqrt(self.precision_caps))
+            return np.full(self.num_agents, _DEFAULT_NOISE_RATIO**2)
+        stds = np.minimum(self.max_noise_std, _LARGEST_NOISE_RATIO / np.sqrt(self.precision_caps))
         return np.maximum(1.0, stds**2 * self.precision_caps)
 
     def value(self, covariance: FloatArray) -> float:
@@ -154,9 +147,6 @@ class Design:
             user's own, scaled to the caps. ``reference``: no guarantee against an eavesdropper
             (central, none).
         covariance: R, shape (n, n).
-        precision: R⁻¹, shape (n, n), from the Cholesky factor of R; its diagonal is at most
-            b, exactly. None for references, whose R is singular.
-        factor: F with R = F Fᵀ, shape (n, k); noise is F times k standard normals.
         precision_caps: b, shape (n,).
         value: Tr(A R).
         lower_bound: a certified lower bound on Tr(A R) over every covariance under the caps, no
@@ -177,16 +167,12 @@ class Design:
     >>> noise = design(path, 1.0, objective=Horizon(1000), threat=EAVESDROPPER)
     >>> noise.status, round(noise.value, 2), round(noise.central_ratio, 2)
     ('optimal', 163.18, 1.28)
-    >>> bool((noise.precision.diagonal() <= noise.precision_caps).all())
-    True
     """
 
     mechanism: MechanismName
     solver: SolverName
     status: Status
     covariance: FloatArray
-    precision: FloatArray | None
-    factor: FloatArray
     precision_caps: FloatArray
     value: float
     lower_bound: float
@@ -232,16 +218,6 @@ class Design:
         return float(self.precision_caps.min())
 
     @property
-    def normalized_value(self) -> float:
-        """Value × min b: the same for every budget, and for all budgets in the same proportion."""
-        return self.value * self.strictest_cap
-
-    @property
-    def normalized_lower_bound(self) -> float:
-        """Lower bound × min b."""
-        return self.lower_bound * self.strictest_cap
-
-    @property
     def noise_std(self) -> FloatArray:
         """√R_ii: the standard deviation of each agent's noise, shape (n,)."""
         return np.sqrt(self.covariance.diagonal())
@@ -249,7 +225,7 @@ class Design:
     @property
     def average_noise_variance(self) -> float:
         """1ᵀR1/n²: the noise left in the average of all models."""
-        return float(np.square(self.factor.sum(axis=0)).sum()) / self.num_agents**2
+        return float(self.covariance.sum()) / self.num_agents**2
 
     @property
     def central_ratio(self) -> float:
@@ -273,9 +249,6 @@ def weighting_gain(precision_caps: FloatArray) -> float:
     s² ≥ w_i²/b_i for every agent i. Hence s Σ √b_i ≥ Σ w_i = 1, and w_i ∝ √b_i attains the least
     s² = 1/(Σ √b_i)². The plain average needs s² = 1/(n² min b). The two are equal if all caps are.
     The weighted average leans towards the data of agents with a weak promise.
-
-    >>> weighting_gain(np.array([1.0, 1.0])), weighting_gain(np.array([1.0, 9.0]))
-    (1.0, 4.0)
     """
     return float(np.sqrt(precision_caps / precision_caps.min()).mean() ** 2)
 
@@ -286,9 +259,9 @@ def conclude(
     *,
     mechanism: MechanismName,
     solver: SolverName,
-    lower_bound: float,
-    iterations: int,
     status: Status,
+    lower_bound: float,
+    iterations: int = 0,
     tolerance: float | None = None,
 ) -> Design:
     """Scale a covariance to the problem's caps, check it independently, and return the design.
@@ -296,7 +269,7 @@ def conclude(
     A gap within ``tolerance`` is ``optimal`` whatever explains a larger one; ``status`` is that
     explanation. Without a tolerance ``status`` stands.
     """
-    R, Y, F = scale_covariance(covariance, problem.precision_caps)
+    R = scale_covariance(covariance, problem.precision_caps)
     value = problem.value(R)
     # At convergence rounding can leave the value a little below the bound; the smaller of two
     # lower bounds is one too.
@@ -308,11 +281,98 @@ def conclude(
         solver=solver,
         status=status,
         covariance=R,
-        precision=Y,
-        factor=F,
         precision_caps=problem.precision_caps,
         value=value,
         lower_bound=bound,
         iterations=iterations,
         threat=problem.threat,
     )
+
+
+def expand_caps(precision_caps: ArrayLike, num_agents: int) -> FloatArray:
+    """Return the precision cap b_i of each agent, shape (n,); one number is the cap of all."""
+    given = np.asarray(precision_caps)
+    # A bool is a number to Python, and surely a mistake here, as is text that holds a number.
+    require(given.dtype.kind in "iuf", "precision_caps", "numbers", f"{precision_caps!r:.60}")
+    rule = f"one number, or {num_agents}, one for each agent"
+    require(given.shape in ((), (num_agents,)), "precision_caps", rule, f"shape {given.shape}")
+    wrong = given[~((given > 0) & (given < np.inf))]
+    require(not wrong.size, "precision_caps", "positive and finite", wrong[:1].tolist())
+    caps = np.broadcast_to(given, (num_agents,)).astype(np.float64)
+    caps.setflags(write=False)
+    return caps
+
+
+def invert_covariance(covariance: FloatArray) -> FloatArray:
+    """Return R⁻¹, exactly symmetric, by Cholesky; raise for a singular R.
+
+    Singular noise leaves some combination of gradients without any noise, so that no finite ε
+    holds: guideline (G1) of the paper.
+    """
+    F = _try_cholesky(covariance)
+    # Rounding lets Cholesky pass on a singular matrix with pivots of the size of the error, which
+    # is relative to each agent's own variance: scaling rows and columns does not change it.
+    floors = 4 * len(covariance) * _EPS * covariance.diagonal()
+    if F is None or (np.square(F.diagonal()) <= floors).any():
+        raise InfeasibleError(
+            "the covariance is singular: some combination of agents carries no noise, so there is "
+            "no privacy guarantee against an eavesdropper; add independent noise for every agent"
+        )
+    return _invert_from_factor(F)
+
+
+def invert_definite(matrix: FloatArray) -> FloatArray | None:
+    """Return the inverse of a positive definite matrix, or None where Cholesky fails."""
+    F = _try_cholesky(matrix)
+    return None if F is None else _invert_from_factor(F)
+
+
+def scale_to_cap(worst_ratio: Callable[[float], float]) -> float:
+    """Return the factor on all noise variances at which the worst [R⁻¹]_ii/b_i is just below 1.
+
+    ``worst_ratio`` maps a factor to the largest ratio *as computed* for noise scaled by it. In
+    exact arithmetic one evaluation would do. Scaling changes the rounding, so the result is
+    computed again until it is on the private side, with a margin that doubles.
+    """
+    scale = worst_ratio(1.0)
+    for attempt in range(_MAX_RESCALINGS):
+        excess = worst_ratio(scale)
+        if excess <= 1:
+            return scale
+        scale *= excess * (1 + 2**attempt * _EPS)
+    raise InfeasibleError(
+        "the covariance is too ill-conditioned to certify its privacy in float64; lower "
+        "max_noise_std or raise ridge"
+    )
+
+
+def scale_covariance(covariance: FloatArray, precision_caps: FloatArray) -> FloatArray:
+    """Return R scaled so that every computed [R⁻¹]_ii ≤ b_i, and one is just below.
+
+    The distance from b is the rounding of such an inverse, (n + 4)·ε·max(b_i R_ii), so that the
+    exact inverse, and one computed any other way, is below b as well.
+    """
+
+    def worst_ratio(scale: float) -> float:
+        R = covariance * scale
+        largest = float((invert_covariance(R).diagonal() / precision_caps).max())
+        strongest = float((R.diagonal() * precision_caps).max())
+        # Even one agent's root, reciprocal, square and ratio round seven times, by ε/2 each.
+        return largest * (1 + (len(R) + 4) * _EPS * strongest * largest)
+
+    return covariance * scale_to_cap(worst_ratio)
+
+
+def _try_cholesky(matrix: FloatArray) -> FloatArray | None:
+    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=True, clean=True)
+    return factor if info == 0 else None
+
+
+def _invert_from_factor(factor: FloatArray) -> FloatArray:
+    """Return (F Fᵀ)⁻¹, exactly symmetric, for F lower triangular."""
+    # A positive diagonal, which Cholesky gives, is all that dpotri needs to succeed.
+    inverse: FloatArray = scipy.linalg.lapack.dpotri(factor, lower=True)[0]
+    # Row by row: a large network has no memory for another n×n array.
+    for i in range(len(inverse) - 1):
+        inverse[i, i + 1 :] = inverse[i + 1 :, i]
+    return inverse

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
-from typing import TypeAlias
+from itertools import chain, combinations, islice
+from typing import TypeAlias, cast
 
 import networkx as nx
 import numpy as np
@@ -21,30 +21,20 @@ from corn.topology.network import Mixing
 SeedGroups: TypeAlias = tuple[tuple[int, ...], ...]
 """Sets of agents that share a seed, each in increasing order."""
 
+# The most agents for which ``auto`` gives every pair a seed: beyond, designs take minutes. For
+# exact sums, the most for which partners are neighbours in one random cycle.
 MOST_FOR_PAIRS = 40
-"""The most agents for which ``auto`` gives every pair a seed: beyond, designs take minutes.
 
-For exact sums, the most for which partners are neighbours in one random cycle.
-"""
-
+# Partners beyond links for which ``auto`` gives seeds in larger networks, without and with hubs.
+# Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
+# seeds of links, so that agents depend on their other partners.
 SPARSE_PARTNERS = 8
 PARTNERS_BESIDE_HUBS = 16
-"""Partners beyond links for which ``auto`` gives seeds in larger networks, without and with hubs.
 
-Against one insider the noise energy is then within 10 % of that with all pairs. A hub knows most
-seeds of links, so that agents depend on their other partners.
-"""
-
-MOST_INSIDERS_LISTED = 3
-"""The most insiders for whom ``auto`` gives few seeds in a small network: its coalitions are few
-enough to check each of them."""
-
-MASK_PARTNERS = 16
-"""Partners with whom ``auto`` gives an agent seeds for exact sums in larger networks.
-
-Random graphs of 16 partners stay connected without any 7 agents, at any size that was tried.
-"""
-
+# The most insiders for whom each coalition of a small network can be checked.
+_MOST_INSIDERS_LISTED = 3
+# Random graphs of 16 partners stay connected without any 7 agents, at any size that was tried.
+_MASK_PARTNERS = 16
 # Agents up to which one cycle costs less noise of gossip than several, which have pairs in common.
 _MOST_IN_ONE_CYCLE = 14
 _HUB = 5  # times the mean number of links
@@ -91,8 +81,6 @@ class ThreatModel:
 
         >>> [ThreatModel(1).resolve(nx.cycle_graph(n)).seeds for n in (20, 500)]
         ['pairs', 'sparse:8']
-        >>> ThreatModel(1).resolve(nx.star_graph(50)).seeds
-        'sparse:16'
         """
         if mixing == "sum" and self == EAVESDROPPER:
             # Any seeds that join all agents are as good. Those of links need no message.
@@ -100,7 +88,7 @@ class ThreatModel:
         if self.seeds != "auto":
             return self
         is_small = len(graph) <= MOST_FOR_PAIRS
-        if mixing == "sum" and is_small and self.max_colluders <= MOST_INSIDERS_LISTED:
+        if mixing == "sum" and is_small and self.max_colluders <= _MOST_INSIDERS_LISTED:
             # Without any 2q + 3 agents the others stay connected: more than twice the promise.
             return replace(self, seeds=f"partners:{2 * self.max_colluders + 4}")
         if is_small:
@@ -108,9 +96,9 @@ class ThreatModel:
         if mixing == "sum":
             # λ₂ of a random graph is about K − 2√(K − 1), and must exceed q.
             needed = 2 * self.max_colluders + 8
-            return replace(self, seeds=f"partners:{max(MASK_PARTNERS, needed)}")
-        degrees = [degree for _, degree in graph.degree]
-        has_hub = max(degrees) > _HUB * float(np.mean(degrees))
+            return replace(self, seeds=f"partners:{max(_MASK_PARTNERS, needed)}")
+        most = max(degree for _, degree in graph.degree)
+        has_hub = most > _HUB * 2 * graph.number_of_edges() / len(graph)
         number = PARTNERS_BESIDE_HUBS if has_hub else SPARSE_PARTNERS
         return replace(self, seeds=f"sparse:{number}")
 
@@ -122,25 +110,18 @@ class ThreatModel:
         several cycles for gossip, in which noise of pairs far apart cancels better.
         """
         self.check(len(graph))
-        if isinstance(self.seeds, str):
-            rule, number = _parse_seeds(str(self.resolve(graph, mixing).seeds))
+        seeds = self.resolve(graph, mixing).seeds
+        if isinstance(seeds, str):
+            rule, number = _parse_seeds(seeds)
             most = MOST_FOR_PAIRS if mixing == "sum" else _MOST_IN_ONE_CYCLE
-            is_one_cycle = len(graph) <= most
-            groups = _sort_groups(rule(graph, number, is_one_cycle))
-        else:
-            groups = self.seeds
-        return tuple(group for group in groups if len(group) > 1)
+            seeds = _sort_groups(rule(graph, number, len(graph) <= most))
+        return tuple(group for group in seeds if len(group) > 1)
 
     def check(self, num_agents: int) -> None:
         """Raise if there are more insiders, or seeds of other agents, than a network has agents."""
         n = num_agents
-        require(
-            self.max_colluders < n,
-            "max_colluders",
-            f"at most {n - 1} of {n} agents",
-            self.max_colluders,
-            advice="at least one agent must be honest",
-        )
+        q = self.max_colluders
+        require(q < n, "max_colluders", f"at most {n - 1} of {n} agents", q)
         groups = () if isinstance(self.seeds, str) else self.seeds
         stray = [group for group in groups if group[0] < 0 or group[-1] >= n]
         require(not stray, "seeds", f"groups of agents 0 … {n - 1}", stray[:1])
@@ -154,17 +135,6 @@ class ThreatModel:
         return describe_insiders(self.max_colluders)
 
 
-def split_agents(num_agents: int, num_groups: int) -> SeedGroups:
-    """Split agents 0 … n−1 into runs of neighbouring numbers whose sizes differ by at most one.
-
-    >>> split_agents(5, 2)
-    ((0, 1, 2), (3, 4))
-    """
-    require_count("the number of seed groups", num_groups, most=num_agents)
-    parts = np.array_split(np.arange(num_agents), num_groups)
-    return tuple(tuple(part.tolist()) for part in parts)
-
-
 def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     """Return pairs that are not linked: up to ``num_partners`` for each agent, half of them close.
 
@@ -174,11 +144,7 @@ def choose_partners(graph: Graph, num_partners: int) -> list[tuple[int, int]]:
     gives everyone two. The choice comes from SHA-256 of public numbers, so that everybody makes the
     same one with any version of any library. It need not be secret, because every coalition is
     checked whatever the pairs are.
-
-    >>> choose_partners(nx.cycle_graph(8), 2)
-    [(0, 2), (0, 6), (1, 3), (1, 6), (2, 4), (3, 5), (4, 7), (5, 7)]
     """
-    require_count("num_partners", num_partners)
     n = len(graph)
     if num_partners >= n - 1:
         return [pair for pair in combinations(range(n), 2) if not graph.has_edge(*pair)]
@@ -200,14 +166,13 @@ def choose_random_pairs(
     pairs = set[tuple[int, int]]()
     if num_partners >= n - 1:
         return set(combinations(range(n), 2))
-    # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
     for number in range((num_partners + 1) // 2):
         digests = [_digest(n, 0 if in_one_cycle else number, agent) for agent in range(n)]
         order = sorted(range(n), key=digests.__getitem__)
-        is_cut = 2 * number + 1 == num_partners
+        # An order and its end close a cycle; with an odd number, one cycle is cut into pairs.
         hops = number + 1 if in_one_cycle else 1
         starts, ends = order, order[hops:] + order[:hops]
-        if is_cut:
+        if 2 * number + 1 == num_partners:
             starts, ends = order[: n // 2], order[n // 2 : n // 2 * 2]
         pairs |= {(min(i, j), max(i, j)) for i, j in zip(starts, ends, strict=True)}
     return pairs
@@ -239,6 +204,12 @@ def _digest(*numbers: int) -> bytes:
     return hashlib.sha256(f"corn partners {numbers}".encode()).digest()
 
 
+def _split_agents(num_agents: int, num_groups: int) -> list[list[int]]:
+    """Split agents 0 … n−1 into runs of neighbouring numbers whose sizes differ by at most one."""
+    require_count("the number of seed groups", num_groups, most=num_agents)
+    return [part.tolist() for part in np.array_split(np.arange(num_agents), num_groups)]
+
+
 _SeedRule: TypeAlias = Callable[[Graph, int, bool], Iterable[Iterable[int]]]
 _SEEDS: dict[str, _SeedRule] = {
     "global": lambda graph, *_: [graph.nodes],
@@ -248,7 +219,7 @@ _SEEDS: dict[str, _SeedRule] = {
     "partners": lambda graph, number, in_one_cycle: sorted(
         choose_random_pairs(len(graph), number, in_one_cycle=in_one_cycle)
     ),
-    "groups": lambda graph, number, _: split_agents(len(graph), number),
+    "groups": lambda graph, number, _: _split_agents(len(graph), number),
 }
 _WITH_NUMBER = ("sparse", "partners", "groups")
 
@@ -269,16 +240,16 @@ def _parse_seeds(text: str) -> tuple[_SeedRule, int]:
 
 def _check_groups(groups: object) -> SeedGroups:
     """Return a caller's groups in order, or raise unless they are non-empty sets of numbers."""
-    if not isinstance(groups, list | tuple) or not all(
-        isinstance(group, list | tuple | set | frozenset) and group for group in groups
-    ):
-        raise InvalidArgumentError(
-            f"seeds must be sets of agents, none of them empty, found {groups!r:.60}"
-        )
-    for agent in (agent for group in groups for agent in group):
+    sets = (list, tuple, set, frozenset)
+    is_sets = isinstance(groups, list | tuple) and all(
+        isinstance(group, sets) and group for group in groups
+    )
+    require(is_sets, "seeds", "sets of agents, none of them empty", f"{groups!r:.60}")
+    given = cast("Sequence[Sequence[int]]", groups)
+    for agent in chain.from_iterable(given):
         is_number = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
         require(is_number, "seeds", "sets of agents' numbers", f"{agent!r:.60}")
-    return _sort_groups([map(int, group) for group in groups])
+    return _sort_groups([map(int, group) for group in given])
 
 
 def _sort_groups(groups: Iterable[Iterable[int]]) -> SeedGroups:

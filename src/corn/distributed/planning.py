@@ -14,7 +14,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from corn.checks import require, require_choice
+from corn.checks import require
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
@@ -22,7 +22,7 @@ from corn.parsing import build, parse_json, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
 from corn.threads import one_thread
-from corn.topology import ONE_ROUND, WEIGHTS, Gossip, Mixing, load_network
+from corn.topology import ONE_ROUND, Gossip, Mixing, load_network
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,10 @@ class PlanningRequest:
     objective: Horizon
     threat: ThreatModel = DEFAULT_THREAT
     mechanism: MechanismName = "corn"
-    weights: str | None = None
     gossip: Gossip = ONE_ROUND
     mixing: Mixing = "sum"
     cooldown_steps: int | None = None
     dtype: FloatType = "float32"
-
-    def __post_init__(self) -> None:
-        if self.weights is not None:
-            require_choice("weights", self.weights, WEIGHTS)
 
     def to_text(self) -> str:
         """Return the request as JSON, for agents on other machines."""
@@ -71,11 +66,8 @@ def plan_together(
     graph = gather_graph(rendezvous, own)
     # BLAS threads change the order of sums, and the plans of all agents must agree to the last bit.
     with one_thread():
-        network = load_network(
-            graph, weights=request.weights, gossip=request.gossip, mixing=request.mixing
-        )
         return make_plan(
-            network,
+            load_network(graph, gossip=request.gossip, mixing=request.mixing),
             request.budget,
             threat=request.threat,
             objective=request.objective,

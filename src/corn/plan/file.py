@@ -224,7 +224,7 @@ def _decode_network(data: object) -> Network:
     matrix = _decode_weights(fields["mixing_weights"], n)
     if fields["mixing"] == "sum":
         rule = "metropolis"
-        matrix = sparse_mixing_matrix(graph, rule)
+        matrix = sparse_mixing_matrix(graph)
     return Network(graph, matrix, fields["source"], rule, fields["gossip"], fields["mixing"])
 
 

@@ -1,49 +1,18 @@
 """Graphs, mixing weights, and the speed at which they mix."""
 
-from corn.topology.graphs import (
-    GENERATORS,
-    Graph,
-    GraphSpec,
-    check_graph,
-    describe_kind,
-    list_connections,
-    name_of,
-    opens_link,
-)
-from corn.topology.mixing import (
-    ONE_ROUND,
-    WEIGHTS,
-    Gossip,
-    Spectrum,
-    check_mixing_matrix,
-    graph_of,
-    spectrum,
-)
-from corn.topology.network import (
-    Mixing,
-    Network,
-    choose_cooldown,
-    load_network,
-)
-
-__all__ = [
-    "GENERATORS",
-    "ONE_ROUND",
-    "WEIGHTS",
-    "Gossip",
-    "Graph",
-    "GraphSpec",
-    "Mixing",
-    "Network",
-    "Spectrum",
-    "check_graph",
-    "check_mixing_matrix",
-    "choose_cooldown",
-    "describe_kind",
-    "graph_of",
-    "list_connections",
-    "load_network",
-    "name_of",
-    "opens_link",
-    "spectrum",
-]
+from corn.topology.graphs import GENERATORS as GENERATORS
+from corn.topology.graphs import Graph as Graph
+from corn.topology.graphs import GraphSpec as GraphSpec
+from corn.topology.graphs import check_graph as check_graph
+from corn.topology.graphs import list_connections as list_connections
+from corn.topology.graphs import name_of as name_of
+from corn.topology.graphs import opens_link as opens_link
+from corn.topology.mixing import ONE_ROUND as ONE_ROUND
+from corn.topology.mixing import Gossip as Gossip
+from corn.topology.mixing import Spectrum as Spectrum
+from corn.topology.mixing import graph_of as graph_of
+from corn.topology.mixing import spectrum as spectrum
+from corn.topology.network import Mixing as Mixing
+from corn.topology.network import Network as Network
+from corn.topology.network import choose_cooldown as choose_cooldown
+from corn.topology.network import load_network as load_network

@@ -6,23 +6,21 @@ Every generator takes numbers and returns agents 0 … n−1 and their links.
 from __future__ import annotations
 
 import csv
-import difflib
 import inspect
 import math
 import random
 import re
-import sys
 import unicodedata
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import networkx as nx
 
-from corn.checks import require_count, require_in_range, require_length, require_positive
+from corn.checks import require, require_count, require_in_range, require_length
 from corn.errors import (
     CornWarning,
     InfeasibleError,
@@ -34,41 +32,52 @@ from corn.parsing import MAX_DIGITS, quote
 from corn.topology.files import SUFFIXES
 
 Graph: TypeAlias = nx.Graph
-_Item = TypeVar("_Item")
 """Agents 0 … n−1 and the undirected links between them."""
 
+_Item = TypeVar("_Item")
+
 _LONGEST_NAME = 100
+_SEARCHES = 20  # for the centre of a graph
 
 
 def check_graph(graph: nx.Graph) -> Graph:
     """Return a copy of ``graph`` with agents 0 … n−1, or raise if agents cannot learn on it.
 
     Integer labels must be 0 … n−1 already. Other labels are numbered in the order of the graph and
-    kept as the node attribute ``name``, see ``check_names``. Edge weights, if there are any, must
-    be positive numbers.
+    kept as the node attribute ``name``, see ``check_names``. Edge weights are not used.
     """
-    if graph.number_of_nodes() == 0:
-        raise InvalidArgumentError("the graph must have at least one agent, found none")
-    if graph.is_directed():
-        raise InvalidArgumentError(
-            "the graph must be undirected, found directed links: agents send messages both ways"
-        )
-    loops = sorted(str(node) for node in nx.nodes_with_selfloops(graph))
-    if loops:
-        raise InvalidArgumentError(
-            f"the graph must have no self-loops, found one at {list_some(loops)}: the mixing "
-            "weights decide what an agent keeps for itself"
-        )
-    for u, v, weight in graph.edges(data="weight"):
-        if weight is not None:
-            _check_edge_weight(u, v, weight)
-    # Numbered first, so that the error below can name agents as the file does.
-    numbered = _number_agents(graph)
-    given = {agent: own.pop("name") for agent, own in numbered.nodes(data=True) if "name" in own}
+    nodes = list(graph.nodes)
+    require(len(nodes) > 0, "the graph", "of at least one agent", "none")
+    advice = "agents send messages both ways"
+    require(not graph.is_directed(), "the graph", "undirected", "directed links", advice=advice)
+    loops = list_some(sorted(str(node) for node in nx.nodes_with_selfloops(graph)))
+    advice = "the mixing weights decide what an agent keeps for itself"
+    require(not loops, "the graph", "without self-loops", f"one at {loops}", advice=advice)
+    # NumPy's integers too: numbers that are taken for names would be given out in another order.
+    if all(isinstance(node, Integral) for node in nodes):
+        # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
+        # its data.
+        missing = list_some(sorted(set(range(len(nodes))) - set(nodes)))
+        rule, advice = f"numbered 0 … {len(nodes) - 1}", "number them without gaps, or use names"
+        require(not missing, "agents", rule, f"no {missing}", advice=advice)
+        number_of = {node: int(node) for node in nodes}
+        given = {int(node): name for node, name in graph.nodes(data="name") if name is not None}
+    else:
+        number_of = {node: agent for agent, node in enumerate(nodes)}
+        given = dict(enumerate(nodes))
+    numbered: Graph = nx.empty_graph(len(nodes))
+    numbered.add_edges_from((number_of[u], number_of[v]) for u, v in graph.edges())
     # A name that is the agent's number would be wrong when survivors are numbered anew.
     names = {agent: name for agent, name in check_names(given).items() if name != str(agent)}
     nx.set_node_attributes(numbered, names, "name")
-    _require_connected(numbered)
+    if not nx.is_connected(numbered):
+        # The smallest part is the most likely mistake: an agent without a link, and not the rest.
+        smallest = min((sorted(part) for part in nx.connected_components(numbered)), key=len)
+        cut_off = list_some(name_of(numbered, agent) for agent in smallest)
+        raise InfeasibleError(
+            f"the graph must be connected, found a part cut off from the rest: {cut_off}; "
+            "add links, or train each part separately"
+        )
     return numbered
 
 
@@ -82,29 +91,20 @@ def check_names(names: Mapping[int, object]) -> dict[int, str]:
 
     A name is one line of at most 100 printable characters. No two agents have the same one, and one
     that is a number must be the agent's own: so an agent can be called by either.
-
-    >>> check_names({0: "Zürich", 1: (4, 5)})
-    {0: 'Zürich', 1: '(4, 5)'}
     """
     checked: dict[int, str] = {}
     owners: dict[str, int] = {}
     for agent, given in names.items():
         name = _normalise(str(given))
+        whose = f"the name of agent {agent}"
         shown = make_printable(name, limit=_LONGEST_NAME)
-        if not name or name != shown:
-            raise InvalidArgumentError(
-                f"the name of agent {agent} must be one line of 1 to {_LONGEST_NAME} printable "
-                f"characters, found {shown!r}"
-            )
-        if name.isdecimal() and name != str(agent):
-            raise InvalidArgumentError(
-                f"agent {agent} cannot be called {name!r}: a name that is a number must be the "
-                "agent's own; number all agents from 0, or add a letter to the name"
-            )
-        if owners.setdefault(name, agent) != agent:
-            raise InvalidArgumentError(
-                f"agents must have different names, found {name!r} for {owners[name]} and {agent}"
-            )
+        rule = f"one line of 1 to {_LONGEST_NAME} printable characters"
+        require(bool(name) and name == shown, whose, rule, repr(shown))
+        is_own = not name.isdecimal() or name == str(agent)
+        advice = "number all agents from 0, or add a letter to the name"
+        require(is_own, whose, "no number but its own", repr(name), advice=advice)
+        first = owners.setdefault(name, agent)
+        require(first == agent, whose, f"another than that of agent {first}", repr(name))
         checked[agent] = name
     return checked
 
@@ -122,72 +122,48 @@ def look_up_agents(
     [2, 1]
     """
     if isinstance(given, str):
+        text = given
         try:
-            given = next(csv.reader([given], skipinitialspace=True), [])
+            given = next(csv.reader([text], skipinitialspace=True), [])
         except csv.Error as error:
-            shown = make_printable(str(given), limit=60)
             raise InvalidArgumentError(
-                f"{argument} must be one line of agents with commas between them, found {shown!r}"
+                f"{argument} must be one line of agents with commas between them, found "
+                f"{quote(text)}"
             ) from error
     places = {_normalise(name): agent for agent, name in enumerate(names)}
+    # A name that is a number is the agent's own.
+    places |= {str(agent): agent for agent in range(len(names))}
+    named = [name for name in names if not name.isdecimal()]
+    rule = f"{'a name or ' if named else ''}a number of an agent, 0 … {len(names) - 1}"
+    advice = f"names are {list_some(named)}" if named else ""
     found: dict[int, object] = {}
     for one in given:
         text = _normalise(str(one)).strip()
-        agent = places.get(text)
-        # Nine digits, because Python refuses to read integers of thousands of them.
-        if agent is None and text.isdecimal() and len(text) <= 9 and int(text) < len(names):
-            agent = int(text)
-        if agent is None:
-            raise _unknown(names, text, argument)
-        if agent in found:
-            raise InvalidArgumentError(
-                f"{argument} must be a different agent each time, found {found[agent]!r} and "
-                f"{one!r}"
-            )
-        found[agent] = one
+        require(text in places, argument, rule, quote(text), advice=advice)
+        first = found.setdefault(places[text], one)
+        require(first is one, argument, "a different agent each time", f"{first!r} and {one!r}")
     return list(found)
 
 
 def list_by_agent(
     names: Sequence[str], given: Sequence[_Item] | Mapping[Any, _Item], *, argument: str
 ) -> list[_Item]:
-    """Return one item for each agent, in their order, of a list or of a mapping from labels.
-
-    >>> list_by_agent(["north", "south"], {"south": 1, 0: 2}, argument="datasets")
-    [2, 1]
-    """
+    """Return one item for each agent, in their order, of a list or of a mapping from labels."""
     if not isinstance(given, Mapping):
         require_length(argument, len(given), len(names), per="agent")
         return list(given)
     owners = look_up_agents(names, given, argument=f"a key of {argument}")
     items = dict(zip(owners, given.values(), strict=True))
-    missing = [label_agent(names, agent) for agent in range(len(names)) if agent not in items]
+    missing = list_some(label_agent(names, i) for i in range(len(names)) if i not in items)
     if missing:
         raise InvalidArgumentError(
-            f"{argument} must have a key for every agent, found none for agent {list_some(missing)}"
+            f"{argument} must have a key for every agent, found none for agent {missing}"
         )
     return [items[agent] for agent in range(len(names))]
 
 
-def _unknown(names: Sequence[str], text: str, argument: str) -> InvalidArgumentError:
-    """Return the error for an agent that does not exist, with the names that are similar."""
-    lower = {name.lower(): name for name in names if not name.isdecimal()}
-    near = [lower[name] for name in difflib.get_close_matches(text.lower(), lower)]
-    advice = f": is it {' or '.join(near)}?" if near else ""
-    if lower and not near:
-        advice = f": names are {list_some(lower.values())}"
-    return InvalidArgumentError(
-        f"{argument} must be {'a name or ' if lower else ''}a number of an agent, 0 … "
-        f"{len(names) - 1}, found {make_printable(text, limit=60)!r}{advice}"
-    )
-
-
 def label_agent(names: Sequence[str], agent: int) -> str:
-    """Return the number of an agent, as in names of files, and its name if it has one.
-
-    >>> label_agent(["north", "1"], 0), label_agent(["north", "1"], 1), label_agent([], 2)
-    ('0 (north)', '1', '2')
-    """
+    """Return the number of an agent, and its name in brackets if it has one."""
     number = str(agent)
     name = names[agent] if agent < len(names) else number
     return number if name == number else f"{number} ({name})"
@@ -201,69 +177,18 @@ def add_names(text: str, names: Sequence[str]) -> str:
     >>> add_names("agents 0, 2: agent 1 is lost", ["north", "south", "2"])
     'agents 0 (north), 2: agent 1 (south) is lost'
     """
+
+    def label(found: re.Match[str]) -> str:
+        return found[1] + ", ".join(label_agent(names, int(k)) for k in found[2].split(", "))
+
     # Not those that have a name already.
     numbers = r"\d{1,9}(?!\d| \()"
-    return re.sub(
-        rf"\b(agents? )({numbers}(?:, {numbers})*)",
-        lambda found: (
-            found[1] + ", ".join(label_agent(names, int(number)) for number in found[2].split(", "))
-        ),
-        text,
-    )
+    return re.sub(rf"\b(agents? )({numbers}(?:, {numbers})*)", label, text)
 
 
 def _normalise(name: str) -> str:
     # Composed: terminals and file systems differ in how they write é, and people cannot see it.
     return unicodedata.normalize("NFC", name)
-
-
-def _number_agents(graph: nx.Graph) -> Graph:
-    # Files can describe multigraphs; parallel links count as one.
-    simple = nx.Graph(graph) if graph.is_multigraph() else graph
-    nodes = list(simple.nodes)
-    numbered: Graph = nx.empty_graph(len(nodes))
-    # NumPy's integers too: numbers that are taken for names would be given out in another order.
-    is_numbered = all(isinstance(node, Integral) for node in nodes)
-    if is_numbered:
-        # Gaps are refused, not closed: agent 7 of the file must be agent 7 of the run, its keys and
-        # its data.
-        missing = sorted(set(range(len(nodes))) - set(nodes))
-        if missing:
-            raise InvalidArgumentError(
-                f"agents must be numbered 0 … {len(nodes) - 1}, found no "
-                f"{list_some(missing)}: number them from 0 without gaps, or use names"
-            )
-        place = {node: int(node) for node in nodes}
-    else:
-        place = {node: agent for agent, node in enumerate(nodes)}
-    for node, attributes in simple.nodes(data=True):
-        name = {} if is_numbered else {"name": str(node)}
-        numbered.add_nodes_from([(place[node], {**attributes, **name})])
-    numbered.add_edges_from((place[u], place[v], data) for u, v, data in simple.edges(data=True))
-    return numbered
-
-
-def _check_edge_weight(u: Hashable, v: Hashable, weight: object) -> None:
-    # An int can exceed every float, and NaN fails the comparison.
-    if not isinstance(weight, int | float) or not 0 < weight <= sys.float_info.max:
-        raise InvalidArgumentError(
-            f"edge weights must be positive numbers, found {weight!r} between {u} and {v}"
-        )
-
-
-def _require_connected(graph: Graph) -> None:
-    if nx.is_connected(graph):
-        return
-    # The smallest part is the most likely mistake: one agent without a link, rather than the rest.
-    smallest = min((sorted(part) for part in nx.connected_components(graph)), key=len)
-    cut_off = list_some(name_of(graph, agent) for agent in smallest)
-    raise InfeasibleError(
-        f"the graph must be connected, found a part cut off from the rest: {cut_off}; "
-        "add links, or train each part separately"
-    )
-
-
-_SEARCHES = 20
 
 
 @dataclass(frozen=True)
@@ -290,20 +215,11 @@ class SpanningTree:
     @cached_property
     def depth(self) -> int:
         """The number of hops from the farthest agent to the root."""
-        level = [self.root]
-        depth = 0
-        while True:
-            level = [child for agent in level for child in self.children[agent]]
-            if not level:
-                return depth
-            depth += 1
+        hops = nx.single_source_shortest_path_length(nx.Graph(self.parents.items()), self.root)
+        return int(max(hops.values()))
 
     def rename(self, names: Sequence[int]) -> SpanningTree:
-        """Return the tree with ``names[k]`` in the place of agent k.
-
-        >>> SpanningTree(0, {0: 0, 1: 0}).rename((4, 7))
-        SpanningTree(root=4, parents={4: 4, 7: 4})
-        """
+        """Return the tree with ``names[k]`` in the place of agent k."""
         parents = {names[agent]: names[parent] for agent, parent in self.parents.items()}
         return SpanningTree(names[self.root], parents)
 
@@ -314,41 +230,30 @@ class SpanningTree:
 
 
 def find_tree(graph: Graph) -> SpanningTree:
-    """Return a tree of shortest paths to a central agent, the same for everybody.
-
-    >>> tree = find_tree(nx.path_graph(5))
-    >>> tree.root, tree.depth, tree.parents
-    (2, 2, {0: 1, 1: 2, 2: 2, 3: 2, 4: 3})
-    """
+    """Return a tree of shortest paths to a central agent, the same for everybody."""
     root = _find_centre(graph)
-    parents = {root: root}
-    level = [root]
-    while level:
-        level = sorted({other for agent in level for other in graph[agent] if other not in parents})
-        before = set(parents)
-        for agent in level:
-            # The parent with the lowest number: the order of a graph's links must not matter.
-            parents[agent] = min(other for other in graph[agent] if other in before)
-    return SpanningTree(root, dict(sorted(parents.items())))
+    hops = nx.single_source_shortest_path_length(graph, root)
+    # The parent with the lowest number: the order of a graph's links must not matter.
+    nearer = {agent: [j for j in graph[agent] if hops[j] < hops[agent]] for agent in sorted(graph)}
+    return SpanningTree(root, {agent: min(found, default=root) for agent, found in nearer.items()})
 
 
 def _find_centre(graph: Graph) -> int:
     """Return an agent from which the farthest one is as near as a few searches show.
 
-    An exact centre takes a search from every agent. Here each search begins at the agent that is
-    farthest from the best candidate so far, whose distance to all such agents is the least.
+    Each search begins at the agent that is farthest from the best candidate so far, whose distance
+    to all such agents is the least.
     """
     farthest: dict[int, int] = dict.fromkeys(graph, 0)
-    candidate = min(graph)
-    best = min(graph)
+    best = candidate = min(graph)
     fewest = len(graph)
     for _ in range(_SEARCHES):
-        distances = nx.single_source_shortest_path_length(graph, candidate)
-        most = max(distances.values())
+        hops = nx.single_source_shortest_path_length(graph, candidate)
+        most = max(hops.values())
         if most < fewest:
             best = candidate
             fewest = most
-        far = min(agent for agent, distance in distances.items() if distance == most)
+        far = min(agent for agent in graph if hops[agent] == most)
         for agent, distance in nx.single_source_shortest_path_length(graph, far).items():
             farthest[agent] = max(farthest[agent], distance)
         candidate = min(graph, key=lambda agent: (farthest[agent], agent))
@@ -362,9 +267,7 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
     """Return whether an agent connects to its neighbour, and not the neighbour to it.
 
     The end that accepts is connected to. If both do, the higher number connects to the lower one.
-
-    Raises:
-        InfeasibleError: neither end accepts connections.
+    Raises an ``InfeasibleError`` if neither does.
     """
     if not (accepts[agent] or accepts[peer]):
         _refuse([(agent, peer)])
@@ -374,13 +277,9 @@ def opens_link(agent: int, peer: int, accepts: Sequence[bool]) -> bool:
 def list_connections(graph: Graph, accepts: Sequence[bool] | None = None) -> list[tuple[int, int]]:
     """Return a pair for each link: the agent that connects, and the one that accepts.
 
-    By default all agents accept.
+    By default all agents accept. An ``InfeasibleError`` lists all links of which neither end does.
 
-    Raises:
-        InfeasibleError: some links have no end that accepts connections; all are listed.
-
-    >>> from corn.topology import load_network
-    >>> list_connections(load_network("star:4").graph, [False, True, True, True])
+    >>> list_connections(nx.star_graph(3), [False, True, True, True])
     [(0, 1), (0, 2), (0, 3)]
     """
     accepting = [True] * graph.number_of_nodes() if accepts is None else accepts
@@ -414,7 +313,6 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
 
     A ``CornWarning`` is given below p = ln(n)/n, where most draws are disconnected.
     """
-    require_count("n", n)
     require_in_range("p", p, 0, 1)
     threshold = math.log(n) / n
     if p < threshold:
@@ -424,57 +322,44 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> Graph:
             CornWarning,
             stacklevel=2,
         )
-    draw = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
-    return _draw_until_connected(
-        lambda source: draw(n, p, seed=source),
-        seed,
-        f"an Erdős–Rényi graph with n={n}, p={p:g}",
-        f"raise p above ln(n)/n = {threshold:.3g}",
-    )
+    generate = nx.gnp_random_graph if n <= _MOST_DRAWN_BY_PAIRS else nx.fast_gnp_random_graph
+    advice = f"raise p above ln(n)/n = {threshold:.3g}"
+    return _draw_until_connected(partial(generate, n, p), seed, advice)
 
 
 def ring(n: int) -> Graph:
-    """Return a cycle of n ≥ 3 agents."""
-    require_count("n", n, least=3)
+    """Return a cycle."""
     return nx.cycle_graph(n)
 
 
 def path(n: int) -> Graph:
     """Return n agents in a line."""
-    require_count("n", n)
     return nx.path_graph(n)
 
 
 def star(n: int) -> Graph:
     """Return a star: agent 0 linked with n−1 others."""
-    require_count("n", n)
     return nx.star_graph(n - 1)
 
 
 def complete(n: int) -> Graph:
     """Return a graph in which every pair is linked."""
-    require_count("n", n)
     return nx.complete_graph(n)
 
 
 def grid(rows: int, columns: int) -> Graph:
     """Return a rectangle of rows × columns agents, each linked to those beside, above and below."""
-    require_count("rows", rows)
-    require_count("columns", columns)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """Return a grid whose opposite sides are joined; at least 3 × 3, so that no link is doubled."""
-    require_count("rows", rows, least=3)
-    require_count("columns", columns, least=3)
+    """Return a grid whose opposite sides are joined."""
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns, periodic=True))
 
 
 def hypercube(n: int) -> Graph:
     """Return a cube in k dimensions: n = 2^k agents, linked if their numbers differ in one bit."""
-    if n < 1 or n & (n - 1):
-        raise InvalidArgumentError(f"n must be a power of two for a hypercube, found {n}")
+    require(n & (n - 1) == 0, "n", "a power of two for a hypercube", n)
     graph: Graph = nx.empty_graph(n)
     graph.add_edges_from((i, i ^ (1 << bit)) for i in range(n) for bit in range(n.bit_length() - 1))
     return graph
@@ -482,7 +367,6 @@ def hypercube(n: int) -> Graph:
 
 def exponential(n: int) -> Graph:
     """Return a graph with agent i linked to i ± 1, i ± 2, i ± 4, … (mod n)."""
-    require_count("n", n, least=2)
     graph: Graph = nx.empty_graph(n)
     # Powers of two below n: a message reaches every agent in about log₂ n hops.
     hops = [1 << k for k in range((n - 1).bit_length())]
@@ -492,51 +376,20 @@ def exponential(n: int) -> Graph:
 
 def regular(n: int, degree: int, seed: int = 0) -> Graph:
     """Return a random graph in which all agents have one degree; drawn again until connected."""
-    require_count("n", n)
-    if not 0 <= degree < n or n * degree % 2:
-        raise InvalidArgumentError(
-            f"degree must be in [0, n) with n·degree even, found n={n}, degree={degree}"
-        )
-    return _draw_until_connected(
-        lambda source: nx.random_regular_graph(degree, n, seed=source),
-        seed,
-        f"a regular graph with n={n}, degree={degree}",
-        "raise degree to 2 or more",
-    )
+    is_possible = 0 <= degree < n and n * degree % 2 == 0
+    require(is_possible, "degree", "in [0, n) with n·degree even", f"n={n}, degree={degree}")
+    draw = partial(nx.random_regular_graph, degree, n)
+    return _draw_until_connected(draw, seed, "raise degree to 2 or more")
 
 
-def small_world(n: int, degree: int, p: float, seed: int = 0) -> Graph:
-    """Return a Watts–Strogatz graph: a ring lattice, each link rewired with probability p."""
-    require_count("degree", degree, least=2)
-    require_count("n", n, least=degree + 1)
-    require_in_range("p", p, 0, 1)
-    return _draw_until_connected(
-        lambda source: nx.watts_strogatz_graph(n, degree, p, seed=source),
-        seed,
-        f"a small world with n={n}, degree={degree}, p={p:g}",
-        "raise degree or lower p",
-    )
-
-
-def geometric(n: int, radius: float, seed: int = 0) -> Graph:
-    """Return agents at random points of the unit square, linked if closer than ``radius``."""
-    require_count("n", n)
-    require_positive("radius", radius)
-    return _draw_until_connected(
-        lambda source: nx.random_geometric_graph(n, radius, seed=source),
-        seed,
-        f"a geometric graph with n={n}, radius={radius:g}",
-        f"raise radius above {math.sqrt(math.log(n + 1) / (math.pi * n)):.3g}",
-    )
-
-
-def karate() -> Graph:
-    """Return Zachary's karate club: 34 people linked if they met outside it, without weights."""
-    # Without the weights that networkx has for it: a generated graph has links only.
-    club = nx.karate_club_graph()
-    graph: Graph = nx.empty_graph(club.number_of_nodes())
-    graph.add_edges_from(club.edges())
-    return graph
+def _draw_until_connected(draw: Callable[..., Graph], seed: int, advice: str) -> Graph:
+    # One generator for all tries: the first draw equals networkx's own for this seed.
+    source = random.Random(seed)
+    for _ in range(_MAX_TRIES):
+        graph = draw(seed=source)
+        if nx.is_connected(graph):
+            return graph
+    raise InfeasibleError(f"the random graph was disconnected in {_MAX_TRIES} draws: {advice}")
 
 
 GENERATORS: dict[str, Callable[..., Graph]] = {
@@ -550,21 +403,19 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
     "hypercube": hypercube,
     "exponential": exponential,
     "regular": regular,
-    "small-world": small_world,
-    "geometric": geometric,
-    "karate": karate,
 }
 """The generators by their names in a graph spec, whose parameters are those of the function."""
+
+# Of agents in a row: fewer would link two agents twice, or an agent to itself.
+_LEAST = {"ring": 3, "torus": 3, "exponential": 2}
 
 
 @dataclass(frozen=True)
 class GraphSpec:
     """The name of a generator and all its parameters; ``str`` returns an equivalent spec.
 
-    >>> str(GraphSpec.parse("er:20,0.2"))
-    'er:n=20,p=0.2,seed=0'
-    >>> GraphSpec.parse("grid:4x5").build().number_of_nodes()
-    20
+    >>> str(GraphSpec.parse("er:20,0.2")), str(GraphSpec.parse("grid:4x5"))
+    ('er:n=20,p=0.2,seed=0', 'grid:rows=4,columns=5')
     """
 
     kind: str
@@ -586,62 +437,29 @@ class GraphSpec:
 
     def build(self) -> Graph:
         """Return the graph; one that would take hours, or all memory, is refused beforehand."""
-        # Before anything is built: networkx would take hours, or all memory, before it failed.
-        num_agents, num_links = self._estimate_size()
-        if num_agents > _MOST_AGENTS:
-            raise InvalidArgumentError(
-                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents, found {num_agents:,.0f}"
-            )
-        if num_links > _MOST_LINKS:
-            raise InvalidArgumentError(
-                f"{self}: a graph can have at most {_MOST_LINKS:,} links, found about "
-                f"{num_links:.3g}: choose fewer agents or fewer links per agent"
-            )
-        return GENERATORS[self.kind](**dict(self.parameters))
-
-    def _estimate_size(self) -> tuple[float, float]:
-        """Return approximate numbers of agents and links, from the parameters alone."""
         given = dict(self.parameters)
-        n = float(given.get("n", given.get("rows", 1) * given.get("columns", 1)))
+        sizes = [name for name in ("n", "rows", "columns") if name in given]
+        for name in sizes:
+            require_count(name, given[name], least=_LEAST.get(self.kind, 1))
+        n = math.prod(int(given[name]) for name in sizes)
         # The expected share of all pairs that are linked; sparse kinds count by their degree.
         share = {"er": given.get("p", 0.0), "complete": 1.0}.get(self.kind, 0.0)
-        if self.kind == "geometric":
-            # Bounded first, as the square of a large number overflows.
-            share = min(1.0, math.pi * min(abs(given["radius"]), 1.0) ** 2)
-        return n, share * n * n / 2 + n * float(given.get("degree", 2)) / 2
+        num_links = share * n * n / 2 + n * given.get("degree", 2) / 2
+        if n > _MOST_AGENTS or num_links > _MOST_LINKS:
+            raise InvalidArgumentError(
+                f"{self}: a graph can have at most {_MOST_AGENTS:,} agents and {_MOST_LINKS:,} "
+                f"links, found {n:,} agents and about {num_links:.3g} links"
+            )
+        return GENERATORS[self.kind](**given)
 
     def __str__(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.parameters)
         return f"{self.kind}:{values}" if values else self.kind
 
 
-def describe_kind(kind: str) -> str:
-    """Return the parameters of a kind of graph in the form of a spec: ``er:n=…,p=…,seed=0``."""
-    parts = [
-        f"{p.name}={'…' if p.default is p.empty else p.default}" for p in _parameters(kind).values()
-    ]
-    return f"{kind}:{','.join(parts)}" if parts else kind
-
-
-def _draw_until_connected(
-    draw: Callable[[random.Random], Graph], seed: int, what: str, advice: str
-) -> Graph:
-    # One generator for all tries: the first draw equals networkx's own for this seed.
-    source = random.Random(seed)
-    for _ in range(_MAX_TRIES):
-        graph = draw(source)
-        if nx.is_connected(graph):
-            return graph
-    raise InfeasibleError(f"{what} was disconnected in {_MAX_TRIES} draws: {advice}")
-
-
-def _parameters(kind: str) -> dict[str, inspect.Parameter]:
-    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
-    return dict(inspect.signature(GENERATORS[kind], eval_str=True).parameters)
-
-
 def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...]:
-    expected = _parameters(kind)
+    # The functions' signatures are the syntax of specs, so a new generator needs no parser.
+    expected = inspect.signature(GENERATORS[kind], eval_str=True).parameters
     # Only a grid's size is written 4x5; its two numbers are then two unnamed values.
     fields = (text.replace("x", ",") if "rows" in expected else text).split(",") if text else []
     unnamed = iter(expected)
@@ -649,35 +467,28 @@ def _read_parameters(kind: str, text: str) -> tuple[tuple[str, int | float], ...
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals:
-            name = next(unnamed, "")
-            value = field
+            name, value = next(unnamed, ""), field
         name = name.strip()
         if name not in expected or name in found:
-            raise InvalidArgumentError(
-                f"bad graph {kind}:{text}: cannot place {field!r}; "
-                f"accepted is {describe_kind(kind)}"
-            )
-        found[name] = _read_number(value, expected[name].annotation, f"{kind}:{text}", name)
+            raise _bad_spec(kind, text, f"cannot place {field!r}")
+        is_whole = expected[name].annotation is int
+        try:
+            found[name] = expected[name].annotation(value)
+        except ValueError as error:
+            what = "a whole number" if is_whole else "a number"
+            raise _bad_spec(kind, text, f"{name} must be {what}, found {value!r}") from error
+        # Longer ones overflow when they become floats.
+        if is_whole and len(value) > MAX_DIGITS:
+            raise _bad_spec(kind, text, f"{name} must have at most {MAX_DIGITS} digits")
     missing = [n for n, p in expected.items() if n not in found and p.default is p.empty]
     if missing:
-        raise InvalidArgumentError(
-            f"bad graph {kind}{':' if text else ''}{text}: {', '.join(missing)} missing; "
-            f"accepted is {describe_kind(kind)}"
-        )
+        raise _bad_spec(kind, text, f"{', '.join(missing)} missing")
     return tuple((name, found.get(name, p.default)) for name, p in expected.items())
 
 
-def _read_number(text: str, kind: type[int] | type[float], spec: str, name: str) -> int | float:
-    # Longer ones overflow when they become floats.
-    if kind is int and len(text) > MAX_DIGITS:
-        raise InvalidArgumentError(
-            f"bad graph {quote(spec)}: {name} must have at most {MAX_DIGITS} digits, found "
-            f"{quote(text)}"
-        )
-    try:
-        return kind(text)
-    except ValueError as error:
-        what = "a whole number" if kind is int else "a number"
-        raise InvalidArgumentError(
-            f"bad graph {spec}: {name} must be {what}, found {text!r}"
-        ) from error
+def _bad_spec(kind: str, text: str, why: str) -> InvalidArgumentError:
+    parts = inspect.signature(GENERATORS[kind]).parameters.values()
+    usual = [f"{p.name}={'…' if p.default is p.empty else p.default}" for p in parts]
+    return InvalidArgumentError(
+        f"bad graph {quote(f'{kind}:{text}')}: {why}; accepted is {kind}:{','.join(usual)}"
+    )

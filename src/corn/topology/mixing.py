@@ -9,16 +9,13 @@ privacy.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import networkx as nx
 import numpy as np
-import scipy.linalg
 import scipy.sparse
-from numpy.typing import ArrayLike
 
 from corn.checks import (
     FloatArray,
@@ -28,7 +25,7 @@ from corn.checks import (
     require_choice,
     require_count,
 )
-from corn.errors import CornWarning, InfeasibleError, InvalidArgumentError
+from corn.errors import InvalidArgumentError, list_some
 from corn.topology.graphs import Graph
 
 SparseMatrix: TypeAlias = scipy.sparse.csr_array
@@ -43,118 +40,49 @@ UNMIXED = 0.01
 """The part of any disagreement that is left after the mixing time."""
 
 _SYMMETRY_TOLERANCE = 1e-9  # relative
-_SINKHORN_SWEEPS = 50
-_NEWTON_STEPS = 100
-_BALANCED = 1e-13
 
 
-def _metropolis(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(1 + max(d_i, d_j)) on links: symmetric and doubly stochastic on any graph.
+def sparse_mixing_matrix(graph: Graph) -> SparseMatrix:
+    """Return Metropolis weights w_ij = 1/(1 + max(d_i, d_j)) on links, the rest on the diagonal.
 
-    The paper prints w_ij = 1/(d_i + 1), which is doubly stochastic only where all degrees agree.
-    """
-    links = adjacency(graph.edges, len(graph))
-    return _weigh_links(links, 1 / (1 + _larger_degrees(links)))
-
-
-def _lazy_metropolis(graph: Graph) -> SparseMatrix:
-    """Return w_ij = 1/(2 max(d_i, d_j)) on links.
-
-    Every agent keeps at least half of its own model, so no eigenvalue is negative.
-    """
-    links = adjacency(graph.edges, len(graph))
-    return _weigh_links(links, 1 / (2 * _larger_degrees(links)))
-
-
-def _sinkhorn(graph: Graph) -> SparseMatrix:
-    """Scale links and self-links to D·A·D, D diagonal, until rows and columns sum to one.
-
-    Edge weights, where the graph has any, are the entries of A; others and self-links are 1.
-    """
-    A = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight="weight", dtype=float)
-    np.fill_diagonal(A, 1)
-    # Sinkhorn's sweeps come close from any start, but converge slowly on long graphs. Newton's
-    # method converges quadratically, but from a close start only.
-    d = np.ones(len(A))
-    for _ in range(_SINKHORN_SWEEPS):
-        d = np.sqrt(d / (A @ d))
-    u = np.log(d)
-    for _ in range(_NEWTON_STEPS):
-        W = A * np.exp(np.add.outer(u, u))
-        sums = W.sum(axis=1)
-        if np.abs(sums - 1).max() <= _BALANCED:
-            return SparseMatrix(W)
-        # Of the convex potential ½ Σ a_ij e^{u_i+u_j} − Σu. Self-links make its Hessian definite.
-        step = scipy.linalg.solve(W + np.diag(sums), 1 - sums, assume_a="pos")
-        # Limiting the step to a factor e per entry keeps the potential decreasing.
-        u += step / max(1.0, float(np.abs(step).max()))
-    raise InfeasibleError(
-        f"no doubly stochastic scaling within {_BALANCED:g} after {_NEWTON_STEPS} Newton steps: "
-        "are some edge weights many orders of magnitude apart?"
-    )
-
-
-WEIGHTS: dict[str, Callable[[Graph], SparseMatrix]] = {
-    "metropolis": _metropolis,
-    "lazy": _lazy_metropolis,
-    "sinkhorn": _sinkhorn,
-}
-"""The rules that turn a graph into a mixing matrix, by name. Only Sinkhorn's uses edge weights."""
-
-
-def sparse_mixing_matrix(graph: Graph, weights: str = "metropolis") -> SparseMatrix:
-    """Return the mixing matrix of a graph by a rule of :data:`WEIGHTS`.
-
-    A ``CornWarning`` is given for a graph with edge weights and a rule that does not use them.
+    They are symmetric and doubly stochastic on any graph. The paper prints w_ij = 1/(d_i + 1),
+    which is doubly stochastic only where all degrees agree.
 
     >>> sparse_mixing_matrix(nx.path_graph(3)).toarray().round(3).tolist()
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
-    rule = require_choice("weights", weights, WEIGHTS)
-    if rule == "sinkhorn" and len(graph) > MAX_AGENTS:
-        raise InvalidArgumentError(
-            f"{rule} weights are for at most {MAX_AGENTS} agents, found {len(graph)} "
-            f"({8e-9 * len(graph) ** 2:,.0f} GB): try metropolis"
-        )
-    # A weight of one is what a link without a weight counts as, and so no information.
-    if rule != "sinkhorn" and any(w != 1 for _, _, w in graph.edges(data="weight", default=1)):
-        warnings.warn(
-            f"the graph has edge weights, which the rule {rule!r} does not use; 'sinkhorn' does",
-            CornWarning,
-            stacklevel=2,
-        )
-    return WEIGHTS[rule](graph)
+    links = adjacency(graph.edges, len(graph))
+    degrees = links.sum(axis=1)
+    rows, columns = _places(links)
+    weights = 1 / (1 + np.maximum(degrees[rows], degrees[columns]))
+    W = SparseMatrix((weights, links.indices, links.indptr), shape=links.shape)
+    return SparseMatrix(W + scipy.sparse.diags_array(1 - W.sum(axis=1)))
 
 
-def check_mixing_matrix(matrix: ArrayLike) -> FloatArray:
-    """Return ``matrix`` as a float64 copy if agents can mix with it, or raise.
+def check_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None:
+    """Raise unless agents can mix with W, and where the graph has no link for a weight.
 
-    It must be square, finite, symmetric, without negative weights, with rows that sum to one.
+    W must be finite, symmetric, without negative weights, with rows that sum to one.
     """
-    W = as_square_matrix(matrix, name="mixing_matrix")
-    check_sparse_weights(SparseMatrix(W))
-    return W
-
-
-def check_sparse_weights(W: SparseMatrix, *, graph: Graph | None = None) -> None:
-    """Raise as `check_mixing_matrix` does, and for weights where the graph has no link."""
-    if not np.isfinite(W.data).all():
-        raise InvalidArgumentError("mixing weights must be finite, found NaN or infinity")
-    if (W.data < 0).any():
-        i, j = (places[W.data < 0][0] for places in _places(W))
-        raise InvalidArgumentError(
-            f"mixing weights must not be negative, found w[{i},{j}] = {W[i, j]:g}"
-        )
+    require(bool(np.isfinite(W.data).all()), "mixing weights", "finite", "NaN or infinity")
+    rows, columns = _places(W)
+    negative = [f"w[{rows[k]},{columns[k]}] = {W.data[k]:g}" for k in np.flatnonzero(W.data < 0)]
+    require(not negative, "mixing weights", "at least 0", list_some(negative))
     sums = W.sum(axis=1)
     worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > STOCHASTIC_TOLERANCE:
-        raise InvalidArgumentError(
-            f"a mixing matrix must be doubly stochastic, found row {worst} that sums to "
-            f"{sums[worst]:.9g} (allowed: 1 ± {STOCHASTIC_TOLERANCE:g})"
-        )
+    is_stochastic = abs(sums[worst] - 1) <= STOCHASTIC_TOLERANCE
+    found = f"row {worst} that sums to {sums[worst]:.9g}"
+    require(bool(is_stochastic), "a mixing matrix", "doubly stochastic", found)
     require_symmetric(W)
-    if graph is not None:
-        _check_support(W, graph)
+    if graph is None:
+        return
+    n = W.shape[0]
+    require(len(graph) == n, "mixing_matrix", f"for the {len(graph)} agents of the graph", n)
+    allowed = adjacency(graph.edges, n) + scipy.sparse.eye_array(n)
+    stray = SparseMatrix(W - W.multiply(allowed))
+    stray.eliminate_zeros()
+    links = [f"w[{i},{j}] = {W[i, j]:g}" for i, j in zip(*_places(stray), strict=True)]
+    require(not links, "mixing weights", "zero where there is no link", list_some(links))
 
 
 def require_symmetric(matrix: FloatArray | SparseMatrix) -> None:
@@ -185,36 +113,6 @@ def _places(matrix: SparseMatrix) -> tuple[IntArray, IntArray]:
     return rows, np.asarray(matrix.indices)
 
 
-def _larger_degrees(links: SparseMatrix) -> FloatArray:
-    """Return max(d_i, d_j) of each link (i, j)."""
-    degrees = links.sum(axis=1)
-    rows, columns = _places(links)
-    return np.asarray(np.maximum(degrees[rows], degrees[columns]))
-
-
-def _weigh_links(links: SparseMatrix, weights: FloatArray) -> SparseMatrix:
-    """Return the weights of links, with what is missing to one on the diagonal."""
-    W = SparseMatrix((weights, links.indices, links.indptr), shape=links.shape)
-    return SparseMatrix(W + scipy.sparse.diags_array(1 - W.sum(axis=1)))
-
-
-def _check_support(W: SparseMatrix, graph: Graph) -> None:
-    n = W.shape[0]
-    if len(graph) != n:
-        raise InvalidArgumentError(
-            f"mixing_matrix is for {n} agents, but the graph has {len(graph)}"
-        )
-    allowed = adjacency(graph.edges, n) + scipy.sparse.eye_array(n)
-    stray = SparseMatrix(W - W.multiply(allowed))
-    stray.eliminate_zeros()
-    if stray.nnz:
-        i, j = (places[0] for places in _places(stray))
-        raise InvalidArgumentError(
-            f"mixing weights must be zero where there is no link, found w[{i},{j}] = {W[i, j]:g} "
-            "and no link between them"
-        )
-
-
 @dataclass(frozen=True)
 class Spectrum:
     """The quantities that determine how fast disagreement between agents decays.
@@ -241,7 +139,10 @@ def spectrum(mixing_matrix: FloatArray) -> Spectrum:
     (1, 1.0)
     """
     W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-    second = _clean(float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max()), len(W))
+    second = float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max())
+    # Exactly one or zero for what is so up to rounding: 1 means no mixing.
+    if abs(second - round(second)) <= 8 * len(W) * np.finfo(float).eps:
+        second = float(round(second))
     if second >= 1:
         return Spectrum(second, math.inf)
     if len(W) == 1:
@@ -249,13 +150,6 @@ def spectrum(mixing_matrix: FloatArray) -> Spectrum:
     # ‖Wᵗ − 11ᵀ/n‖₂ is |λ₂|ᵗ. A norm that equals the limit up to rounding counts as reached.
     steps = math.log(UNMIXED * (1 + 1e-12)) / math.log(second) if second > 0 else 1
     return Spectrum(second, max(1, math.ceil(steps)))
-
-
-def _clean(value: float, n: int) -> float:
-    """Return exactly one or zero for values that are so up to rounding: 1 means no mixing."""
-    tolerance = 8 * n * np.finfo(float).eps
-    nearest = float(round(value))
-    return nearest if abs(value - nearest) <= tolerance else value
 
 
 GossipKind: TypeAlias = Literal["plain", "chebyshev"]
@@ -312,9 +206,27 @@ class Gossip:
         if self.kind == "plain":
             return (GossipRound(0.0, 1.0),) * self.rounds
         W = as_square_matrix(mixing_matrix, name="mixing_matrix")
-        eigenvalues = np.asarray(np.linalg.eigvalsh(W), dtype=np.float64)
-        # Without the largest, which is 1 and belongs to the average.
-        return accelerate(eigenvalues[:-1], self.rounds)
+        # Without the largest eigenvalue, which is 1 and belongs to the average; zero for one agent.
+        disagreement = np.linalg.eigvalsh(W)[:-1] if len(W) > 1 else np.zeros(1)
+        low, high = float(disagreement[0]), float(disagreement[-1])
+        # One that is 1 up to rounding belongs to a part of the network that is cut off.
+        mixes = bool(high <= 1 - 8 * len(W) * np.finfo(float).eps)
+        rule = "one that mixes for Chebyshev gossip"
+        require(mixes, "mixing_matrix", rule, f"a second eigenvalue of {high:g}")
+        centre = (low + high) / 2
+        # W' = (W − centre)/(1 − centre) has disagreement eigenvalues from −s to s. With
+        # c_k = T_k(1/s), T's recurrence is y_{k+1} = α W' y_k + (1 − α) y_{k−1},
+        # α = 2 c_k/(s c_{k+1}) from the second round on. Its half a replaces c_k, which overflows
+        # for small s; the limit s = 0 exists.
+        s = (high - low) / 2 / (1 - centre)
+        found = [GossipRound(0.0, 1 / (1 - centre))]
+        a = 1.0
+        for _ in range(self.rounds - 1):
+            a = 1 / (2 - s**2 * a)
+            # α W' y + (1 − α) (the y before)
+            #     = y + (α − 1)(y − the y before) + α (W y − y)/(1 − centre)
+            found.append(GossipRound(2 * a - 1, 2 * a / (1 - centre)))
+        return tuple(found)
 
     def matrix(self, mixing_matrix: FloatArray) -> FloatArray:
         """Return the polynomial of W that a step applies, shape (n, n)."""
@@ -326,18 +238,6 @@ class Gossip:
     def count_messages(self, num_steps: int, cooldown_steps: int = 0) -> int:
         """Return the messages of a run over each link, in each direction."""
         return self.rounds * (num_steps + cooldown_steps)
-
-    def describe(self, num_steps: int, cooldown_steps: int) -> str:
-        """Return the rounds and messages of a run in one line.
-
-        >>> Gossip(2).describe(300, 10)
-        '2 rounds per step, 300 steps and 10 that only mix: 620 messages per link, each way'
-        """
-        kind = " Chebyshev" if self.kind == "chebyshev" else ""
-        rounds = f"{self.rounds}{kind} round{'s' if self.rounds > 1 else ''} per step"
-        cooldown = f" and {cooldown_steps:,} that only mix" if cooldown_steps else ", no cool-down"
-        messages = self.count_messages(num_steps, cooldown_steps)
-        return f"{rounds}, {num_steps:,} steps{cooldown}: {messages:,} messages per link, each way"
 
 
 ONE_ROUND = Gossip()
@@ -352,31 +252,3 @@ def apply_rounds(schedule: Sequence[GossipRound], mixing_matrix: FloatArray) -> 
         change = momentum * change + gain * (mixing_matrix @ current - current)
         current = current + change
     return current
-
-
-def accelerate(eigenvalues: FloatArray, rounds: int) -> tuple[GossipRound, ...]:
-    """Return Chebyshev rounds for a W with these eigenvalues besides the 1 of the average.
-
-    >>> accelerate(np.array([0.5, 0.5]), 1)
-    (GossipRound(momentum=0.0, gain=2.0),)
-    """
-    low, high = float(eigenvalues.min(initial=1.0)), float(eigenvalues.max(initial=-1.0))
-    if not len(eigenvalues):
-        low = high = 0.0  # a single agent
-    # An eigenvalue that is 1 up to rounding belongs to a part of the network that is cut off.
-    if high > 1 - 8 * (1 + len(eigenvalues)) * np.finfo(float).eps:
-        raise InvalidArgumentError(
-            f"Chebyshev gossip needs a W that mixes, found a second eigenvalue of {high:g}"
-        )
-    centre = (low + high) / 2
-    # W' = (W − centre)/(1 − centre) has disagreement eigenvalues from −s to s. With c_k = T_k(1/s),
-    # T's recurrence is y_{k+1} = α W' y_k + (1 − α) y_{k−1}, α = 2 c_k/(s c_{k+1}) from the second
-    # round on. Its half a replaces c_k, which overflows for small s; the limit s = 0 exists.
-    s = (high - low) / 2 / (1 - centre)
-    found = [GossipRound(0.0, 1 / (1 - centre))]
-    a = 1.0
-    for _ in range(rounds - 1):
-        a = 1 / (2 - s**2 * a)
-        # α W' y + (1 − α) (the y before) = y + (α − 1)(y − the y before) + α (W y − y)/(1 − centre)
-        found.append(GossipRound(2 * a - 1, 2 * a / (1 - centre)))
-    return tuple(found)

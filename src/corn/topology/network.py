@@ -7,19 +7,19 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import networkx as nx
 import numpy as np
 import scipy.sparse
 
 from corn.checks import FloatArray, as_square_matrix, require, require_choice
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import CornError, FileFormatError, make_printable
 from corn.topology.files import (
     EDGE_LIST_SUFFIXES,
     MATRIX_SUFFIXES,
     SUFFIXES,
-    read_graph,
+    read_edge_list,
     read_matrix,
 )
 from corn.topology.graphs import (
@@ -37,8 +37,7 @@ from corn.topology.mixing import (
     Gossip,
     GossipRound,
     SparseMatrix,
-    check_mixing_matrix,
-    check_sparse_weights,
+    check_weights,
     graph_of,
     require_symmetric,
     sparse_mixing_matrix,
@@ -60,8 +59,9 @@ class Network:
         sparse_matrix: W of one round, shape (n, n), dense or sparse when given and sparse after;
             w_ij is the weight of agent j's model at i.
         source: the spec or file that it came from, for people to read.
-        weights: the rule of :data:`~corn.topology.mixing.WEIGHTS`, or ``"given"``.
+        weights: ``"metropolis"``, or ``"given"`` with the network.
         gossip: the mixing rounds of one step, where agents mix by gossip.
+        schedule: the mixing rounds of a step, in order.
         mixing: ``sum`` adds the releases of a step up over a spanning tree of the links, so that
             all agents hold one model; ``gossip``, the paper's, mixes models with neighbours.
 
@@ -76,7 +76,7 @@ class Network:
     weights: str = "given"
     gossip: Gossip = ONE_ROUND
     mixing: Mixing = "gossip"
-    _schedule: tuple[GossipRound, ...] = field(init=False, repr=False, default=())
+    schedule: tuple[GossipRound, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         given = self.sparse_matrix
@@ -84,7 +84,7 @@ class Network:
             given = SparseMatrix(as_square_matrix(given, name="mixing_matrix"))
         matrix = SparseMatrix(given, dtype=np.float64, copy=True)
         graph = check_graph(self.graph)
-        check_sparse_weights(matrix, graph=graph)
+        check_weights(matrix, graph=graph)
         # Frozen, because plans and designs are certified for these very weights.
         matrix.data.setflags(write=False)
         object.__setattr__(self, "graph", nx.freeze(graph))
@@ -93,17 +93,14 @@ class Network:
         if self.mixing == "sum":
             require(self.gossip == ONE_ROUND, "gossip", "one round with mixing='sum'", self.gossip)
         else:
-            require(
-                self.num_agents <= MAX_AGENTS,
-                "agents",
-                f"at most {MAX_AGENTS:,} for gossip",
-                f"{self.num_agents:,}",
-                advice="exact sums (mixing='sum') have no such limit",
-            )
+            n = self.num_agents
+            rule = f"at most {MAX_AGENTS:,} for gossip"
+            advice = "exact sums (mixing='sum') have no such limit"
+            require(n <= MAX_AGENTS, "agents", rule, f"{n:,}", advice=advice)
         # Raises if these weights do not admit the rounds. Plain ones do not depend on them.
         is_plain = self.gossip.kind == "plain"
         schedule = self.gossip.schedule(np.eye(1) if is_plain else matrix.toarray())
-        object.__setattr__(self, "_schedule", schedule)
+        object.__setattr__(self, "schedule", schedule)
 
     @property
     def num_agents(self) -> int:
@@ -124,19 +121,11 @@ class Network:
         """Return the number of an agent by its name or its number; raise if there is none."""
         return look_up_agents(self.agent_names, [given], argument=argument)[0]
 
-    @property
-    def schedule(self) -> tuple[GossipRound, ...]:
-        """The mixing rounds of a step, in order."""
-        return self._schedule
-
     @cached_property
     def mixing_matrix(self) -> FloatArray:
         """W as a dense matrix, shape (n, n), made when it is first asked for."""
-        if self.num_agents > MAX_AGENTS:
-            raise InvalidArgumentError(
-                f"a dense mixing matrix is for at most {MAX_AGENTS} agents, found "
-                f"{self.num_agents} ({8e-9 * self.num_agents**2:,.0f} GB)"
-            )
+        n = self.num_agents
+        require(n <= MAX_AGENTS, "agents", f"at most {MAX_AGENTS} for a dense mixing matrix", n)
         matrix: FloatArray = self.sparse_matrix.toarray()
         matrix.setflags(write=False)
         return matrix
@@ -160,14 +149,23 @@ class Network:
     def describe_mixing(self, num_steps: int, cooldown_steps: int = 0) -> str:
         """Return the messages of a run in one line.
 
-        >>> load_network("grid:4x5", mixing="sum").describe_mixing(300)
+        >>> load_network("grid:4x5").describe_mixing(300)
         'exact sums over a tree of depth 4: 38 messages per step, 8 hops, 300 steps'
+        >>> load_network("grid:4x5", gossip=Gossip(2)).describe_mixing(300, 10)
+        '2 rounds per step, 300 steps and 10 that only mix: 620 messages per link, each way'
         """
-        if self.mixing == "gossip":
-            return self.gossip.describe(num_steps, cooldown_steps)
+        if self.mixing == "sum":
+            return (
+                f"exact sums over a tree of depth {self.tree.depth}: {self.tree.num_messages:,} "
+                f"messages per step, {2 * self.tree.depth} hops, {num_steps:,} steps"
+            )
+        rounds = self.gossip.rounds
+        kind = " Chebyshev" if self.gossip.kind == "chebyshev" else ""
+        cooldown = f" and {cooldown_steps:,} that only mix" if cooldown_steps else ", no cool-down"
+        messages = self.gossip.count_messages(num_steps, cooldown_steps)
         return (
-            f"exact sums over a tree of depth {self.tree.depth}: {self.tree.num_messages:,} "
-            f"messages per step, {2 * self.tree.depth} hops, {num_steps:,} steps"
+            f"{rounds}{kind} round{'s' if rounds > 1 else ''} per step, {num_steps:,} steps"
+            f"{cooldown}: {messages:,} messages per link, each way"
         )
 
 
@@ -176,10 +174,6 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
 
     One mixing time of the step matrix, after which 1 % of any disagreement is left, and at most as
     many steps as the run itself. Zero if the agents never agree, because weights are periodic.
-
-    >>> ring = load_network("ring:6", mixing="gossip")
-    >>> choose_cooldown(ring, 500), choose_cooldown(ring, 5)
-    (12, 5)
     """
     if network.mixing == "sum":
         return 0  # all agents have one model already
@@ -190,36 +184,29 @@ def choose_cooldown(network: Network, num_steps: int) -> int:
 def load_network(
     source: str | Path | Graph | FloatArray,
     *,
-    weights: str | None = None,
     gossip: Gossip = ONE_ROUND,
     mixing: Mixing | None = None,
 ) -> Network:
     """Turn a spec, a file, a networkx graph or a mixing matrix into a checked network.
 
-    ``weights`` names the rule for the mixing matrix (default: Metropolis). If the source is a
-    mixing matrix, the default is that matrix; a named rule keeps only its links. ``gossip`` are the
-    mixing rounds of a step (default: one). ``mixing`` is ``sum`` by default, and ``gossip`` where a
-    mixing matrix, ``weights`` or more rounds are given, which exact sums do not use.
+    The mixing matrix of a graph has Metropolis weights. ``gossip`` are the mixing rounds of a step
+    (default: one). ``mixing`` is ``sum`` by default, and ``gossip`` where a mixing matrix or more
+    rounds are given, which exact sums do not use.
 
-    >>> load_network("ring:4").mixing, load_network("ring:4", weights="lazy").mixing
+    >>> load_network("ring:4").mixing, load_network(np.full((4, 4), 0.25)).mixing
     ('sum', 'gossip')
     >>> load_network("ring:4").mixing_matrix[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
     graph, matrix, name = _load(source)
-    rule = weights or ("metropolis" if matrix is None else "given")
-    if matrix is None or weights:
-        matrix = sparse_mixing_matrix(graph, rule)
+    weights = "metropolis" if matrix is None else "given"
     if mixing is None:
-        mixing = "gossip" if weights or rule == "given" or gossip != ONE_ROUND else "sum"
-    return Network(graph, matrix, name, rule, gossip, mixing)
+        mixing = "gossip" if matrix is not None or gossip != ONE_ROUND else "sum"
+    matrix = sparse_mixing_matrix(graph) if matrix is None else matrix
+    return Network(graph, matrix, name, weights, gossip, mixing)
 
 
-_Read: TypeAlias = tuple[Graph, FloatArray | None]
-"""A graph, and its mixing matrix if one is given."""
-
-
-def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, Any, str]:
+def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, FloatArray | None, str]:
     """Return a graph, its mixing matrix if one is given, and where they came from."""
     if isinstance(source, np.ndarray):
         return *_read_weights(source), "given matrix"
@@ -233,26 +220,24 @@ def _load(source: str | Path | Graph | FloatArray) -> tuple[Graph, Any, str]:
         spec = GraphSpec.parse(str(source))
         return spec.build(), None, str(spec)
     try:
-        return *_read(path), str(source)
+        if path.suffix not in MATRIX_SUFFIXES:
+            return check_graph(read_edge_list(path)), None, str(source)
+        edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
+        advice = f"an edge list belongs in a file that ends in {edge_lists}"
+        matrix = read_matrix(path, advice=advice)
+        # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
+        # permutation without fixed points, which is both, is read as links.
+        if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
+            require_symmetric(matrix)
+            return check_graph(graph_of(matrix)), None, str(source)
+        return *_read_weights(matrix), str(source)
     except FileFormatError:
         raise
     except CornError as error:
         raise type(error)(f"{path}: {make_printable(str(error), limit=_MAX_REASON)}") from error
 
 
-def _read(path: Path) -> _Read:
-    if path.suffix not in MATRIX_SUFFIXES:
-        return check_graph(read_graph(path)), None
-    edge_lists = " or ".join(EDGE_LIST_SUFFIXES)
-    matrix = read_matrix(path, advice=f"an edge list belongs in a file that ends in {edge_lists}")
-    # Zeros and ones with an empty diagonal are links; anything else must be a mixing matrix. A
-    # permutation without fixed points, which is both, is read as links.
-    if np.isin(matrix, (0, 1)).all() and not np.diag(matrix).any():
-        require_symmetric(matrix)
-        return check_graph(graph_of(matrix)), None
-    return _read_weights(matrix)
-
-
-def _read_weights(matrix: FloatArray) -> _Read:
-    matrix = check_mixing_matrix(matrix)
-    return check_graph(graph_of(matrix)), matrix
+def _read_weights(matrix: FloatArray) -> tuple[Graph, FloatArray]:
+    W = as_square_matrix(matrix, name="mixing_matrix")
+    check_weights(SparseMatrix(W))
+    return check_graph(graph_of(W)), W
