@@ -168,6 +168,8 @@ def make_message(
         (offsets, at_once * offset_bytes),
     )
     words, mask, fractions = reader.pieces
+    if not offsets:
+        fractions = np.zeros((1, at_once * offset_bytes), np.uint8)
     drawn = (
         words.view(np.uint32).reshape(len(shares), at_once, WORDS_PER_BLOCK),
         weights,
@@ -225,7 +227,7 @@ def read_total(
     offsets = [] if offset is None else [start_offset(*offset, len(total))]
     at_once = count_at_once(4, len(total))
     reader = Keystreams((offsets, 4 * at_once))
-    words = reader.pieces[0].view(np.uint32)
+    words = reader.pieces[0].view(np.uint32) if offsets else np.zeros((1, at_once), np.uint32)
     for start in range(0, len(total), at_once):
         reader.read()
         part = slice(start, start + at_once)

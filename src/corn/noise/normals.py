@@ -146,11 +146,12 @@ def digest_known(compiled: Any) -> str:
     upper[:, ::2] ^= np.uint32(0xFFFFFFFF)
     normals = np.empty((2, 2, PAIRS_PER_BLOCK))
     weights = np.array([0.3, -0.7])
-    compiled.sum_blocks(words, weights, normals)
+    compiled.sum_blocks(words, 0, weights, normals)
     noise = normals.ravel()
     found = hashlib.sha256(normals.tobytes())
     # One value fewer than whole blocks have.
     offset = words[1, :, : len(noise) // 2].reshape(1, -1)
+    none = np.zeros_like(offset)
     bits = noise.view(np.int64)
     squares = np.empty(2)
     compiled.sum_squares(squares, noise.astype(np.float32).reshape(2, -1))
@@ -170,8 +171,8 @@ def digest_known(compiled: Any) -> str:
             found.update(message.tobytes() + average.tobytes())
             # Without masks and offset.
             compiled.write_message(
-                message, gradient[1:], words, weights, offset[:0], masks[:0], 0, 0.3, 2.0**-6
+                message, gradient[1:], words, weights, none, masks[:0], 0, 0.3, 2.0**-6
             )
-            compiled.write_average(average, masks[0], offset[:0], 3, 2.0**-6 / 3)
+            compiled.write_average(average, masks[0], none, 3, 2.0**-6 / 3)
             found.update(message.tobytes() + average.tobytes())
     return found.hexdigest()

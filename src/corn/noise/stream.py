@@ -204,7 +204,7 @@ class SecureSource(NoiseSource):
             reader.read()
             part = out[start : start + sums.size]
             blocks = sums[: -(-len(part) // VALUES_PER_BLOCK)]
-            load_compiled().sum_blocks(words, weights, blocks)
+            load_compiled().sum_blocks(words, 0, weights, blocks)
             part[:] = blocks.reshape(-1)[: len(part)]
 
     def start(
