@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from corn.cli.options import BatchSizeOption, BudgetOptions, JsonOption, is_given
-from corn.cli.output import Column, Fact, print_result, print_rows, sampling_facts
+from corn.cli.output import Column, Fact, print_result, print_rows
 from corn.covariance import EAVESDROPPER
 from corn.errors import CornWarning, InvalidArgumentError, list_some
 from corn.privacy import (
@@ -90,7 +90,6 @@ def _report_budget(budget: PrivacyBudget, *, as_json: bool) -> None:
                 labels[1],
                 round_up(std),
             ),
-            *sampling_facts(budget),
             Fact("calibrations", {row["calibration"]: row for row in rows}),
             Fact("", None, "floating point", kept),
         ],

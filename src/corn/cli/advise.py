@@ -17,7 +17,6 @@ from corn.cli.output import (
     format_count,
     print_note,
     print_result,
-    sampling_facts,
     working,
 )
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
@@ -207,7 +206,6 @@ def _print(
             Fact("sampling", proposal.budget.sampling),
             Fact("sampling_rate", proposal.budget.query.sampling_rate),
             Fact("num_steps", prospect.num_steps),
-            *sampling_facts(proposal.budget),
             Fact("step_size", prospect.step_size, "step sizes", step_sizes),
             Fact("precision_cap", proposal.budget.precision_cap),
             Fact("noise_variance_of_average", prospect.noise_variance, "noise", norm),

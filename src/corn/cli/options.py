@@ -35,7 +35,7 @@ from corn.covariance.threat import (
 from corn.errors import InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
-from corn.privacy.budget import fit_sampling, read_promises
+from corn.privacy.budget import fit_sampling
 from corn.topology import (
     ONE_ROUND,
     Gossip,
@@ -300,9 +300,8 @@ class BudgetOptions:
     epsilon: Annotated[
         str,
         in_budget(
-            metavar="NUMBER[,NUMBER…]|FILE",
-            help="ε of the whole run: a number, one for each agent separated by commas, or a .csv "
-            "file with the columns agent,epsilon or agent,epsilon,delta.",
+            metavar="NUMBER[,NUMBER…]",
+            help="ε of the whole run, or one for each agent separated by commas.",
         ),
     ] = "10"
     delta: Annotated[
@@ -349,18 +348,12 @@ class BudgetOptions:
         ),
     ] = None
 
-    def make(
-        self,
-        batch_size: int | None,
-        network: Network | None = None,
-        sizes: Sequence[int] | None = None,
-    ) -> PrivacyBudget:
+    def make(self, batch_size: int | None, sizes: Sequence[int] | None = None) -> PrivacyBudget:
         """Return the budget.
 
-        ``network`` has the names by which a file of promises calls the agents; without it they are
-        numbered. ``sizes`` are those of the data sets to train on, if there are any: the sampling
-        follows from them where no option states it, and for the agent unit the batch size, which
-        then is the training's alone, is left out.
+        ``sizes`` are those of the data sets to train on, if there are any: the sampling follows
+        from them where no option states it, and for the agent unit the batch size, which then is
+        the training's alone, is left out.
         """
         samples, rate = None, None
         if self.samples_per_agent is not None:
@@ -369,16 +362,9 @@ class BudgetOptions:
             batch_size = None
         elif sizes is not None and samples is None and self.sampling != "every-step":
             rate, samples = fit_sampling(sizes, batch_size or 1, self.sampling)
-        delta = None
-        # A name that ends in .csv is meant as a file even if it is missing.
-        if Path(self.epsilon).suffix == ".csv" or Path(self.epsilon).is_file():
-            names = None if network is None else network.agent_names
-            epsilon, delta = read_promises(Path(self.epsilon), names)
-        else:
-            epsilon = read_per_agent("--epsilon", self.epsilon)
         return PrivacyBudget(
-            epsilon=epsilon,
-            delta=read_per_agent("--delta", self.delta) if delta is None else delta,
+            epsilon=read_per_agent("--epsilon", self.epsilon),
+            delta=read_per_agent("--delta", self.delta),
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,

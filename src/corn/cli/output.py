@@ -31,7 +31,7 @@ from corn.covariance.problem import weighting_gain
 from corn.errors import CornWarning, list_some, make_printable
 from corn.files import write_file
 from corn.plan import Plan
-from corn.privacy import PrivacyBudget, compare_samplings
+from corn.privacy import PrivacyBudget
 from corn.privacy.rounding import round_up_range
 
 JsonValue = Any
@@ -192,14 +192,6 @@ def collect_sampling(budget: PrivacyBudget) -> dict[str, object]:
         "samples_per_agent": budget.samples_per_agent,
         **{k: own[0] if len(set(own)) == 1 else own for k, own in columns.items()},
     }
-
-
-def sampling_facts(budget: PrivacyBudget) -> list[Fact]:
-    """Return what other samplings need for the same promise; nothing for unit agent."""
-    ratios = compare_samplings(budget)
-    others = [f"{name} {ratio:.3g} ×" for name, ratio in ratios.items() if ratio > 1]
-    text = f"{', '.join(others)} the noise variance of {next(iter(ratios))}"
-    return [Fact("samplings", ratios, "other samplings" if others else "", text)]
 
 
 def warn_of_insiders(names: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def plan(
         _write_request(budget, batch_size, mechanism, mixing, threat, out=out, json=json)
         return
     network = mixing.load_network(graph)
-    promise = budget.make(batch_size, network)
+    promise = budget.make(batch_size)
     with working("designing the noise"):
         made = make_plan(
             network,

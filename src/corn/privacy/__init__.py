@@ -10,14 +10,12 @@ from corn.privacy.accounting import PrivacyLoss as PrivacyLoss
 from corn.privacy.accounting import account as account
 from corn.privacy.accounting import account_precision as account_precision
 from corn.privacy.accounting import account_promises as account_promises
-from corn.privacy.accounting import compare_samplings as compare_samplings
 from corn.privacy.accounting import precision_diagonal as precision_diagonal
 from corn.privacy.budget import Adjacency as Adjacency
 from corn.privacy.budget import ClippedQuery as ClippedQuery
 from corn.privacy.budget import PrivacyBudget as PrivacyBudget
 from corn.privacy.budget import Sampling as Sampling
 from corn.privacy.budget import Unit as Unit
-from corn.privacy.budget import read_promises as read_promises
 from corn.privacy.composition import Expense as Expense
 from corn.privacy.composition import PlanTerms as PlanTerms
 from corn.privacy.composition import TotalLoss as TotalLoss

@@ -1,12 +1,10 @@
-"""Privacy of given noise: ε(δ) and δ(ε) of each agent, and the costs of samplings."""
+"""Privacy of given noise: ε(δ) and δ(ε) of each agent, and of all agents with a promise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,7 +12,7 @@ from numpy.typing import ArrayLike
 from corn.checks import FloatArray, as_symmetric_matrix, require_count, require_length
 from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
-from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget, Sampling
+from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget
 from corn.privacy.gaussian import (
     Accounting,
     delta_from,
@@ -229,29 +227,3 @@ def _check_diagonal(value: ArrayLike) -> FloatArray:
             f"precision must be non-negative, found {diagonal[agent]} for agent {agent}"
         )
     return diagonal
-
-
-def compare_samplings(budget: PrivacyBudget) -> dict[Sampling, float]:
-    """Return the noise variance of each sampling for the same promise, least first.
-
-    It is that of all agents together, relative to the sampling with the least. Without
-    ``samples_per_agent`` only the budget's own sampling is known. A sampling for which δ is out of
-    range is left out.
-
-    >>> budget = PrivacyBudget(
-    ...     1, 1e-5, num_steps=1000, clip=1, unit="sample", batch_size=128, samples_per_agent=2800
-    ... )
-    >>> {name: round(ratio) for name, ratio in compare_samplings(budget).items()}
-    {'poisson': 1, 'passes': 23, 'every-step': 479}
-    """
-    if budget.samples_per_agent is None:
-        return {budget.sampling or "every-step": 1.0}
-    variances: dict[Sampling, float] = {}
-    for sampling in get_args(Sampling):
-        # The paper's bounds do not cover sampling, and numerical accounting needs δ within a range.
-        with suppress(InvalidArgumentError):
-            own = replace(budget, accounting="gdp", sampling=sampling)
-            caps = own.precision_caps(own.num_agents or 1)
-            variances[sampling] = float((1 / caps).sum())
-    least = min(variances.values())
-    return {name: variances[name] / least for name in sorted(variances, key=variances.__getitem__)}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -20,12 +18,10 @@ from corn.checks import (
     require_in_range,
     require_length,
 )
-from corn.errors import FileFormatError, InvalidArgumentError, list_some
-from corn.parsing import quote
+from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.rounding import write_exactly, write_range
-from corn.topology.graphs import look_up_agents
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
@@ -248,43 +244,6 @@ def describe_adversary(max_colluders: int) -> str:
 def describe_insiders(count: int) -> str:
     """Return a number of insiders in words."""
     return {0: "no insider", 1: "one insider"}.get(count, f"{count} insiders")
-
-
-_COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
-
-
-def read_promises(
-    path: Path, names: Sequence[str] | None = None
-) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
-    """Read ε of each agent, and δ if there is a column for it, from a table with a header.
-
-    The columns are ``agent,epsilon`` or ``agent,epsilon,delta``, separated by commas; rows may have
-    any order.
-
-    Raises:
-        FileFormatError: the file is not such a table of all agents.
-    """
-    try:
-        rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-        header, *table = [[cell.strip() for cell in row] for row in rows if any(row)] or [[]]
-        columns = "agent,epsilon or agent,epsilon,delta"
-        require(header in _COLUMNS, "the first line", columns, quote(",".join(header)))
-        for row in table:
-            entries = f"a row of {len(header)} entries"
-            require(len(row) == len(header), "a promise", entries, quote(",".join(row)))
-        known = list(map(str, range(len(table)))) if names is None else names
-        owners = look_up_agents(known, [row[0] for row in table], argument="column agent")
-        missing = [name for agent, name in enumerate(known) if agent not in owners]
-        given = "given for every agent"
-        require(bool(table) and not missing, "a promise", given, f"none for {list_some(missing)}")
-        promises = dict(zip(owners, ([*map(float, row[1:])] for row in table), strict=True))
-        epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
-    # Texts that are no numbers or not UTF-8, and what the checks refuse, are ValueErrors.
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, csv.Error) as error:
-        raise FileFormatError(f"{path}: not a table of promises: {error}") from error
-    return epsilons, deltas[0] if deltas else None
 
 
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
