@@ -137,10 +137,7 @@ class ClippedQuery:
 
     @property
     def least_samples(self) -> int:
-        """The fewest samples with which an agent's batches have their planned size, on average.
-
-        An agent with fewer has smaller batches: a sample is never used more often than was counted.
-        """
+        """The fewest samples with which an agent's batches have their planned size, on average."""
         if self.batch_size is None:
             return 1
         if self.steps_per_pass is not None:
@@ -151,6 +148,14 @@ class ClippedQuery:
         # Division rounds: the rate that was computed from m samples must accept m samples.
         fewer = max(least - 1, 1)
         return fewer if self.batch_size / fewer <= self.sampling_rate else least
+
+    def require_mu(self) -> None:
+        """Raise if no single μ describes a run."""
+        if self.is_subsampled:
+            raise InvalidArgumentError(
+                f"mu is not defined with sampling_rate={self.sampling_rate:g}: no single μ "
+                "describes a subsampled run; use epsilon, delta or precision_cap"
+            )
 
     def participations(self, num_steps: int) -> int:
         """Return the most steps of a run that use the unit's data: all, or one for each pass begun.
@@ -205,26 +210,24 @@ def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
 
 def describe_queries(queries: Sequence[ClippedQuery]) -> str:
     """Return clipping, sampling and adjacency in words; the queries differ in sampling at most."""
-    # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
-    return f"{_describe_clipping(queries)}; {queries[0].relation} adjacency"
-
-
-def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
     query = queries[0]
-    if query.unit == "agent":
-        return f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
     clipping = f"each sample's gradient is clipped to {write_exactly(query.clip)}"
-    if query.sampling == "poisson":
+    batches = f"{clipping} and averaged over batches of {query.batch_size}"
+    if query.unit == "agent":
+        recipe = f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
+    elif query.sampling == "poisson":
         rates = write_range([q.sampling_rate or 1.0 for q in queries], "{:.6g}".format)
-        return (
+        recipe = (
             f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
             f"by {query.batch_size}"
         )
-    batches = f"{clipping} and averaged over batches of {query.batch_size}"
-    if query.sampling == "passes":
+    elif query.sampling == "passes":
         lengths = write_range([q.steps_per_pass or 1 for q in queries], "{:.12g}".format)
-        return f"{batches}, each once in a pass of {lengths} batches in a new secret order"
-    return f"{batches}, of which each may have the sample"
+        recipe = f"{batches}, each once in a pass of {lengths} batches in a new secret order"
+    else:
+        recipe = f"{batches}, of which each may have the sample"
+    # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
+    return f"{recipe}; {query.relation} adjacency"
 
 
 def describe_adversary(max_colluders: int) -> str:
@@ -235,10 +238,8 @@ def describe_adversary(max_colluders: int) -> str:
     """
     if max_colluders == 0:
         return "an eavesdropper who sees every message but knows no seed"
-    return (
-        f"an eavesdropper together with {describe_insiders(max_colluders)}, who know every seed "
-        "they share"
-    )
+    insiders = describe_insiders(max_colluders)
+    return f"an eavesdropper together with {insiders}, who know every seed they share"
 
 
 def describe_insiders(count: int) -> str:
@@ -254,8 +255,6 @@ _MOST_DECLARED = 10**15
 
 # Sizes within this factor of the least count as the least.
 _SAME_SIZE = 1.02
-
-_OF_EACH = ", each agent with its own,"
 
 # The fields that may have a value for each agent.
 _PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
@@ -292,8 +291,8 @@ class PrivacyBudget:
     loss distributions, because the paper has no bound for it.
 
     >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
-    >>> budget.sensitivity, round(budget.mu, 6), round(budget.precision_cap, 7)
-    (0.2, 2.000446, 0.0200089)
+    >>> round(budget.mu, 6), round(budget.precision_cap, 7)
+    (2.000446, 0.0200089)
     >>> print(budget.describe())
     ε = 10, δ = 1e-05 over 5000 steps for one agent's whole data set (its mini-batch gradient
     is clipped once to 0.1; replace-one adjacency; exact Gaussian DP)
@@ -375,9 +374,11 @@ class PrivacyBudget:
     @cached_property
     def promises(self) -> tuple[AgentPromise, ...]:
         """The promise of each agent, or one for all agents if ``num_agents`` is None."""
+        values = [getattr(self, name) for name in _PER_AGENT]
+        columns = [v if isinstance(v, tuple) else (v,) * (self.num_agents or 1) for v in values]
         return tuple(
             AgentPromise(epsilon, delta, self._make_query(rate, samples))
-            for epsilon, delta, rate, samples in zip(*self._columns(), strict=True)
+            for epsilon, delta, rate, samples in zip(*columns, strict=True)
         )
 
     @property
@@ -394,10 +395,9 @@ class PrivacyBudget:
         """Return the budget of one agent, in which every field has one value."""
         if self.num_agents is None:
             return self
-        require(0 <= agent < self.num_agents, "agent", f"below {self.num_agents}", agent)
+        require_in_range("agent", agent, 0, self.num_agents - 1)
         values = {name: getattr(self, name) for name in _PER_AGENT}
-        own = {name: v[agent] if isinstance(v, tuple) else v for name, v in values.items()}
-        return replace(self, **own)
+        return replace(self, **{k: v[agent] for k, v in values.items() if isinstance(v, tuple)})
 
     @property
     def promise(self) -> AgentPromise:
@@ -414,32 +414,18 @@ class PrivacyBudget:
         """The clipped gradient that each agent releases at each step; raises if they differ."""
         return self.promise.query
 
-    @property
-    def sensitivity(self) -> float:
-        """Δ: the largest distance between the releases of neighbouring data sets at one step."""
-        # Agents can differ in sampling, which does not change it.
-        return self.promises[0].query.sensitivity
-
     @cached_property
     def mu(self) -> float:
-        """The Gaussian-DP parameter of the whole run when every [R⁻¹]_ii is at the cap.
-
-        Raises ``InvalidArgumentError`` for a subsampled budget: no single μ describes such a run.
-        """
-        promise = self.promise
-        if promise.query.is_subsampled:
-            raise InvalidArgumentError(
-                f"mu is not defined with sampling_rate={promise.query.sampling_rate:g}: no single "
-                "μ describes a subsampled run; use precision_cap"
-            )
-        return self._mu_of(promise)
+        """The Gaussian-DP parameter of the whole run when every [R⁻¹]_ii is at the cap."""
+        epsilon, delta, query = self.promise
+        query.require_mu()
+        return find_accountant(self.accounting).mu_from(epsilon, delta)
 
     @property
     def precision_cap(self) -> float:
         """b: the largest [R⁻¹]_ii that the budget allows, μ²/(Δ²K) for K participations.
 
-        Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``. Raises if
-        agents have different promises: see ``precision_caps``.
+        It is rounded down. Raises if agents have different promises: see ``precision_caps``.
         """
         return self._caps[self.promise]
 
@@ -462,7 +448,7 @@ class PrivacyBudget:
 
     def describe(self) -> str:
         """Return one line with the promise, the protected data, the sampling and the accounting."""
-        steps = f"{self.num_steps} step" + ("s" if self.num_steps > 1 else "")
+        steps = f"{self.num_steps} step{'s' * (self.num_steps > 1)}"
         epsilons, deltas, queries = zip(*self.promises, strict=True)
         counted = find_accountant(self.accounting).description
         if any(query.is_subsampled for query in queries):
@@ -471,7 +457,8 @@ class PrivacyBudget:
             uses = [query.participations(self.num_steps) for query in queries]
             most = write_range(uses, "{:.12g}".format)
             counted = f"{counted} of at most {most} steps with a sample"
-        whose = "" if len(set(zip(epsilons, deltas, strict=True))) == 1 else _OF_EACH
+        is_one = len(set(zip(epsilons, deltas, strict=True))) == 1
+        whose = "" if is_one else ", each agent with its own,"
         promise = f"ε = {write_range(epsilons)}, δ = {write_range(deltas)}{whose} over {steps}"
         return f"{promise} for {queries[0].protects} ({describe_queries(queries)}; {counted})"
 
@@ -481,30 +468,20 @@ class PrivacyBudget:
         return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
 
     def _find_cap(self, promise: AgentPromise) -> float:
-        query = promise.query
+        epsilon, delta, query = promise
         steps = self.num_steps
         if query.is_subsampled:
-            return subsampling.calibrate_precision(
-                promise.epsilon, promise.delta, num_steps=steps, query=query
-            )
-        ratio = self._mu_of(promise) / query.sensitivity
+            return subsampling.calibrate_precision(epsilon, delta, num_steps=steps, query=query)
+        mu = find_accountant(self.accounting).mu_from(epsilon, delta)
+        ratio = mu / query.sensitivity
         return ratio * ratio / query.participations(steps)
-
-    def _mu_of(self, promise: AgentPromise) -> float:
-        return find_accountant(self.accounting).mu_from(promise.epsilon, promise.delta)
 
     def _each(self, num_agents: int, value_of: Callable[[AgentPromise], float]) -> FloatArray:
         values = [value_of(promise) for promise in self.promises]
         if self.num_agents is None:
-            return np.full(num_agents, values[0], dtype=np.float64)
+            values *= num_agents
         require_length("promises of the budget", len(values), num_agents, per="agent")
         return np.array(values, dtype=np.float64)
-
-    def _columns(self) -> list[tuple[float, ...]]:
-        """Return ε, δ, rates and samples, with one value for each agent, or a single one."""
-        count = self.num_agents or 1
-        values = [getattr(self, name) for name in _PER_AGENT]
-        return [value if isinstance(value, tuple) else (value,) * count for value in values]
 
     def _make_query(self, rate: float | None, samples: float | None) -> ClippedQuery:
         size = self.batch_size

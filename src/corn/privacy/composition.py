@@ -41,7 +41,6 @@ from typing import Any
 import numpy as np
 
 from corn.checks import require, require_count, require_in_range
-from corn.errors import InvalidArgumentError
 from corn.parsing import build, parse_json
 from corn.privacy import gaussian
 from corn.privacy.budget import (
@@ -66,9 +65,8 @@ _NUM_LEVELS = 80
 class PlanTerms:
     """The public terms under which one agent releases by a plan.
 
-    Attributes:
-        budget: the plan's promise to this agent, with one number in each field.
-        max_colluders: the number of insiders against whom it holds.
+    ``budget`` is the plan's promise to this agent, with one number in each field;
+    ``max_colluders`` is the number of insiders against whom it holds.
     """
 
     budget: PrivacyBudget
@@ -76,11 +74,8 @@ class PlanTerms:
 
     def __post_init__(self) -> None:
         require_count("max_colluders", self.max_colluders, least=0)
-        if self.budget.num_agents is not None:
-            raise InvalidArgumentError(
-                "budget must be that of one agent, with one number in each field: use "
-                "budget.of_agent(i)"
-            )
+        is_one = self.budget.num_agents is None
+        require(is_one, "budget", "that of one agent", "more", advice="use budget.of_agent(i)")
         # The accountant that designed the noise does not change what was released. Its name in a
         # file would repeat its warnings wherever the file is read.
         if self.budget.accounting != "gdp":
@@ -106,12 +101,9 @@ class PlanTerms:
 
 @dataclass(frozen=True)
 class Expense:
-    """The releases of one agent under one plan.
+    """The releases of one agent under one plan: as many as there were, or may have been.
 
-    Attributes:
-        terms: the terms of the plan.
-        precision: the largest [R⁻¹]_ii of the noise, against the plan's adversary.
-        num_releases: the number of releases that there were, or may have been.
+    ``precision`` is the largest [R⁻¹]_ii of the noise, against the plan's adversary.
     """
 
     terms: PlanTerms
@@ -160,11 +152,8 @@ class TotalLoss:
 
     def describe_epsilon(self) -> str:
         """Return ε, rounded up."""
-        return (
-            f"ε = {round_up(self.epsilon)}"
-            if math.isfinite(self.epsilon)
-            else "no ε that can be proved"
-        )
+        is_proved = math.isfinite(self.epsilon)
+        return f"ε = {round_up(self.epsilon)}" if is_proved else "no ε that can be proved"
 
 
 def common_unit(expenses: Iterable[Expense]) -> Unit:
@@ -269,9 +258,10 @@ def _include_floats(
         _expose_failure(_idealise([expense], unit, adjacency), own)
         for expense, (_, own) in zip(expenses, reserves, strict=True)
     ]
-    by_plan = ideal.epsilon((delta - failure) * math.exp(-ratio) - math.fsum(exposed))
+    shrink = math.exp(-ratio)
+    by_plan = ideal.epsilon((delta - failure) * shrink - math.fsum(exposed))
     at_once = _solve_at_once(
-        ideal.epsilon, lambda x: (delta - failure * (1 + math.exp(x + ratio))) * math.exp(-ratio)
+        lambda x: ideal.epsilon((delta - failure * (1 + math.exp(x + ratio))) * shrink)
     )
     return (min(by_plan, at_once) + 2 * ratio) * (1 + _ROUNDING)
 
@@ -282,18 +272,16 @@ def _expose_failure(ideal: _Ideal, failure: float) -> float:
     return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
 
 
-def _solve_at_once(
-    epsilon_at: Callable[[float], float], delta_left: Callable[[float], float]
-) -> float:
-    """Return an x with ``epsilon_at(delta_left(x))`` ≤ x, or ∞; the less δ is left, the larger."""
-    x = epsilon_at(delta_left(0.0))
+def _solve_at_once(epsilon_at: Callable[[float], float]) -> float:
+    """Return an x with ``epsilon_at(x)`` ≤ x, or ∞; the less δ is left, the larger."""
+    x = epsilon_at(0.0)
     for _ in range(_MAX_ROUNDS):
         # e^x overflows beyond this, and no δ would be left long before.
         if not x < 500:
             return math.inf
         # A little above the last round: rounds approach the solution from below.
         x *= 1 + 1e-9
-        found = epsilon_at(delta_left(x))
+        found = epsilon_at(x)
         if found <= x:
             return x
         x = found

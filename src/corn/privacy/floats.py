@@ -56,10 +56,7 @@ class FloatLoss:
         True
         """
         # The strictest promise decides: all agents release values of the same model.
-        return min(
-            self._max_values(epsilon, delta)
-            for epsilon, delta in {(p.epsilon, p.delta) for p in budget.promises}
-        )
+        return min(self._max_values(p.epsilon, p.delta) for p in set(budget.promises))
 
     def _max_values(self, epsilon: float, delta: float) -> float:
         each = RESERVE * epsilon / 2  # ε₁, of which there are two
@@ -81,7 +78,7 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     (True, True)
     """
     largest = max(p.epsilon for p in budget.promises)
-    # Otherwise δ₀ could be rounded to zero.
+    # Beyond, δ₀ could be rounded to zero.
     if RESERVE * largest / 2 >= _LARGEST_LOG_RATIO:
         raise InfeasibleError(
             f"epsilon={write_exactly(largest)} cannot be promised in floating point: try 1 to 10"
@@ -112,13 +109,8 @@ def bound_reserve(budget: PrivacyBudget) -> tuple[float, float]:
 def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
     """Return each agent's ε at its own δ, reserve included, for a run within the budget's limits.
 
-    Args:
-        precision: [R⁻¹]_ii of each agent, shape (n,).
-        budget: the promise of the run; a run of more values than it allows is not covered.
-        num_steps: the number of steps released; without any, nothing is spent.
-
-    It is infinite for an agent with less privacy than ``budget`` promises: the reserve is then not
-    proved to be sufficient; see :func:`find_promise`.
+    ``precision`` is [R⁻¹]_ii of each agent, shape (n,). For an agent with less privacy than
+    ``budget`` promises ε is infinite: the reserve is not proved to be sufficient (`find_promise`).
     """
     ideal = set_aside(budget)
     real = account_promises(precision, ideal, num_steps=num_steps)

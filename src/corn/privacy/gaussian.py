@@ -89,8 +89,7 @@ def mu_from(epsilon: float, delta: float) -> float:
     """Return the largest μ that is (ε, δ)-DP, rounded down.
 
     The margin is four times the rounding error of ``delta_from``, of which ``epsilon_from`` uses
-    up one: so ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε, and for ε in [0.01, 100] within
-    1e-9 of it, even after the μ has been through a few more operations.
+    up one: so ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε, also after a few operations.
 
     >>> round(mu_from(10, 1e-5), 8)
     2.00044562
@@ -120,8 +119,7 @@ def round_down(value: float) -> float:
 def bisect(accepts: Callable[[float], bool], *, accepted: float, rejected: float) -> float:
     """Return an accepted number with a rejected one right beside it in floating point.
 
-    The result was itself tested, unless it is ``accepted``, for which the caller is responsible. So
-    the search ends on the accepted side by construction, not by tolerance.
+    The result was itself tested, unless it is ``accepted``.
     """
     middle = accepted + (rejected - accepted) / 2
     while middle not in (accepted, rejected):
@@ -213,11 +211,7 @@ def _make_bound(
     epsilon_of: Callable[[float, float], float],
     mu_of: Callable[[float, float], float],
 ) -> Accountant:
-    """Return the accountant of a formula in μ, ε and L = ln(1/δ), with its limits.
-
-    ``epsilon_of`` is given μ and L, ``mu_of`` ε and L: all positive and finite, but for L, which
-    may be zero.
-    """
+    """Return the accountant of formulas in positive μ and L, or ε and L, with L = ln(1/δ) ≥ 0."""
 
     def find_epsilon(mu: float, delta: float) -> float:
         require_in_range("mu", mu, 0)

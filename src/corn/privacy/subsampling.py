@@ -256,11 +256,8 @@ def compose_phases(
 ) -> Any:
     """Return the privacy loss distribution of phases with Poisson sampling, and a Gaussian rest.
 
-    Args:
-        phases: shift, sampling rate and number of steps of each.
-        adjacency: the relation of neighbouring data sets.
-        mu: that of all releases without sampling, for the sensitivity of this adjacency.
-        interval: the interval of the grid of privacy losses; by default it is chosen.
+    Phases are shift, sampling rate and number of steps. μ is that of all releases without sampling,
+    for the sensitivity of this adjacency. Losses are on a grid, by default of a chosen interval.
     """
     # Imported here, because it takes half a second that other accounting saves.
     distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
