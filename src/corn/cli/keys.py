@@ -292,7 +292,6 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
                 "promised_epsilon": budget.epsilon,
                 "promised_delta": budget.delta,
                 "is_running": record.is_running,
-                "is_count_known": record.is_known,
             }
         )
     totals = {"total": history.compose(delta), "agent_total": history.compose(delta, unit="agent")}
@@ -321,7 +320,7 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
         Column("", lambda row: f"{row[1]['releases']} of {row[1]['planned_steps']}", "releases"),
         Column("", lambda row: row[1]["epsilon"], "ε alone", round_up),
         Column("", lambda row: row[1]["promised_epsilon"], "promised", round_up_range),
-        Column("", lambda row: _describe_state(row[1]), "state"),
+        Column("", lambda row: "running" if row[1]["is_running"] else "", "state"),
     ]
     print_rows(
         f"releases under each plan, and their ε by themselves at δ = {delta}", plan_columns, plans
@@ -351,9 +350,3 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
             "a plan for samples promises nothing for an agent's whole data, so no total does"
         )
     print_note("releases of the same data under keys in other folders are not counted")
-
-
-def _describe_state(plan: dict[str, Any]) -> str:
-    if not plan["is_count_known"]:
-        return "damaged, counted in full"
-    return "running" if plan["is_running"] else ""

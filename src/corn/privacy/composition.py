@@ -31,17 +31,15 @@ not grow with the total ε₀. ``docs/floats.md`` has the proof.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from corn.checks import require, require_count, require_in_range
-from corn.parsing import build, parse_json
 from corn.privacy import gaussian
 from corn.privacy.budget import (
     PROTECTED,
@@ -52,7 +50,7 @@ from corn.privacy.budget import (
     Unit,
     describe_adversary,
 )
-from corn.privacy.floats import bound_reserve, set_aside
+from corn.privacy.floats import bound_reserve
 from corn.privacy.rounding import round_up, write_exactly
 from corn.privacy.subsampling import allow_for_rounding, compose_phases
 
@@ -80,23 +78,6 @@ class PlanTerms:
         # file would repeat its warnings wherever the file is read.
         if self.budget.accounting != "gdp":
             object.__setattr__(self, "budget", replace(self.budget, accounting="gdp"))
-
-    @property
-    def precision_cap(self) -> float:
-        """The largest [R⁻¹]_ii that a plan with these terms gives the agent, or a little more."""
-        # Under Poisson sampling the cap is searched, and plans may be up to 1 % above it.
-        margin = 1.01 if self.budget.query.is_subsampled else 1 + 1e-9
-        return margin * set_aside(self.budget).precision_cap
-
-    def to_text(self) -> str:
-        """Return one line of JSON, the same for equal terms."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def from_text(cls, text: str) -> PlanTerms:
-        """Read what :meth:`to_text` wrote, or raise ``InvalidArgumentError``."""
-        terms: PlanTerms = build(cls, parse_json(text.encode()), "the terms")
-        return terms
 
 
 @dataclass(frozen=True)
