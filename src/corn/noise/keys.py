@@ -26,8 +26,7 @@ from corn.errors import FileFormatError, InvalidArgumentError
 
 SECRET_BYTES = 32
 AGREEMENT_KEY_BYTES = 32
-PUBLIC_KEY_BYTES = 64
-"""Bytes of a public key: 32 of X25519, then 32 of Ed25519."""
+PUBLIC_KEY_BYTES = 64  # 32 of X25519, then 32 of Ed25519
 
 _IDENTITY_PREFIX = b"corn-identity-1 "
 # The key, and then the plans and rosters that it was used with. A crash may leave a part of the
@@ -45,8 +44,7 @@ class Secret:
     """32 bytes that only :meth:`reveal` shows.
 
     Its text forms are constant, it cannot be pickled, copied or hashed, and comparing takes the
-    same time wherever two secrets differ. Python cannot wipe memory, so a secret stays in the
-    process until its memory is used again.
+    same time wherever two secrets differ. Python cannot wipe memory.
 
     >>> secret = Secret.random()
     >>> f"{secret} {secret!r}"
@@ -89,10 +87,8 @@ class Identity:
 
     def __init__(self, secret: Secret) -> None:
         self.secret = secret
-        self.public_key = (
-            self._agreement_key().public_key().public_bytes_raw()
-            + self._signing_key().public_key().public_bytes_raw()
-        )
+        keys = (self._agreement_key(), self._signing_key())
+        self.public_key = b"".join(key.public_key().public_bytes_raw() for key in keys)
 
     def __repr__(self) -> str:
         return f"Identity(public key {self.public_key.hex()})"
@@ -173,21 +169,16 @@ def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
     if fingerprint.hex() in (uses if kind == "plan" else uses[-1:]):
         return
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        try:
+        with path.open("rb+") as file:
             # One agent may start under two plans at the same time.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            size = os.fstat(descriptor).st_size
+            fcntl.flock(file, fcntl.LOCK_EX)
             # A line that a crash left incomplete is removed; its plan was never used.
-            whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
-            os.ftruncate(descriptor, whole)
-            line = f"{kind} {fingerprint.hex()}\n".encode()
-            # A disk that becomes full takes a part of the line at first.
-            while line:
-                line = line[os.write(descriptor, line) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            file.seek(whole)
+            file.write(f"{kind} {fingerprint.hex()}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise FileFormatError(
             f"{path}: cannot be written: {error.strerror}; a key records the plans that it was "

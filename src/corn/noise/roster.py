@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from corn.checks import require, require_in_range, require_length
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.noise.keys import (
@@ -56,10 +57,7 @@ _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
 
 @dataclass(frozen=True)
 class KeyRotation:
-    """The statement of an agent that it has a new key, signed with its old one; in hexadecimal.
-
-    The signature is of agent, new key, and the roster before.
-    """
+    """The statement of an agent that it has a new key, signed with its old one; in hexadecimal."""
 
     agent: int
     old_key: str
@@ -104,10 +102,7 @@ class Roster:
     def __post_init__(self) -> None:
         if not self.sites:
             object.__setattr__(self, "sites", (Site(),) * len(self.public_keys))
-        if len(self.sites) != len(self.public_keys):
-            raise InvalidArgumentError(
-                f"sites must be those of {len(self.public_keys)} agents, found {len(self.sites)}"
-            )
+        require_length("sites", len(self.sites), len(self.public_keys), per="agent")
         check_names({agent: own.name for agent, own in enumerate(self.sites) if own.name})
         owners: dict[bytes, int] = {}
         for agent, key in enumerate(self.public_keys):
@@ -147,10 +142,7 @@ class Roster:
     def public_key(self, agent: int) -> bytes:
         """Return an agent's public key."""
         # Checked, because a negative number would be another agent's place from the end.
-        if not 0 <= agent < self.num_agents:
-            raise InvalidArgumentError(
-                f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
-            )
+        require_in_range("an agent of the roster", agent, 0, self.num_agents - 1)
         return self.public_keys[agent]
 
     def require_names(self, names: Sequence[str]) -> None:
@@ -173,8 +165,7 @@ class Roster:
 
     def rotate(self, agent: int, *, old: Identity, new: Identity) -> Roster:
         """Return the roster with an agent's new key, signed with its old one."""
-        if self.public_key(agent) != old.public_key:
-            raise InvalidArgumentError(f"the roster has another key of agent {agent} than this one")
+        check_identity(old, agent, roster=self)
         signature = old.sign(_rotation_message(self, agent, new.public_key))
         rotation = KeyRotation(agent, old.public_key.hex(), signature.hex())
         return replace(
@@ -228,20 +219,21 @@ def rotate_key(folder: Path, agent: int) -> Roster:
     roster_path = folder / "roster.json"
     current = load_identity(path)
     roster = load_roster(roster_path)
-    old = _find_replaced(path, roster.public_key(agent))
+    known = roster.public_key(agent)
+    # After a crash the roster may still have the old key.
+    kept = [] if current.public_key == known else sorted(folder.glob(f"{path.stem}.old*"))
+    old = next((own for own in map(load_identity, kept) if own.public_key == known), None)
     if old is None:
-        old = current
-        current = _replace_identity(path, roster, agent)
+        check_identity(current, agent, roster=roster)
+        old, current = current, _replace_identity(path)
     rotated = roster.rotate(agent, old=old, new=current)
     path.with_suffix(".pub").write_text(current.public_key.hex() + "\n", encoding="ascii")
     save_roster(rotated, roster_path)
     return rotated
 
 
-def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
+def _replace_identity(path: Path) -> Identity:
     """Put a new key in the place of an agent's key, and return it."""
-    if roster.public_key(agent) != load_identity(path).public_key:
-        raise InvalidArgumentError(f"the roster has another key of agent {agent} than {path}")
     # The new key is complete before it takes the old one's place, so that a crash leaves one of the
     # two. The roster follows: until then the agent refuses to start.
     partial = path.with_suffix(".new")
@@ -260,22 +252,16 @@ def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
     return new
 
 
-def _find_replaced(path: Path, public_key: bytes) -> Identity | None:
-    """Return the old key that the roster still has, if a crash kept the new one out of it."""
-    if load_identity(path).public_key == public_key:
-        return None
-    kept = map(load_identity, sorted(path.parent.glob(f"{path.stem}.old*")))
-    return next((old for old in kept if old.public_key == public_key), None)
-
-
 def save_roster(roster: Roster, path: Path) -> None:
     """Write the roster as JSON: agent's number → public key, accepts, address, name; rotations."""
-    agents = {
-        str(agent): {"public_key": key.hex(), **vars(site)}
-        for agent, (key, site) in enumerate(zip(roster.public_keys, roster.sites, strict=True))
+    entries = zip(roster.public_keys, roster.sites, strict=True)
+    document = {
+        "format": _FORMAT,
+        "agents": {
+            str(k): {"public_key": key.hex(), **vars(own)} for k, (key, own) in enumerate(entries)
+        },
+        "rotations": [vars(rotation) for rotation in roster.rotations],
     }
-    rotations = [vars(rotation) for rotation in roster.rotations]
-    document = {"format": _FORMAT, "agents": agents, "rotations": rotations}
     with writing_whole(path) as partial:
         partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -336,7 +322,6 @@ def _check_public_key(key: bytes, agent: int) -> None:
 
 
 _PACKAGE_NONCE_BYTES = 12
-_PACKAGE_BYTES = _PACKAGE_NONCE_BYTES + SECRET_BYTES + 16
 
 
 class RefusedPackageError(CornError):
@@ -348,23 +333,15 @@ def pair_key(
 ) -> Secret:
     """Return the key that two agents share under a plan: equal for both, secret to all others.
 
-    It is bound to the plan, the agents' numbers and their public keys. With another plan, roster or
-    place in it the two derive different keys, and neither can open a package of the other.
+    It is bound to the plan, the agents' numbers and their public keys.
     """
     check_identity(identity, agent, roster=roster)
-    if agent == peer:
-        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
+    require(agent != peer, "peer", "another agent", peer)
     # Sorted, because both agents must derive the same key from the same fields.
-    low, high = sorted((agent, peer))
-    return derive_key(
-        identity.agree(roster.public_key(peer)),
-        "pair",
-        low,
-        high,
-        roster.public_key(low),
-        roster.public_key(high),
-        plan_fingerprint=plan_fingerprint,
-    )
+    pair = sorted((agent, peer))
+    secret = identity.agree(roster.public_key(peer))
+    fields = (*pair, *map(roster.public_key, pair))
+    return derive_key(secret, "pair", *fields, plan_fingerprint=plan_fingerprint)
 
 
 def agent_keys(
@@ -378,12 +355,11 @@ def agent_keys(
 ) -> dict[Owner, Secret]:
     """Return the keys of every stream that an agent can draw, for its secure source.
 
-    Keys of private noise and of groups of one follow from the agent's identity, keys of groups of
-    two from the pair key. ``group_seeds`` has the seeds of all larger groups that the agent is in.
+    ``group_seeds`` has the seeds of all groups of three and more that the agent is in.
     """
     check_identity(identity, agent, roster=roster)
     private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
-    keys = {Owner((agent,)): private}
+    keys, seeds = {Owner((agent,)): private}, group_seeds or {}
     for number, group in enumerate(seed_groups):
         if agent not in group:
             continue
@@ -394,12 +370,10 @@ def agent_keys(
         elif len(group) == 2:
             (peer,) = set(group) - {agent}
             root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
-        elif number in (group_seeds or {}):
-            root = (group_seeds or {})[number]
+        elif number in seeds:
+            root = seeds[number]
         else:
-            raise InvalidArgumentError(
-                f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
-            )
+            raise InvalidArgumentError(f"group_seeds must have the seed of {owner}")
         # Derived once more, under the owner: two groups with the same root, such as two groups of
         # the same pair, must not draw the same noise.
         keys[owner] = derive_key(
@@ -442,9 +416,8 @@ def seal_seed(
 
     ``run_nonce`` is the nonce that all agents agreed on for this run.
     """
-    shared = pair_key(
-        identity, group.members[0], receiver, roster=roster, plan_fingerprint=plan_fingerprint
-    )
+    pair = (group.members[0], receiver)
+    shared = pair_key(identity, *pair, roster=roster, plan_fingerprint=plan_fingerprint)
     cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
     # The key is used for this delivery alone, so 96 random bits suffice for any number of retries.
     nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
@@ -461,36 +434,27 @@ def open_seed(
     plan_fingerprint: bytes,
     run_nonce: bytes,
 ) -> Secret:
-    """Return the seed of a package that :func:`seal_seed` made; ``identity`` is the receiver's.
-
-    Raises:
-        RefusedPackageError: it is damaged, forged, or for another plan, run, group or agent.
-    """
+    """Return the seed of a package that :func:`seal_seed` made; ``identity`` is the receiver's."""
     sender = group.members[0]
     shared = pair_key(identity, receiver, sender, roster=roster, plan_fingerprint=plan_fingerprint)
     cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
-    refusal = RefusedPackageError(
-        f"the seed package for {group} was changed on its way, is for another plan, run or agent, "
-        f"or agent {sender} sealed it with a key other than the roster's"
-    )
-    if len(package) != _PACKAGE_BYTES:
-        raise refusal
     nonce, sealed = package[:_PACKAGE_NONCE_BYTES], package[_PACKAGE_NONCE_BYTES:]
     try:
         return Secret(cipher.decrypt(nonce, sealed, None))
-    except InvalidTag:
-        raise refusal from None
+    # A package of another length has a wrong tag, a seed or a nonce of another length.
+    except (InvalidTag, ValueError):
+        raise RefusedPackageError(
+            f"the seed package for {group} was changed on its way, is for another plan, run or "
+            f"agent, or agent {sender} sealed it with a key other than the roster's"
+        ) from None
 
 
 def _make_cipher(
     shared: Secret, group: Owner, receiver: int, plan_fingerprint: bytes, run_nonce: bytes
 ) -> ChaCha20Poly1305:
     # One sender per group: two seeds of one group would be noise that does not cancel.
-    if group.group is None or receiver not in group.members[1:]:
-        raise InvalidArgumentError(
-            f"a seed goes from the lowest member of a seed group to another member, found "
-            f"receiver {receiver} for {group}"
-        )
+    is_member = group.group is not None and receiver in group.members[1:]
+    require(is_member, "receiver", f"a later member of {group}", receiver)
     # The pair key is bound to the sender too.
     fields = (check_nonce(run_nonce), group.encoded, receiver)
     key = derive_key(shared, "seed package", *fields, plan_fingerprint=plan_fingerprint)
