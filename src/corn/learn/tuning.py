@@ -345,15 +345,10 @@ def expect_place(
     # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
     n = problem.data.num_agents
     variance = 0.0 if noise is None else noise.total_variance / n**2
-    expected = expect_step_size(
-        num_steps=num_steps,
-        clip=mechanism.clip,
-        num_parameters=problem.task.num_parameters,
-        noise_variance=variance,
-        gradient_variance=bound_gradient_variance(
-            mechanism.clip, n, None if query is None else query.batch_size
-        ),
-    )
+    size = None if query is None else query.batch_size
+    randomness = bound_gradient_variance(mechanism.clip, n, size)
+    randomness += problem.task.num_parameters * variance
+    expected = expect_step_size(num_steps=num_steps, clip=mechanism.clip, randomness=randomness)
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)
     mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))
