@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from corn.checks import FloatArray, require, require_count, require_length
+from corn.checks import FloatArray, require, require_choice, require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -81,9 +80,7 @@ def save_plan(plan: Plan, path: Path | str) -> None:
 def load_plan(path: Path | str) -> Plan:
     """Read a plan and check its form; :func:`~corn.plan.verify_plan` checks what it promises.
 
-    Raises:
-        FileFormatError: the file is missing, damaged, changed, of another version, or has an
-            impossible content.
+    Raises ``FileFormatError`` if it is missing, damaged, changed, or of another version.
 
     >>> load_plan(Path("missing.corn"))
     Traceback (most recent call last):
@@ -213,13 +210,8 @@ def _decode_network(data: object) -> Network:
     for agent, name in enumerate(fields["agents"]):
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
     n = len(graph)
-    links = fields["links"]
-    stray = next((link for link in links if min(link) < 0 or max(link) >= n), None)
-    if stray:
-        raise InvalidArgumentError(
-            f"a link joins {stray[0]} and {stray[1]}, which are not both agents"
-        )
-    graph.add_edges_from(links)
+    graph.add_edges_from(fields["links"])
+    require(len(graph) == n, "links", "between agents", f"one of {len(graph) - n} others")
     rule = fields["weights"]
     matrix = _decode_weights(fields["mixing_weights"], n)
     if fields["mixing"] == "sum":
@@ -237,17 +229,13 @@ def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:
 
 
 def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> SparseMatrix:
-    found: dict[tuple[int, int], float] = {}
-    for i, j, weight in weights:
-        # Negative numbers would count from the end, and a second weight would replace the first.
-        if not (0 <= i < num_agents and 0 <= j < num_agents) or (i, j) in found:
-            raise InvalidArgumentError(
-                f"a mixing weight needs two of {num_agents} agents, each pair once, found {i}, {j}"
-            )
-        found[i, j] = weight
-    rows, columns = zip(*found, strict=True) if found else ((), ())
+    rows, columns, values = zip(*weights, strict=True) if weights else ((), (), ())
+    # A second weight of a pair would be added to the first.
+    is_once = len({*zip(rows, columns, strict=True)}) == len(weights)
+    is_inside = set(rows) | set(columns) <= set(range(num_agents))
+    require(is_once and is_inside, "mixing weights", "of two agents, each pair once", "others")
     shape = (num_agents, num_agents)
-    return SparseMatrix((list(found.values()), (rows, columns)), shape=shape, dtype=np.float64)
+    return SparseMatrix((values, (rows, columns)), shape=shape, dtype=np.float64)
 
 
 def _decode_decomposition(data: object) -> Decomposition:
@@ -259,15 +247,10 @@ def _decode_decomposition(data: object) -> Decomposition:
     }
     fields = build_fields(hints, data, "decomposition")
     groups, factors = fields["seed_groups"], fields["factors"]
-    if not fields["is_masked"] and len(groups) != len(factors):
-        raise InvalidArgumentError(
-            f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
-        )
-    if len(set(groups)) < len(groups):
-        twice, _ = Counter(groups).most_common(1)[0]
-        raise InvalidArgumentError(f"the seed group {quote(list(twice))} occurs twice")
+    require(len(set(groups)) == len(groups), "seed groups", "different", "one twice")
     if fields["is_masked"]:
         return Decomposition(fields["private_variance"], groups, factors, is_masked=True)
+    require_length("factors", len(factors), len(groups), per="seed group")
     for group, factor in zip(groups, factors, strict=True):
         # Each stream takes time at every step. A covariance of m agents needs one for each of its
         # m(m+1)/2 numbers at most.
@@ -321,9 +304,8 @@ def _encode_objective(objective: Objective) -> Json:
 
 
 def _decode_objective(data: object) -> Objective:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in _OBJECTIVES:
-        raise InvalidArgumentError(f"unknown kind of objective {quote(kind)}")
-    parts = {name: value for name, value in data.items() if name != "kind"}
+    parts = dict(data) if isinstance(data, dict) else {}
+    kind = parts.pop("kind", None)
+    require_choice("kind of objective", kind, _OBJECTIVES)
     objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
     return objective

@@ -74,14 +74,8 @@ def verify_plan(plan: Plan) -> Verification:
     guarantees = _guarantees(plan)
     value = plan.noise_energy
     proved = plan.prove_lower_bound()
-    problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
-    return Verification(
-        guarantees=guarantees,
-        value=value,
-        lower_bound=min(proved, value),
-        central_ratio=plan.central_ratio,
-        problems=tuple(problems),
-    )
+    problems = (*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved))
+    return Verification(guarantees, value, min(proved, value), plan.central_ratio, problems)
 
 
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
@@ -97,21 +91,15 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
 def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
     """Return ε of each agent, even with less privacy than promised, for models the plan allows.
 
-    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders. Agents with the
-    same promise, precision and cap have the same ε, which takes a search.
+    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders.
     """
     if plan.max_parameters < 1:
         return [math.inf] * plan.num_agents
     promises = plan.budget.promises if plan.budget.num_agents else [None] * plan.num_agents
-    found: dict[object, float] = {}
-    epsilons = []
-    for agent, key in enumerate(
-        zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True)
-    ):
-        if key not in found:
-            found[key] = _epsilon_of(plan, agent, precisions)
-        epsilons.append(found[key])
-    return epsilons
+    # Agents with the same promise, precision and cap have the same ε, which takes a search.
+    keys = list(zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True))
+    found = {key: _epsilon_of(plan, keys.index(key), precisions) for key in dict.fromkeys(keys)}
+    return [found[key] for key in keys]
 
 
 def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
@@ -140,9 +128,8 @@ def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
     worst = np.full(plan.num_agents, -np.inf)
     coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
-    for coalition, honest, precision in coalition_precisions(
-        plan.decomposition, plan.threat.max_colluders
-    ):
+    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
+    for coalition, honest, precision in listed:
         for agent, value in zip(honest, precision, strict=True):
             # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
