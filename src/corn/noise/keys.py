@@ -1,8 +1,7 @@
 """Secrets, the identity of an agent, and its file.
 
-An agent has one identity: an X25519 key to agree on secrets, and an Ed25519 key to sign messages to
-all. Both follow from one :class:`Secret`, which does not leak by accident: not by print, log,
-pickle, copy or JSON. Only public keys ever leave an agent (:mod:`corn.noise.roster`).
+An agent has an X25519 key to agree on secrets, and an Ed25519 key to sign messages to all. Both
+follow from one :class:`Secret`. Only public keys ever leave an agent (:mod:`corn.noise.roster`).
 """
 
 from __future__ import annotations
@@ -45,10 +44,6 @@ class Secret:
 
     Its text forms are constant, it cannot be pickled, copied or hashed, and comparing takes the
     same time wherever two secrets differ. Python cannot wipe memory.
-
-    >>> secret = Secret.random()
-    >>> f"{secret} {secret!r}"
-    'Secret(hidden) Secret(hidden)'
     """
 
     __slots__ = ("_value",)
@@ -94,10 +89,7 @@ class Identity:
         return f"Identity(public key {self.public_key.hex()})"
 
     def agree(self, public_key: bytes) -> Secret:
-        """Return the secret that this identity and the owner of ``public_key`` have in common.
-
-        Of a public key its first 32 bytes count, which is all that an ephemeral key has.
-        """
+        """Return the secret shared with the owner of a public key, of which 32 bytes count."""
         peer = X25519PublicKey.from_public_bytes(public_key[:AGREEMENT_KEY_BYTES])
         return Secret(self._agreement_key().exchange(peer))
 

@@ -7,22 +7,19 @@ and counts every reserved step as released. (A ledger restored from a backup has
 releases: never copy one.) Where samples are taken in passes, the ledger also keeps the secret of
 their orders and a digest of the data: see :meth:`ReleaseLedger.make_choices`.
 
-**The file** has two pages of text with checksums. Each is an entry, the whole state of the ledger
-with the plan, the agent and the terms of the promise. An entry is written to one page and then to
-the other: the second write begins when the first is on the disk. So at any moment one of them is
-whole, and once both are written, neither can be lost or put back to an earlier one without the
-other telling. Hence
+**The file** has two pages of text with checksums. Each is an entry, the whole state of the ledger.
+An entry is written to one page and then to the other: the second write begins when the first is on
+the disk. So at any moment one of them is whole, and once both are written, neither can be lost or
+put back to an earlier one without the other telling. Hence
 
 - entries k and k + 1, or one page unreadable: a crash came between or during the two writes, and
   the newest entry is taken. No release was made under an entry that is not on both;
 - both unreadable, entries further apart (a part of the file was restored), or another size (a crash
-  never changes it): refused.
-
-Checksums detect accidents, not forgery.
+  never changes it): refused. Checksums detect accidents, not forgery.
 
 **The history** of an agent's releases is all ledgers beside its keys. A key's file lists the plans
-that it was used with, so a ledger that was deleted or left behind is noticed: its releases still
-count, and the total is then unknown. What cannot be noticed is stated in ``docs/privacy.md``.
+that it was used with, so a lost ledger is noticed, and the total is then unknown
+(``docs/privacy.md``).
 """
 
 from __future__ import annotations
@@ -70,19 +67,11 @@ _TITLE = f"{_NAME}6. Never copy or edit it."
 class LedgerEntry:
     """The state of a ledger.
 
-    Attributes:
-        plan: the plan's fingerprint, in hexadecimal.
-        agent: the agent.
-        terms: the terms of its promise.
-        secret: the secret from which the orders of passes and the key of ``data`` follow, as hex.
-        nonce: the nonce of the latest run, in hexadecimal.
-        number: the number of this entry, from 0.
-        released: the releases of all runs that may have been made: reserved ones are counted.
-        reserved: those of them that the latest run has reserved at last.
-        stop_step: the step after the last one that the latest run has reserved.
-        precision: the largest [R⁻¹]_ii under which any of the releases was made.
-        furthest: the step after the last one that any run has reserved.
-        data: a keyed digest of the data that the present pass began with, in hexadecimal.
+    ``released`` counts all releases that may have been made by any run, the last ``reserved`` of
+    which the latest run has reserved without reporting them made. Its steps end before
+    ``stop_step``, those of all runs before ``furthest``. ``precision`` is the largest [R⁻¹]_ii
+    under which any was made. ``data`` is a keyed digest of the data that the present pass began
+    with; this key and the orders of passes follow from ``secret``. Bytes are in hexadecimal.
     """
 
     plan: str
@@ -256,17 +245,6 @@ class ReleaseLedger:
     ``first_free_step`` comes after all steps that earlier runs reserved: an agent that comes back
     to a run whose nonce it has used before must not release an earlier one. ``num_skipped`` is the
     number of releases that this run gives up to begin a new pass.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from corn.privacy import PrivacyBudget
-    >>> terms = PlanTerms(PrivacyBudget(1, 1e-5, num_steps=100, clip=0.1), max_colluders=1)
-    >>> plan = {"plan_fingerprint": bytes(32), "agent": 0, "terms": terms, "precision": 0.01}
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "agent-0.ledger"
-    ...     with ReleaseLedger.open(path, **plan) as ledger:
-    ...         _ = ledger.reserve(0)  # now, and only now, may the message of step 0 leave
-    ...     ReleaseLedger.open(path, **plan).remaining
-    99
     """
 
     def __init__(self, path: Path, descriptor: int, entry: LedgerEntry, newest_page: int) -> None:
@@ -526,11 +504,7 @@ def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> b
 
 
 def steps_per_block(max_releases: int) -> int:
-    """Return how many steps one durable write reserves: a crash must leave most of a short plan.
-
-    >>> steps_per_block(60), steps_per_block(1000), steps_per_block(100_000)
-    (1, 20, 64)
-    """
+    """Return how many steps one durable write reserves: a crash must leave most of a short plan."""
     return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
 
 

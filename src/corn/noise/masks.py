@@ -54,8 +54,7 @@ _DEVIATIONS = 18.0
 def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
     """Return the largest coordinate that a sum of all releases can have, in grid units.
 
-    Norms of gradients bound each coordinate. Private noise adds up in squares, and is larger with a
-    probability below 10⁻⁷⁰.
+    Norms bound gradients. Private noise adds up in squares, and is larger with probability < 10⁻⁷⁰.
     """
     largest = max(promise.query.largest_norm for promise in budget.promises)
     noise_std = math.sqrt(noise.total_variance)
@@ -133,20 +132,9 @@ def make_message(
     """Return the message of an agent at a step, from its clipped gradient f·g, shape (d,).
 
     It is rint((f g + v)/γ + o) plus the masks, with the bits of ``draw_share`` and
-    :func:`draw_offset`. Noise, offset and masks are drawn in parts that stay in a core's cache, and
-    are never stored: writing and reading them would take longer than drawing.
-
-    Args:
-        gradient: g, float32 or float64.
-        factor: f, by which it is clipped.
-        noise: The noise of all agents; without masks, there is no offset either.
-        agent: This agent's number.
-        source: This agent's keys.
-        nonce: The nonce of the run.
-        step: The step, of which nothing was released before.
-        offset: The nonce and the step of the offset.
-        grid: γ.
-        bits: B.
+    :func:`draw_offset`; ``offset`` is the nonce and the step of o, and without masks o is zero.
+    Noise, offset and masks are drawn in parts that stay in a core's cache, and are never stored:
+    writing and reading them would take longer than drawing.
     """
     num_blocks = -(-len(gradient) // VALUES_PER_BLOCK)
     mask_bytes = VALUES_PER_BLOCK * bits // 8
@@ -187,11 +175,7 @@ def make_message(
 
 
 def is_possible(total: MaskWords, largest: float) -> bool:
-    """Return whether all coordinates can be sums of releases: else masks did not cancel.
-
-    >>> [is_possible(np.array([value], np.uint16), 6.5) for value in (6, 7, 65530, 65529)]
-    [True, False, True, False]
-    """
+    """Return whether all coordinates can be sums of releases: else masks did not cancel."""
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     # Not by absolute values: the most negative integer has none.
     return bool(signed.max(initial=0) <= largest and signed.min(initial=0) >= -largest)
@@ -200,11 +184,7 @@ def is_possible(total: MaskWords, largest: float) -> bool:
 def read_average(
     total: MaskWords, *, num_agents: int, grid: float, offset: FloatArray
 ) -> FloatArray:
-    """Return the average of all releases from the sum of all messages modulo 2^B.
-
-    >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
-    array([-0.5])
-    """
+    """Return the average of all releases from the sum of all messages modulo 2^B."""
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     return np.asarray((signed - num_agents * offset) * (grid / num_agents))
 
@@ -217,10 +197,9 @@ def read_total(
     offset: tuple[bytes, int] | None,
     dtype: DTypeLike,
 ) -> NDArray[Any]:
-    """Return the average of all releases of a step, computed in float64 and rounded to ``dtype``.
+    """Return :func:`read_average` of a sum, by the nonce and step of the offset, drawn in parts.
 
-    It is :func:`read_average` with the offset of a nonce and a step, drawn again in parts; None is
-    an offset of zero.
+    It is computed in float64 and rounded to ``dtype``; None is an offset of zero.
     """
     signed = total.view(SIGNED[8 * total.itemsize])
     average = np.empty(len(total), dtype)

@@ -111,11 +111,7 @@ KNOWN_DIGEST = "384cfc721e6a22903357e3368de0aecf2ac76a14ba7c86fc4cf6ea9de553a38d
 def load_compiled() -> Any:
     """Return :mod:`corn.noise.compiled`, once it has given the known bits on this machine.
 
-    The first call on a machine compiles for several seconds: a process for which others wait should
-    call it before they do.
-
-    Raises:
-        CornError: Numba does not work here, or the machine code that it keeps is damaged.
+    The first call on a machine compiles for several seconds.
     """
     try:
         compiled = importlib.import_module("corn.noise.compiled")
@@ -133,8 +129,7 @@ def load_compiled() -> Any:
 def digest_known(compiled: Any) -> str:
     """Return a digest of what compiled code makes of some given words.
 
-    Machine code that Numba keeps on the disk may be of another version, or damaged, and agents on
-    different machines must draw the same bits.
+    Numba may keep machine code of another version, or damaged, and all agents must draw the same.
     """
     shape = (2, 2, WORDS_PER_BLOCK)
     data = hashlib.shake_128(b"corn noise").digest(4 * math.prod(shape))

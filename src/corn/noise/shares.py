@@ -45,9 +45,6 @@ def factor_covariance(covariance: ArrayLike) -> FloatArray:
 
     It is a Cholesky factor in an order that keeps it sparse where the covariance is, with as many
     streams as the rank. An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj).
-
-    >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
-    [[2.0], [-1.0]]
     """
     R = as_symmetric_matrix(covariance, name="covariance")
     factor = _eliminate(R)
@@ -112,14 +109,7 @@ def draw_share(
     stop: int,
     out: FloatArray | None = None,
 ) -> FloatArray:
-    """Return agent's noise v_i at a step, coordinates [0, stop), in ``out`` if given.
-
-    >>> from corn.noise.shares import SimulationSource
-    >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))
-    >>> at = {"source": SimulationSource(1), "nonce": bytes(32), "step": 0, "stop": 3}
-    >>> (draw_share(pair, 0, **at) + draw_share(pair, 1, **at)).tolist()
-    [0.0, 0.0, 0.0]
-    """
+    """Return agent's noise v_i at a step, coordinates [0, stop), in ``out`` if given."""
     share = np.empty(stop) if out is None else out
     if share.shape != (stop,) or share.dtype != np.float64:
         raise InvalidArgumentError(
@@ -186,13 +176,6 @@ class SimulationSource(NoiseSource):
     It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values, also
     in float32. Short streams take a fifth of the secure source's time, because no block has to be
     filled. Draw from it in one thread at a time.
-
-    >>> from corn.noise.stream import StreamAddress
-    >>> source = SimulationSource(seed=1)
-    >>> values = np.empty(3, np.float64)
-    >>> source.fill(values, StreamAddress(Owner((0,)), nonce=bytes(32), step=0))
-    >>> np.isfinite(values).all()
-    np.True_
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,6 +1,6 @@
 """Advice on training that needs no data: batches, steps and step sizes from signal against noise.
 
-**The model.** T steps of size η end within
+T steps of size η end within
 
     D²/(2ηT) + η(s² + d·v)/2
 
@@ -13,15 +13,9 @@ of d coordinates. With n agents, batches of B of m samples, clip C and Poisson r
 where ρ is ``central_ratio`` of the noise design, and μ that of the promise. This cap b is the
 central limit of T subsampled Gaussian steps (replace adjacency); exact calibration replaces it in
 the end. The best η gives an excess of D√((s² + d·v)/T), as long as no step is longer than D, that
-is η ≤ D/C. With exact sums ρ = n/(n − q) against q insiders.
-
-**When larger batches and more steps do not help.** Once p²T is well above μ², arsinh(x) ≈ x, and
-the noise part becomes D·C·√(4dρ)/(μ·n·m), which neither a larger rate nor more steps lower. What is
-left is the price of the promise. So the cheapest batches and steps within a tenth of the best are
-proposed.
-
-**How good it is.** ``docs/advice.md`` compares it with real runs. It is a model for choosing
-between settings, and its excess is no forecast of a loss.
+is η ≤ D/C. Once p²T is well above μ², neither a larger rate nor more steps lower it, so the
+cheapest of the best are proposed. ``docs/advice.md`` compares this with real runs. The model is for
+choosing between settings, and its excess is no forecast of a loss.
 """
 
 from __future__ import annotations
@@ -97,8 +91,7 @@ class TrainingScale:
 class Prospect:
     """A choice of batches and steps, and what the model expects of it.
 
-    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss above the
-    least one.
+    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss.
     """
 
     batch_size: int

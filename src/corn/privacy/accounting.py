@@ -31,21 +31,14 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
 
     Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
     other agent is exposed, because some combination of messages shows its gradient without noise,
-    and gets ∞. So do all agents under pure zero-sum noise.
+    and gets ∞.
 
     The bound is above the true value by about 4·n·1e-16·κ relative, with κ the condition number of
-    the correlation matrix; where that nears 1 the matrix counts as singular.
-
-    Args:
-        covariance: R, shape (n, n), of the noise **really added**: mixing weights, clipping or
-            rounding applied to the noise belong in it.
-        num_terms: the number of products that were summed for each entry of R, whose rounding
-            errors must not count as noise; 0 if R is exact.
+    the correlation matrix; where that nears 1 the matrix counts as singular. ``num_terms`` products
+    were summed for each entry of R, whose rounding errors must not count as noise; 0 if R is exact.
 
     >>> precision_diagonal([[2.0, 1.0], [1.0, 2.0]]).round(6)
     array([0.666667, 0.666667])
-    >>> precision_diagonal([[1.0, -1.0], [-1.0, 1.0]])
-    array([inf, inf])
     """
     R = as_symmetric_matrix(covariance, name="covariance")
     variance = np.diag(R)
@@ -176,10 +169,6 @@ def account_promises(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: 
     """Return each agent's exact ε at its own δ, shape (n,), after ``num_steps`` of a budget's run.
 
     ``precision`` is [R⁻¹]_ii of each agent, shape (n,).
-
-    >>> budget = PrivacyBudget((1, 10), 1e-5, num_steps=5000, clip=0.1)
-    >>> account_promises(budget.precision_caps(2), budget, num_steps=5000).round(6)
-    array([ 1., 10.])
     """
     diagonal = np.array(precision, dtype=np.float64)
     spent = np.zeros(diagonal.size)

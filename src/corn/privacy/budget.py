@@ -63,12 +63,8 @@ class ClippedQuery:
 
     ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
     or ``"add-remove"`` (its gradient is present, or is zero). Under Poisson sampling the latter is
-    adding or removing one sample. In a batch of fixed size another sample would take its place, and
-    without an agent the graph would be another one. There the relation is known as zero-out, and
-    outputs call it that.
-
-    >>> ClippedQuery(0.1).sensitivity
-    0.2
+    adding or removing one sample; with batches of fixed size and for agents it is known as
+    zero-out.
     """
 
     clip: float
@@ -122,8 +118,7 @@ class ClippedQuery:
     def largest_norm(self) -> float:
         """The largest norm of one agent's gradient before noise.
 
-        Under Poisson sampling a batch may be all of an agent's samples. There should be
-        batch_size/sampling_rate of them, and may be up to ``MOST_SAMPLES`` times as many.
+        Under Poisson sampling all of an agent's samples, up to MOST_SAMPLES·B/p, may be in a batch.
         """
         if self.sampling_rate is None:
             return self.clip
@@ -160,12 +155,8 @@ class ClippedQuery:
     def participations(self, num_steps: int) -> int:
         """Return the most steps of a run that use the unit's data: all, or one for each pass begun.
 
-        Under Poisson sampling all steps may; the coins make most of them unlikely.
-
-        >>> query = ClippedQuery(
-        ...     1, unit="sample", batch_size=128, sampling="passes", steps_per_pass=21
-        ... )
-        >>> query.participations(1000)
+        >>> every_21 = {"batch_size": 128, "sampling": "passes", "steps_per_pass": 21}
+        >>> ClippedQuery(1, unit="sample", **every_21).participations(1000)
         48
         """
         return -(-num_steps // (self.steps_per_pass or 1))
@@ -189,11 +180,7 @@ class ClippedQuery:
 
 
 def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
-    """Return the sampling, or the default of the unit: Poisson for samples.
-
-    >>> choose_sampling("sample", None)
-    'poisson'
-    """
+    """Return the sampling, or the default of the unit: Poisson for samples."""
     require_choice("unit", unit, get_args(Unit))
     if sampling is None:
         return "every-step" if unit == "agent" else "poisson"
@@ -231,11 +218,7 @@ def describe_queries(queries: Sequence[ClippedQuery]) -> str:
 
 
 def describe_adversary(max_colluders: int) -> str:
-    """Return an adversary in words, to stand next to every ε.
-
-    >>> describe_adversary(1)
-    'an eavesdropper together with one insider, who know every seed they share'
-    """
+    """Return an adversary in words, to stand next to every ε."""
     if max_colluders == 0:
         return "an eavesdropper who sees every message but knows no seed"
     insiders = describe_insiders(max_colluders)
@@ -540,10 +523,9 @@ def fit_sampling(
 ) -> tuple[float | None, int | tuple[int, ...] | None]:
     """Return the sampling rate, or else the samples per agent, for data sets of these sizes.
 
-    Poisson sampling has one rate, at which an agent of average size draws ``batch_size`` samples.
-    The largest rate decides how much noise all agents add, so a higher rate for a small agent would
-    cost all others. At the common rate, an agent's batches are in proportion to its samples.
-    Passes are counted for each agent; sizes within 2 % of each other count as the least.
+    Poisson sampling has one rate, at which an agent of average size draws ``batch_size`` samples:
+    the largest rate decides how much noise all agents add. Passes are counted for each agent; sizes
+    within 2 % of each other count as the least.
 
     >>> fit_sampling([80, 120], 10, "poisson")
     (0.1, None)

@@ -105,14 +105,11 @@ class Expense:
 class TotalLoss:
     """The privacy of everything that was released of one agent's data, as an upper bound.
 
-    Attributes:
-        epsilon: ε at ``delta``, effects of floating point included. It is infinite where nothing is
-            promised: for unit ``agent`` if any release protects only samples.
-        delta: δ of the total.
-        unit: the data that it protects.
-        relation: the adjacency, which is zero-out if any release with the adjacency add-remove is
-            of a batch of fixed size, or of an agent; None without releases.
-        max_colluders: the insiders against whom all of it holds; None without releases.
+    ``epsilon`` is ε at ``delta`` for ``unit``, effects of floating point included. It is infinite
+    where nothing is promised: for unit ``agent`` if any release protects only samples. ``relation``
+    is the adjacency, which is zero-out if any release with the adjacency add-remove is of a batch
+    of fixed size, or of an agent. All of it holds against ``max_colluders`` insiders. Both are None
+    without releases.
     """
 
     epsilon: float

@@ -40,21 +40,14 @@ _MAX_ROUNDS = 10
 class FloatLoss:
     """The distance of one coordinate of a step, over all agents, from a release of real numbers.
 
-    Attributes:
-        log_ratio: ξ, a bound on the logarithm of the ratio of probabilities.
-        failure: β, the total variation in addition to it.
+    The logarithm of the ratio of probabilities is at most ξ, up to a total variation β.
     """
 
     log_ratio: float
     failure: float
 
     def max_values(self, budget: PrivacyBudget) -> float:
-        """Return how many coordinates, steps × parameters, the reserve of a budget covers.
-
-        >>> budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
-        >>> FloatLoss(log_ratio=1e-9, failure=1e-40).max_values(budget) > 1e9
-        True
-        """
+        """Return how many coordinates, steps × parameters, the reserve of a budget covers."""
         # The strictest promise decides: all agents release values of the same model.
         return min(self._max_values(p.epsilon, p.delta) for p in set(budget.promises))
 
@@ -94,10 +87,9 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
 
 
 def bound_reserve(budget: PrivacyBudget) -> tuple[float, float]:
-    """Return ε₁ and δ′ = e^ε₁ (δ₁ + Nβ), at the most, of a run within the limits of a budget.
+    """Return ε₁ and δ′ = e^ε₁ (δ₁ + Nβ), at the most, of a run within a budget of one promise.
 
-    On the same data, the computed releases are (ε₁, δ′)-close to the ideal ones. ``budget`` is that
-    of one agent, or has the same promise for all.
+    On the same data, the computed releases are (ε₁, δ′)-close to the ideal ones.
     """
     epsilon, delta, _ = budget.promise
     each = RESERVE * epsilon / 2
@@ -122,10 +114,7 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
 
 
 def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
-    """Return the smallest budget at the same δ that this many steps at this [R⁻¹]_ii keep.
-
-    ``budget`` is that of one agent, or has the same promise for all.
-    """
+    """Return the smallest budget, of one promise at its δ, that this many steps at [R⁻¹]_ii keep."""
     loss = account_precision([precision], budget.query, num_steps=num_steps)
     promise = replace(budget, num_steps=num_steps, accounting="gdp")
     # The reserve of δ depends on ε, if only a little. Each round comes closer from below.

@@ -82,10 +82,9 @@ def allow_for_rounding(delta: float, num_steps: int) -> float:
     """Return what δ is raised by because the steps are composed in floating point.
 
     **This allowance is measured, with a margin; it is not proved.** Rounding the probabilities of
-    one step's losses changes δ in proportion to δ, and Fourier transforms change it by a part of 1.
-    Both grow with the number of steps: the phase of the T-th power of a spectrum is off by up to
-    πTu. Compared to extended precision on the same grid, for rates from 0.001 to next to 1, up to
-    10⁶ steps, ε from 0 to where δ is 1e-20, and both adjacencies, one step took at most 9e-17 from
+    one step's losses changes δ in proportion to δ, and Fourier transforms change it by a part of 1;
+    both grow with the number of steps. Compared to extended precision on the same grid, for rates
+    from 0.001 to next to 1, up to 10⁶ steps and both adjacencies, one step took at most 9e-17 from
     a small δ, and 3e-14 of a large one, where the allowance is 1e-15 and 1e-12.
     ``tests/privacy/test_subsampling.py`` repeats a part of these measurements.
     """
@@ -97,10 +96,9 @@ def calibrate_precision(
 ) -> float:
     """Return a [R⁻¹]_jj whose ``bound_epsilon`` is at most ``epsilon``, and nearly the largest.
 
-    The largest one comes from an estimate, which takes a tenth of a second. The bound, which takes
-    up to half a second, is evaluated at the result, and corrects the target of a second estimate if
-    it is not within 2e-4 below ``epsilon`` (6e-4 at a rate of 1e-3). A search by the bound alone is
-    the last resort.
+    It comes from an estimate, which is much faster than the bound. The bound at the result corrects
+    the target of another estimate until it is within 2e-4 below ``epsilon`` (6e-4 at a rate of
+    1e-3). A search by the bound alone is the last resort.
     """
     require_meaningful(delta, num_steps=num_steps, query=query)
 
