@@ -97,7 +97,7 @@ def test_agents_of_equal_sampling_are_uniform() -> None:
 @pytest.mark.parametrize("name", ["promise", "query", "precision_cap", "mu"])
 def test_different_promises_have_no_single_one(name: str) -> None:
     budget = PrivacyBudget((1, 8), 1e-5, **BASE)
-    with pytest.raises(InvalidArgumentError, match=r"different promises .* of_agent\(i\)"):
+    with pytest.raises(InvalidArgumentError, match=r"one promise .* of_agent\(i\)"):
         getattr(budget, name)
 
 

@@ -79,29 +79,24 @@ class ClippedQuery:
         require_in_range("clip", self.clip, _SMALLEST_CLIP, _LARGEST_CLIP, advice="try 0.1")
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
-        needed = {"batch_size"} if self.unit == "sample" else set()
-        needed |= {"poisson": {"sampling_rate"}, "passes": {"steps_per_pass"}}.get(
-            str(self.sampling), set()
-        )
         # A number that is not used would be ignored in silence. An agent's mean over the batch is
         # clipped as a whole: its norm is at most C for any batch size, and all of it may change
         # with the agent's data, so that Δ must not be divided by the batch size.
-        for name in ("batch_size", "sampling_rate", "steps_per_pass"):
-            found = getattr(self, name)
-            require(
-                (found is not None) == (name in needed),
-                name,
-                f"{'given' if name in needed else 'None'} for unit={self.unit!r} and "
-                f"sampling={self.sampling!r}",
-                found,
-                advice="if each sample is clipped, use unit='sample'" * (self.unit == "agent"),
-            )
-        if self.batch_size is not None:
-            require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
-        if self.steps_per_pass is not None:
-            require_count("steps_per_pass", self.steps_per_pass)
-        if self.sampling_rate is not None:
-            rate = self.sampling_rate
+        needed = {
+            "batch_size": self.unit == "sample",
+            "sampling_rate": self.sampling == "poisson",
+            "steps_per_pass": self.sampling == "passes",
+        }
+        where = f"for unit={self.unit!r} and sampling={self.sampling!r}"
+        advice = "if each sample is clipped, use unit='sample'" * (self.unit == "agent")
+        for name, is_needed in needed.items():
+            found, rule = getattr(self, name), f"{'given' if is_needed else 'None'} {where}"
+            require((found is not None) == is_needed, name, rule, found, advice=advice)
+        for name, most in (("batch_size", _LARGEST_BATCH), ("steps_per_pass", _MOST_DECLARED)):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name), most=most)
+        rate = self.sampling_rate
+        if rate is not None:
             require(0 < rate <= 1, "sampling_rate", "in (0, 1]", rate, advice="it is B/m")
 
     @property
@@ -185,13 +180,9 @@ def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
     if sampling is None:
         return "every-step" if unit == "agent" else "poisson"
     require_choice("sampling", sampling, get_args(Sampling))
-    require(
-        unit == "sample" or sampling == "every-step",
-        "sampling",
-        "'every-step' for unit='agent'",
-        repr(sampling),
-        advice="every agent takes part in every step; to protect samples, use unit='sample'",
-    )
+    if unit == "agent":
+        rule, advice = "'every-step' for unit='agent'", "to protect samples, use unit='sample'"
+        require(sampling == "every-step", "sampling", rule, repr(sampling), advice=advice)
     return sampling
 
 
@@ -314,11 +305,10 @@ class PrivacyBudget:
             require_count("batch_size", self.batch_size)
         find_accountant(self.accounting)
         self._check_fields()
-        largest = f"positive, at most {LARGEST_EPSILON:g}"
         # Making the queries checks clip, adjacency, batch size and sampling rates.
         for epsilon, delta, query in dict.fromkeys(self.promises):
-            is_valid = 0 < epsilon <= LARGEST_EPSILON
-            require(is_valid, "epsilon", largest, epsilon, advice="try 1 to 10")
+            rule = f"positive, at most {LARGEST_EPSILON:g}"
+            require(0 < epsilon <= LARGEST_EPSILON, "epsilon", rule, epsilon, advice="try 1 to 10")
             require(0 < delta < 1, "delta", "in (0, 1)", delta, advice="try 1e-5")
             if query.is_subsampled:
                 require_exact(self.accounting)
@@ -341,11 +331,9 @@ class PrivacyBudget:
         require(size is not None, "batch_size", "given for unit='sample'", size)
         rate, samples = fit_sampling(sizes, size, fields.get("sampling"))
         budget = cls(**fields, unit="sample", sampling_rate=rate, samples_per_agent=samples)
-        if budget.adjacency == "add-remove" and budget.sampling == "poisson":
-            raise InvalidArgumentError(
-                "adjacency must be 'replace' for a rate from the data's sizes, found 'add-remove', "
-                "under which sizes are private: give a public number as samples_per_agent"
-            )
+        is_public = budget.adjacency == "replace" or budget.sampling != "poisson"
+        rule, advice = "'replace' for a rate from sizes", "give a public samples_per_agent"
+        require(is_public, "adjacency", rule, repr(budget.adjacency), advice=advice)
         return budget
 
     @property
@@ -385,11 +373,8 @@ class PrivacyBudget:
     @property
     def promise(self) -> AgentPromise:
         """The promise that all agents have; raises if they differ."""
-        if not self.is_uniform:
-            raise InvalidArgumentError(
-                "this budget has different promises or samplings for different agents, so it has "
-                "no single one: use of_agent(i) for agent i, or precision_caps for all"
-            )
+        rule = "one promise and sampling for all agents here"
+        require(self.is_uniform, "budget", rule, "several", advice="use of_agent(i)")
         return self.promises[0]
 
     @property
@@ -447,17 +432,18 @@ class PrivacyBudget:
 
     @cached_property
     def _caps(self) -> dict[AgentPromise, float]:
-        # Calibration under Poisson sampling takes a second: once for each distinct promise.
-        return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
-
-    def _find_cap(self, promise: AgentPromise) -> float:
-        epsilon, delta, query = promise
+        caps: dict[AgentPromise, float] = {}
         steps = self.num_steps
-        if query.is_subsampled:
-            return subsampling.calibrate_precision(epsilon, delta, num_steps=steps, query=query)
-        mu = find_accountant(self.accounting).mu_from(epsilon, delta)
-        ratio = mu / query.sensitivity
-        return ratio * ratio / query.participations(steps)
+        # Calibration under Poisson sampling takes a second: once for each distinct promise.
+        for epsilon, delta, query in dict.fromkeys(self.promises):
+            if query.is_subsampled:
+                cap = subsampling.calibrate_precision(epsilon, delta, num_steps=steps, query=query)
+            else:
+                mu = find_accountant(self.accounting).mu_from(epsilon, delta)
+                ratio = mu / query.sensitivity
+                cap = ratio * ratio / query.participations(steps)
+            caps[AgentPromise(epsilon, delta, query)] = cap
+        return caps
 
     def _each(self, num_agents: int, value_of: Callable[[AgentPromise], float]) -> FloatArray:
         values = [value_of(promise) for promise in self.promises]
@@ -501,14 +487,12 @@ class PrivacyBudget:
         # Beside samples, a rate would be ignored; without both, nothing is known of the sampling.
         given = [name for name in _PER_AGENT[2:] if getattr(self, name) is not None]
         is_enough = samples is not None or self.sampling == "every-step"
-        if self.unit == "sample" and not (
-            len(given) == 1 if self.sampling == "poisson" else is_enough
-        ):
+        is_known = len(given) == 1 if self.sampling == "poisson" else is_enough
+        if self.unit == "sample" and not is_known:
             raise InvalidArgumentError(
                 f"sampling={self.sampling!r} needs samples_per_agent, which is public (poisson: or "
-                f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' (each sample "
-                "by a coin) needs the least noise, 'passes' (batches of fixed size, with a sample "
-                "in one of each pass) more, and 'every-step' the most, but no number"
+                f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' needs the "
+                "least noise, 'passes' more, and 'every-step' the most, but no number"
             )
 
 

@@ -114,7 +114,7 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
 
 
 def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
-    """Return the smallest budget, of one promise at its δ, that this many steps at [R⁻¹]_ii keep."""
+    """Return the smallest budget at the δ of a promise that steps at this [R⁻¹]_ii keep."""
     loss = account_precision([precision], budget.query, num_steps=num_steps)
     promise = replace(budget, num_steps=num_steps, accounting="gdp")
     # The reserve of δ depends on ε, if only a little. Each round comes closer from below.

@@ -159,14 +159,9 @@ def find_accountant(accounting: Accounting) -> Accountant:
 
 
 def require_exact(accounting: Accounting) -> None:
-    """Raise unless accounting is exact, as it must be under Poisson sampling."""
-    require(
-        accounting == "gdp",
-        "accounting",
-        "'gdp' under Poisson sampling",
-        repr(accounting),
-        advice="the paper's bounds do not cover sampling",
-    )
+    """Raise unless accounting is exact: the paper's bounds do not cover Poisson sampling."""
+    rule = "'gdp' under Poisson sampling"
+    require(accounting == "gdp", "accounting", rule, repr(accounting))
 
 
 def is_proved(epsilon: float, delta: float) -> bool:
