@@ -153,7 +153,10 @@ def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
         (lambda c: c["budget"].pop("delta"), "'delta' is missing"),
         (lambda c: c["budget"].update(extra=1), "unknown entry 'extra'"),
         (lambda c: c["network"]["mixing_weights"][0].__setitem__(2, 0.9), "doubly stochastic"),
-        (lambda c: c["network"]["mixing_weights"][0].__setitem__(1, -1), "mixing weights must be of two agents"),
+        (
+            lambda c: c["network"]["mixing_weights"][0].__setitem__(1, -1),
+            "mixing weights must be of two agents",
+        ),
         (lambda c: c["network"]["mixing_weights"].append([0, 0, 0.1]), "each pair once"),
         (lambda c: c["network"]["mixing_weights"].reverse(), "canonical form"),
         (lambda c: c["network"]["links"].pop(), "no link"),
@@ -400,7 +403,7 @@ def test_a_grid_too_fine_for_floats_proves_no_epsilon(plan: Plan) -> None:
 
 def test_an_epsilon_that_floats_cannot_keep_is_refused() -> None:
     budget = PrivacyBudget(100, 1e-5, num_steps=30, clip=0.1)
-    with pytest.raises(InfeasibleError, match="cannot be promised in floating point"):
+    with pytest.raises(InfeasibleError, match="models of up to 0 parameters"):
         make_plan(NETWORK, budget)
 
 

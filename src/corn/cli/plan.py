@@ -220,7 +220,10 @@ def plan_facts(made: Plan, value: float, lower_bound: float, remark: str) -> lis
         Fact("mixing", made.network.mixing, "mixing", describe_mixing(made)),
         Fact("gossip", str(made.network.gossip)),
         Fact("cooldown_steps", made.cooldown_steps),
-        Fact("messages_per_link", made.num_messages),
+        Fact(
+            "messages_per_link",
+            made.network.gossip.count_messages(made.budget.num_steps, made.cooldown_steps),
+        ),
         Fact("mechanism", made.mechanism),
         Fact("seeds", made.threat.seeds),
         Fact("max_colluders", made.threat.max_colluders),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -21,18 +20,17 @@ from corn.noise import (
     Roster,
     Secret,
     SecureSource,
+    SeedDelivery,
     Site,
     agent_keys,
     generate_identity,
     list_used_plans,
     load_identity,
     load_roster,
-    open_seed,
     pin_roster,
     record_use,
     save_identity,
     save_roster,
-    seal_seed,
 )
 from corn.noise.ledger import explain_missing, ledger_path
 from corn.plan import Plan, fingerprint
@@ -194,21 +192,19 @@ def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -
         for number, group in enumerate(plan.decomposition.seed_groups)
         if len(group) > 2 and rendezvous.agent in group
     }
-    purpose: dict[str, Any] = {
-        "identity": rendezvous.credentials.identity,
-        "roster": rendezvous.credentials.roster,
-        "plan_fingerprint": fingerprint(plan),
-        "run_nonce": run_nonce,
-    }
+    own = rendezvous.credentials
+    delivery = SeedDelivery(
+        own.identity, rendezvous.agent, own.roster, fingerprint(plan), run_nonce
+    )
     # All own seeds are sent before any is awaited, or two groups could wait for each other.
     for number, group in larger.items():
         if group.members[0] == rendezvous.agent:
             seeds[number] = Secret.random()
             for receiver in group.members[1:]:
-                package = seal_seed(seeds[number], group, receiver, **purpose)
+                package = delivery.seal(seeds[number], group, receiver)
                 rendezvous.send(f"{topic}-{number}", receiver, package)
     for number, group in larger.items():
         if number not in seeds:
             package = rendezvous.receive(f"{topic}-{number}", group.members[0])
-            seeds[number] = open_seed(package, group, rendezvous.agent, **purpose)
+            seeds[number] = delivery.open(package, group)
     return seeds

@@ -18,13 +18,11 @@ from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST, OFFSET_BITS
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
-from corn.privacy.rounding import write_exactly
 
 VARIANCE_SHARE = 2.0**-9
 """The most that rounding may add to the variance of the average noise, relative to it."""
 
 _UNIT_ROUNDOFF = 2.0**-53
-_LARGEST_PROVED_EPSILON = 50.0
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.
 _DEVIATIONS = 24.0
@@ -120,16 +118,10 @@ def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int
     most = count_parameters(loss, budget)
     if num_parameters <= most:
         return
-    largest = max(promise.epsilon for promise in budget.promises)
-    if largest > _LARGEST_PROVED_EPSILON:
-        raise InfeasibleError(
-            f"epsilon={write_exactly(largest)} cannot be promised in floating point: e^ε times the "
-            f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED_EPSILON:g}"
-        )
     raise InfeasibleError(
         f"the promise is proved in floating point for models of up to {most:,} parameters over "
-        f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps, a larger epsilon "
-        "or fewer agents"
+        f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps or "
+        "agents, or another epsilon of at most 50"
     )
 
 

@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -51,6 +52,7 @@ from corn.topology.graphs import check_names
 
 _FORMAT = "corn roster 3"
 _FIELD_PRIME = 2**255 - 19
+_SEAL_NONCE_BYTES = 12
 # Any private key: only whether an exchange with it fails is of interest.
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
 
@@ -321,13 +323,6 @@ def _check_public_key(key: bytes, agent: int) -> None:
         raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
 
 
-_PACKAGE_NONCE_BYTES = 12
-
-
-class RefusedPackageError(CornError):
-    """A seed package is damaged or for another purpose: ask its sender for another, or stop."""
-
-
 def pair_key(
     identity: Identity, agent: int, peer: int, *, roster: Roster, plan_fingerprint: bytes
 ) -> Secret:
@@ -402,60 +397,45 @@ def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprin
     return Secret(hkdf.derive(root.reveal()))
 
 
-def seal_seed(
-    seed: Secret,
-    group: Owner,
-    receiver: int,
-    *,
-    identity: Identity,
-    roster: Roster,
-    plan_fingerprint: bytes,
-    run_nonce: bytes,
-) -> bytes:
-    """Return a group's seed, sealed to one receiver; ``identity`` is that of its lowest member.
+@dataclass(frozen=True)
+class SeedDelivery:
+    """An agent's part in the delivery of group seeds in a run, whose nonce all agents agreed on."""
 
-    ``run_nonce`` is the nonce that all agents agreed on for this run.
-    """
-    pair = (group.members[0], receiver)
-    shared = pair_key(identity, *pair, roster=roster, plan_fingerprint=plan_fingerprint)
-    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
-    # The key is used for this delivery alone, so 96 random bits suffice for any number of retries.
-    nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
-    return nonce + cipher.encrypt(nonce, seed.reveal(), None)
+    identity: Identity
+    agent: int
+    roster: Roster
+    plan_fingerprint: bytes
+    run_nonce: bytes
 
+    def seal(self, seed: Secret, group: Owner, receiver: int) -> bytes:
+        """Return the seed of a group, whose lowest member this agent is, sealed to another."""
+        # One sender per group: two seeds of one group would be noise that does not cancel.
+        require(self.agent == group.members[0], "sender", f"the first of {group}", self.agent)
+        cipher = self._make_cipher(group, receiver, peer=receiver)
+        # The key is used for this delivery alone, so 96 random bits suffice for any number of
+        # retries.
+        nonce = secrets.token_bytes(_SEAL_NONCE_BYTES)
+        return nonce + cipher.encrypt(nonce, seed.reveal(), None)
 
-def open_seed(
-    package: bytes,
-    group: Owner,
-    receiver: int,
-    *,
-    identity: Identity,
-    roster: Roster,
-    plan_fingerprint: bytes,
-    run_nonce: bytes,
-) -> Secret:
-    """Return the seed of a package that :func:`seal_seed` made; ``identity`` is the receiver's."""
-    sender = group.members[0]
-    shared = pair_key(identity, receiver, sender, roster=roster, plan_fingerprint=plan_fingerprint)
-    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
-    nonce, sealed = package[:_PACKAGE_NONCE_BYTES], package[_PACKAGE_NONCE_BYTES:]
-    try:
-        return Secret(cipher.decrypt(nonce, sealed, None))
-    # A package of another length has a wrong tag, a seed or a nonce of another length.
-    except (InvalidTag, ValueError):
-        raise RefusedPackageError(
-            f"the seed package for {group} was changed on its way, is for another plan, run or "
-            f"agent, or agent {sender} sealed it with a key other than the roster's"
-        ) from None
+    def open(self, package: bytes, group: Owner) -> Secret:
+        """Return the seed of a package that the lowest member sealed to this agent, or raise."""
+        sender = group.members[0]
+        cipher = self._make_cipher(group, self.agent, peer=sender)
+        nonce, sealed = package[:_SEAL_NONCE_BYTES], package[_SEAL_NONCE_BYTES:]
+        try:
+            return Secret(cipher.decrypt(nonce, sealed, None))
+        # A package of another length has a wrong tag, a seed or a nonce of another length.
+        except (InvalidTag, ValueError):
+            raise CornError(
+                f"the seed package for {group} was changed on its way, is for another plan, run or "
+                f"agent, or agent {sender} sealed it with a key other than the roster's"
+            ) from None
 
-
-def _make_cipher(
-    shared: Secret, group: Owner, receiver: int, plan_fingerprint: bytes, run_nonce: bytes
-) -> ChaCha20Poly1305:
-    # One sender per group: two seeds of one group would be noise that does not cancel.
-    is_member = group.group is not None and receiver in group.members[1:]
-    require(is_member, "receiver", f"a later member of {group}", receiver)
-    # The pair key is bound to the sender too.
-    fields = (check_nonce(run_nonce), group.encoded, receiver)
-    key = derive_key(shared, "seed package", *fields, plan_fingerprint=plan_fingerprint)
-    return ChaCha20Poly1305(key.reveal())
+    def _make_cipher(self, group: Owner, receiver: int, *, peer: int) -> ChaCha20Poly1305:
+        is_member = group.group is not None and receiver in group.members[1:]
+        require(is_member, "receiver", f"a later member of {group}", receiver)
+        plan: Any = {"plan_fingerprint": self.plan_fingerprint}
+        # The pair key is bound to the sender too.
+        shared = pair_key(self.identity, self.agent, peer, roster=self.roster, **plan)
+        fields = (check_nonce(self.run_nonce), group.encoded, receiver)
+        return ChaCha20Poly1305(derive_key(shared, "seed package", *fields, **plan).reveal())

@@ -202,11 +202,6 @@ class Plan:
         return self.objective.momentum
 
     @property
-    def num_messages(self) -> int:
-        """The messages over each link, in each direction, in a run of all steps."""
-        return self.network.gossip.count_messages(self.budget.num_steps, self.cooldown_steps)
-
-    @property
     def max_parameters(self) -> int:
         """The most parameters for which the promise is proved to hold in floating point."""
         return count_parameters(self.float_loss, self.budget)
