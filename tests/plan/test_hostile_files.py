@@ -105,7 +105,7 @@ def test_files_that_are_too_long_are_neither_read_nor_written(
     monkeypatch.setattr(file, "_MAX_BYTES", path.stat().st_size - 1)
     with pytest.raises(FileFormatError, match="more than"):
         load_plan(path)
-    with pytest.raises(InvalidArgumentError, match="a plan must have at most"):
+    with pytest.raises(InvalidArgumentError, match="the bytes of a plan must be at most"):
         save_plan(plan, tmp_path / "other.corn")
     assert not (tmp_path / "other.corn").exists()
     # Of another kind, such as a roster or a request.

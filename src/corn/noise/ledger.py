@@ -115,9 +115,8 @@ def read_ledger(path: Path) -> LedgerRecord:
         is_running = was_running or is_open(path)
     entry, _ = parse_ledger(data, path)
     releases = min(entry.released, entry.terms.budget.num_steps)
-    return LedgerRecord(
-        path, entry.plan, Expense(entry.terms, entry.precision, releases), is_running
-    )
+    expense = Expense(entry.terms, entry.precision, releases)
+    return LedgerRecord(path, entry.plan, expense, is_running)
 
 
 def is_open(path: Path) -> bool:
@@ -356,9 +355,8 @@ class ReleaseLedger:
         """
         with self._lock:
             self._check_usable()
-            require(
-                not self._has_released, "make_choices", "called before the first release", "one"
-            )
+            rule = "called before the first release"
+            require(not self._has_released, "make_choices", rule, "one")
             length = self._terms.budget.query.steps_per_pass
             if length is not None:
                 self._choose_pass(data, length)
@@ -396,17 +394,10 @@ class ReleaseLedger:
         """
         with self._lock:
             self._check_usable()
-            if step < self.next_step:
-                raise InvalidArgumentError(
-                    f"step must be at least {self.next_step}, found {step}: its noise may have "
-                    "been released; to go back, open the ledger again"
-                )
-            require_count("step", step, least=0, most=LAST_STEP)
+            advice = "its noise may have been released; to go back, open the ledger again"
+            require_count("step", step, least=self.next_step, most=LAST_STEP, advice=advice)
             # Otherwise the release could be of other data than the rest of its pass.
-            if not self._knows_data:
-                raise InvalidArgumentError(
-                    "make_choices must be called before the first release in passes"
-                )
+            require(self._knows_data, "make_choices", "called before releases in passes", "none")
             if self.remaining == 0:
                 raise BudgetSpentError(
                     f"{self._path}: all {self._max_releases} releases of the plan are spent"
@@ -430,12 +421,8 @@ class ReleaseLedger:
         """Take part from a step on in a run under way, whose nonce this ledger did not choose."""
         with self._lock:
             # Whoever names the nonce may name that of any run. Only new steps are safe under all.
-            if step < self.first_free_step:
-                raise InvalidArgumentError(
-                    f"step must be at least {self.first_free_step}, found {step}: earlier steps "
-                    "may have been released under the nonce of this run"
-                )
-            require_count("step", step, least=0, most=LAST_STEP)
+            advice = "earlier steps may have been released under the nonce of this run"
+            require_count("step", step, least=self.first_free_step, most=LAST_STEP, advice=advice)
             self.next_step = max(step, self.next_step)
 
     def close(self) -> None:

@@ -20,9 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import DTypeLike, NDArray
 
-from corn.checks import FloatArray
+from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InvalidArgumentError
 from corn.noise.normals import OFFSET_BITS, VALUES_PER_BLOCK, WORDS_PER_BLOCK, load_compiled
 from corn.noise.shares import list_terms
 from corn.noise.stream import (
@@ -68,14 +67,9 @@ def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> Mas
     They fill half of all values at most. Masks that do not cancel leave uniform values, so each
     coordinate shows that with a probability of at least one half.
     """
-    most = bound_sum(noise, grid, budget)
-    for bits in (16, 32, 64):
-        if most < 2 ** (bits - 2):
-            return bits
-    raise InvalidArgumentError(
-        f"the sum of {noise.num_agents} releases must be below 2⁶² grid units, found {most:.3g}: "
-        "raise the noise, or lower the clipping norm"
-    )
+    most, rule = bound_sum(noise, grid, budget), "below 2⁶² grid units"
+    require(most < 2**62, "the sum of releases", rule, f"{most:.3g}", advice="raise the noise")
+    return next(bits for bits in WORDS if most < 2 ** (bits - 2))
 
 
 def list_masks(

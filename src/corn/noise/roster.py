@@ -79,14 +79,9 @@ class Site:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.address is None:
-            return
-        parse_address(self.address)
-        if not self.accepts:
-            raise InvalidArgumentError(
-                "accepts must be true for an agent with an address at which others connect, found "
-                f"false with {self.address}"
-            )
+        if self.address is not None:
+            parse_address(self.address)
+            require(self.accepts, "accepts", "true for an agent with an address", "false")
 
 
 @dataclass(frozen=True)
@@ -110,11 +105,8 @@ class Roster:
         for agent, key in enumerate(self.public_keys):
             _check_public_key(key, agent)
             # One key for two agents makes them one party, while a threat counts insiders by agents.
-            if owners.setdefault(key[:AGREEMENT_KEY_BYTES], agent) != agent:
-                other = owners[key[:AGREEMENT_KEY_BYTES]]
-                raise InvalidArgumentError(
-                    f"agents {other} and {agent} have the same public key: each needs its own"
-                )
+            other = owners.setdefault(key[:AGREEMENT_KEY_BYTES], agent)
+            require(other == agent, f"agent {agent}'s public key", "its own", f"agent {other}'s")
 
     @property
     def num_agents(self) -> int:
@@ -309,8 +301,8 @@ def _replace_key(keys: tuple[bytes, ...], agent: int, key: bytes) -> tuple[bytes
 
 
 def _check_public_key(key: bytes, agent: int) -> None:
-    if not isinstance(key, bytes) or len(key) != PUBLIC_KEY_BYTES:
-        raise InvalidArgumentError(f"agent {agent}'s public key must be {PUBLIC_KEY_BYTES} bytes")
+    is_key = isinstance(key, bytes) and len(key) == PUBLIC_KEY_BYTES
+    require(is_key, f"agent {agent}'s public key", f"{PUBLIC_KEY_BYTES} bytes", "others")
     # Second encodings of a point, and the few points of low order that make every shared secret
     # zero, are only ever sent by an attacker.
     agreement = key[:AGREEMENT_KEY_BYTES]
@@ -319,8 +311,7 @@ def _check_public_key(key: bytes, agent: int) -> None:
         _PROBE.exchange(X25519PublicKey.from_public_bytes(agreement))
     except ValueError:
         is_usable = False
-    if not is_usable:
-        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
+    require(is_usable, f"agent {agent}'s public key", "a usable X25519 key", "another")
 
 
 def pair_key(
@@ -371,9 +362,8 @@ def agent_keys(
             raise InvalidArgumentError(f"group_seeds must have the seed of {owner}")
         # Derived once more, under the owner: two groups with the same root, such as two groups of
         # the same pair, must not draw the same noise.
-        keys[owner] = derive_key(
-            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
-        )
+        fields = ("group noise", owner.encoded)
+        keys[owner] = derive_key(root, *fields, plan_fingerprint=plan_fingerprint)
     return keys
 
 

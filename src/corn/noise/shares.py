@@ -20,7 +20,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range
+from corn.checks import (
+    FloatArray,
+    as_symmetric_matrix,
+    require,
+    require_in_range,
+    require_length,
+)
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
@@ -53,8 +59,7 @@ def factor_covariance(covariance: ArrayLike) -> FloatArray:
     error = np.abs(factor @ factor.T - R)
     if (error > len(R) * _TOLERANCE * np.outer(scale, scale)).any():
         raise InvalidArgumentError(
-            "covariance must be positive semidefinite: the closest factor found misses an entry "
-            f"by {error.max():.3g}"
+            "covariance must be positive semidefinite: found no factor"
         )
     return factor
 
@@ -111,10 +116,7 @@ def draw_share(
 ) -> FloatArray:
     """Return agent's noise v_i at a step, coordinates [0, stop), in ``out`` if given."""
     share = np.empty(stop) if out is None else out
-    if share.shape != (stop,) or share.dtype != np.float64:
-        raise InvalidArgumentError(
-            f"out must have shape ({stop},) and type float64, found {share.shape} and {share.dtype}"
-        )
+    require_length("out", len(share), stop, per="coordinate")
     # The source sums the streams block by block, while values are in the cache.
     source.fill_sum(share, list_terms(decomposition, agent, nonce=nonce, step=step))
     return share

@@ -66,12 +66,9 @@ def save_plan(plan: Plan, path: Path | str) -> None:
     text = _canonical(content)
     head = {"corn_plan": SCHEMA, "fingerprint": hashlib.sha256(text).hexdigest()}
     data = b'%s,\n"content":%s}\n' % (json.dumps(head).encode().removesuffix(b"}"), text)
-    # Agents would refuse the file.
-    if len(data) > _MAX_BYTES:
-        raise InvalidArgumentError(
-            f"a plan must have at most {_MAX_BYTES:,} bytes as a file, found {len(data):,}: plan "
-            "with fewer seeds, such as --seeds sparse:8"
-        )
+    # Agents would refuse a larger file.
+    advice = "plan with fewer seeds, such as --seeds sparse:8"
+    require_count("the bytes of a plan", len(data), most=_MAX_BYTES, advice=advice)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)

@@ -41,7 +41,7 @@ from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError
 from corn.noise import choose_factors
 from corn.noise.grid import (
     bound_loss,
@@ -353,11 +353,8 @@ def meet_caps(
 
 def require_mixing(noise: Decomposition, network: Network) -> None:
     """Raise if noise has masks, which hide single releases, and the network reveals those."""
-    if noise.is_masked and network.mixing != "sum":
-        raise InvalidArgumentError(
-            f"noise with masks is for exact sums, found mixing {network.mixing!r}: gossip would "
-            "show single releases, which have too little noise"
-        )
+    is_hidden, advice = network.mixing == "sum" or not noise.is_masked, "single releases would show"
+    require(is_hidden, "mixing", "'sum' for noise with masks", network.mixing, advice=advice)
 
 
 def require_sound(budget: PrivacyBudget) -> None:
@@ -421,11 +418,8 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
 
 
 def _require_private(mechanism: MechanismName) -> None:
-    if mechanism in ("central", "none", "unclipped"):
-        raise InvalidArgumentError(
-            f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
-            "plan needs corn, decor, zero-sum, ldp or one of your own"
-        )
+    is_private = mechanism not in ("central", "none", "unclipped")
+    require(is_private, "mechanism", "private, and no reference, in a plan", repr(mechanism))
 
 
 def _prove_eavesdropper_bound(A: FloatArray) -> float:

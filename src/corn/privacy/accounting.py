@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from corn.checks import FloatArray, as_symmetric_matrix, require, require_count, require_length
-from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget
 from corn.privacy.gaussian import (
@@ -48,11 +47,9 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
     # Slightly negative eigenvalues are the rounding of a singular R.
-    if eigenvalues[0] < -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0):
-        raise InvalidArgumentError(
-            "covariance must be positive semidefinite, found a correlation matrix with eigenvalue "
-            f"{eigenvalues[0]:.3g}: no noise has this covariance"
-        )
+    is_possible = eigenvalues[0] >= -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0)
+    found = f"a correlation matrix with eigenvalue {eigenvalues[0]:.3g}"
+    require(bool(is_possible), "covariance", "positive semidefinite", found)
     # The computed pair is exact for a matrix within `error` of the true one, S: S ⪰ VΛVᵀ − error·I.
     # The inverse of the right side is above S⁻¹, so it, and not the computed inverse, is reported.
     # A sum of k products is off by k·eps of the sum of their sizes at most, which in a correlation

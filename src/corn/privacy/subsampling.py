@@ -30,8 +30,8 @@ from scipy.fft import irfft, rfft
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from corn.checks import FloatArray, require_count
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.checks import FloatArray, require, require_count
+from corn.errors import InfeasibleError
 from corn.privacy import gaussian
 from corn.privacy.budget import Adjacency, ClippedQuery
 from corn.privacy.rounding import write_exactly
@@ -124,28 +124,19 @@ def calibrate_precision(
 
 def require_meaningful(delta: float, *, num_steps: int, query: ClippedQuery) -> None:
     """Raise if δ is too small to resolve, or so large that no noise is needed at all."""
-    rate = query.sampling_rate
-    if rate is None or rate == 1:
-        raise InvalidArgumentError(f"sampling_rate must be below 1 here, found {rate}")
+    rate = query.sampling_rate or 1.0
+    require(rate < 1, "sampling_rate", "below 1 here", query.sampling_rate)
     _require_few_steps(num_steps)
     drawn = -math.expm1(num_steps * math.log1p(-rate))
     least = max(SMALLEST_DELTA, 10 * LOST_PER_STEP * num_steps)
-    if not least <= delta < drawn:
-        raise InvalidArgumentError(
-            f"delta must be in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and "
-            f"{num_steps} steps, found {write_exactly(delta)}: below, numerical accounting cannot "
-            "resolve it; above, releases need no noise, because a sample is rarely drawn"
-        )
+    rule = f"in [{least:g}, {drawn:.3g}) with sampling_rate={rate:g} and {num_steps} steps"
+    advice = "below, accounting cannot resolve it; above, releases need no noise"
+    require(least <= delta < drawn, "delta", rule, write_exactly(delta), advice=advice)
 
 
 def _require_few_steps(num_steps: int) -> None:
-    require_count(
-        "num_steps",
-        num_steps,
-        most=_MOST_STEPS,
-        advice="composing more steps of Poisson sampling takes minutes; plan fewer steps with "
-        "larger batches, or sampling 'passes'",
-    )
+    advice = "composing more takes minutes; plan larger batches, or sampling 'passes'"
+    require_count("num_steps", num_steps, most=_MOST_STEPS, advice=advice)
 
 
 def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -> float:
@@ -161,10 +152,8 @@ def _search(excess: Callable[[float], float], start: float, *, epsilon: float) -
     while excess(private) > 0:
         private, exposed, step = private - step, private, 2 * step
         if private < start - _WIDEST_SEARCH:
-            raise InfeasibleError(
-                f"no noise brings epsilon to {write_exactly(epsilon)} by numerical accounting: "
-                "raise epsilon or delta, or lower num_steps"
-            )
+            what = write_exactly(epsilon)
+            raise InfeasibleError(f"no noise brings epsilon to {what} by numerical accounting")
     root = float(brentq(excess, private, exposed, xtol=_SEARCH_TOLERANCE / 2))
     while excess(root) > 0:
         root -= _SEARCH_TOLERANCE / 2
