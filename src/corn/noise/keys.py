@@ -140,14 +140,15 @@ def load_identity(path: Path) -> Identity:
     return Identity(Secret(bytes.fromhex(_read_identity(path)[1].decode())))
 
 
-def list_used_plans(path: Path) -> tuple[str, ...]:
-    """Return the fingerprints of the plans that a key was used with, in hexadecimal."""
-    return _list_uses(path, "plan")
+def list_used_plans(path: Path, kind: str = "plan") -> tuple[str, ...]:
+    """Return the fingerprints of the plans or rosters that a key was used with, as text."""
+    lines = _read_identity(path)[2].decode().splitlines()
+    return tuple(name for label, name in map(str.split, lines) if label == kind)
 
 
 def find_pinned_roster(path: Path) -> str | None:
     """Return the fingerprint of the roster that a key was last used with; None before any use."""
-    return (_list_uses(path, "roster") or (None,))[-1]
+    return (list_used_plans(path, "roster") or (None,))[-1]
 
 
 def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
@@ -156,7 +157,7 @@ def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
     A copy of the key without the release ledger of that plan is then known to lack it, and a roster
     that somebody exchanged is noticed.
     """
-    uses = _list_uses(path, kind)
+    uses = list_used_plans(path, kind)
     # Of rosters only the last one counts, and an earlier one may come back.
     if fingerprint.hex() in (uses if kind == "plan" else uses[-1:]):
         return
@@ -176,11 +177,6 @@ def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
             f"{path}: cannot be written: {error.strerror}; a key records the plans that it was "
             "used with, so that a lost ledger is noticed"
         ) from error
-
-
-def _list_uses(path: Path, kind: str) -> tuple[str, ...]:
-    lines = _read_identity(path)[2].decode().splitlines()
-    return tuple(name for label, name in map(str.split, lines) if label == kind)
 
 
 def _read_identity(path: Path) -> re.Match[bytes]:

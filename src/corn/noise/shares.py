@@ -58,9 +58,7 @@ def factor_covariance(covariance: ArrayLike) -> FloatArray:
     scale = np.sqrt(np.maximum(np.diag(R), 0))
     error = np.abs(factor @ factor.T - R)
     if (error > len(R) * _TOLERANCE * np.outer(scale, scale)).any():
-        raise InvalidArgumentError(
-            "covariance must be positive semidefinite: found no factor"
-        )
+        raise InvalidArgumentError("covariance must be positive semidefinite: found no factor")
     return factor
 
 

@@ -98,7 +98,8 @@ def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
     promises = plan.budget.promises if plan.budget.num_agents else [None] * plan.num_agents
     # Agents with the same promise, precision and cap have the same ε, which takes a search.
     keys = list(zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True))
-    found = {key: _epsilon_of(plan, keys.index(key), precisions) for key in dict.fromkeys(keys)}
+    agents = {key: agent for agent, key in enumerate(keys)}
+    found = {key: _epsilon_of(plan, agent, precisions) for key, agent in agents.items()}
     return [found[key] for key in keys]
 
 
