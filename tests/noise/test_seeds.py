@@ -18,7 +18,7 @@ GROUP = Owner((0, 1, 3), 5)
 
 
 def deliver(agent: int, **changes: Any) -> SeedDelivery:
-    own = {"identity": IDENTITIES[agent], "agent": agent, "roster": ROSTER}
+    own: dict[str, Any] = {"identity": IDENTITIES[agent], "agent": agent, "roster": ROSTER}
     return SeedDelivery(**own | {"plan_fingerprint": bytes(32), "run_nonce": bytes(32)} | changes)
 
 

@@ -113,26 +113,21 @@ def generate_identity() -> Identity:
 
 def save_identity(identity: Identity, path: Path) -> None:
     """Write an identity to a new file with mode 0600; an existing file is never overwritten."""
+    content = _IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n"
+    descriptor = None
     try:
         # Created with its final mode: a later chmod would leave it readable for a moment.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise FileFormatError(
-            f"{path}: exists; an overwritten key is lost, so choose another name"
-        ) from None
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
-            # On the disk before the public key is handed out: a lost private key cannot be
-            # replaced.
+            file.write(content)
             file.flush()
+            # On the disk before the public key is handed out: a lost key cannot be replaced.
             os.fsync(file.fileno())
     except OSError as error:
-        # No key yet: nobody can have its public half.
-        path.unlink()
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
+        if descriptor is not None:
+            path.unlink()  # no key yet: nobody can have its public half
+        why = "exists, and would be lost" if isinstance(error, FileExistsError) else error.strerror
+        raise FileFormatError(f"{path}: cannot be written: {why}") from error
 
 
 def load_identity(path: Path) -> Identity:

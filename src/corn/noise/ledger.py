@@ -216,12 +216,8 @@ def _require_owner(path: Path, found: LedgerEntry, asked: LedgerEntry) -> None:
         raise FileFormatError(f"{path}: the release ledger of this plan, but under other terms")
 
 
-LAST_STEP = 10**15
-"""The last step that a ledger reserves: no plan has more, and nobody else may name a later one."""
-
-STEPS_PER_BLOCK = 64
-"""The most steps that one durable write reserves, and so the most releases that a crash costs."""
-
+LAST_STEP = 10**15  # that a ledger reserves: no plan has more
+STEPS_PER_BLOCK = 64  # the most that one durable write reserves, and so that a crash costs
 _BLOCKS_PER_PLAN = 50
 _DERIVATION = b"corn/ledger/1"
 

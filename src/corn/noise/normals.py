@@ -26,14 +26,12 @@ import hashlib
 import importlib
 import math
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corn.errors import CornError
-
-Words: TypeAlias = NDArray[np.uint32]
 
 # A block's first 512 values are r·cos φ, the other 512 are r·sin φ.
 PAIRS_PER_BLOCK = 512

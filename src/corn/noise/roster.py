@@ -326,8 +326,8 @@ def pair_key(
     # Sorted, because both agents must derive the same key from the same fields.
     pair = sorted((agent, peer))
     secret = identity.agree(roster.public_key(peer))
-    fields = (*pair, *map(roster.public_key, pair))
-    return derive_key(secret, "pair", *fields, plan_fingerprint=plan_fingerprint)
+    keys = map(roster.public_key, pair)
+    return derive_key(secret, "pair", *pair, *keys, plan_fingerprint=plan_fingerprint)
 
 
 def agent_keys(

@@ -31,14 +31,11 @@ from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network
 
+# D, the distance from the first model to a good one, cannot be known without data; on the built-in
+# tasks 1 to 10 fits the best step sizes.
 USUAL_DISTANCE = 3.0
-"""D: the distance from the first model to a good one. It cannot be known without data; on the
-built-in tasks 1 to 10 fits the best step sizes."""
-
+# C where nothing is known of gradients: a much larger one adds noise without signal.
 USUAL_CLIPS: dict[Unit, float] = {"sample": 1.0, "agent": 0.1}
-"""C where nothing is known of gradients. A smaller clip with larger steps does nearly the same, as
-long as most gradients are clipped; a much larger one adds noise without signal."""
-
 # Under gossip, for directed links, the ratio to a trusted server depends a little on the steps.
 _DESIGNED_STEPS = 500
 _STEPS = (50, 100, 200, 500, 1000, 2000, 5000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -247,12 +248,8 @@ def _decode_decomposition(data: object) -> Decomposition:
     for group, factor in zip(groups, factors, strict=True):
         # Each stream takes time at every step. A covariance of m agents needs one for each of its
         # m(m+1)/2 numbers at most.
-        require_count(
-            f"the number of weights of the seed group {quote(list(group))}",
-            factor.size,
-            least=0,
-            most=len(group) * _count_pairs(len(group)),
-        )
+        most, name = len(group) * math.comb(len(group) + 1, 2), "the number of weights of a group"
+        require_count(name, factor.size, least=0, most=most)
     # One row per member; a factor of another size raises a ValueError, which load_plan handles.
     shaped = (factor.reshape(len(group), -1) for group, factor in zip(groups, factors, strict=True))
     return Decomposition(fields["private_variance"], groups, tuple(shaped))
@@ -277,16 +274,11 @@ def _require_moderate(content: object) -> None:
     is_sum = isinstance(content, dict) and content.get("network", {}).get("mixing") == "sum"
     require_count("the number of agents", n, most=_MOST_IN_SUMS if is_sum else _MOST_AGENTS)
     # A group for every pair, or in small networks any groups.
-    most = max(_FEW_GROUPS, _count_pairs(n))
+    most = max(_FEW_GROUPS, math.comb(n + 1, 2))
     for names in (("decomposition", "seed_groups"), ("threat", "seeds")):
         require_count("the number of seed groups", len(find(*names)), least=0, most=most)
     for row in find("certificate", "multipliers"):
         require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
-
-
-def _count_pairs(count: int) -> int:
-    """Return the number of pairs, and of single ones, among so many."""
-    return count * (count + 1) // 2
 
 
 def _encode_objective(objective: Objective) -> Json:

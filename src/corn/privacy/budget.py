@@ -28,15 +28,12 @@ Adjacency: TypeAlias = Literal["replace", "add-remove"]
 Relation: TypeAlias = Literal["replace-one", "add-or-remove-one", "zero-out"]
 Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
+# The data that a unit protects, in words.
 PROTECTED: dict[Unit, str] = {
     "agent": "one agent's whole data set",
     "sample": "one sample of one agent",
 }
-"""The data that a unit protects, in words."""
-
-MOST_SAMPLES = 16.0
-"""The most samples an agent may have, as a multiple of batch_size/sampling_rate."""
-
+MOST_SAMPLES = 16.0  # that an agent may have, as a multiple of batch_size/sampling_rate
 # Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞.
 _SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
 _LARGEST_BATCH = 10**12
@@ -226,10 +223,7 @@ LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
 _LARGEST_WHOLE = 2**53
 _MOST_DECLARED = 10**15
-
-# Sizes within this factor of the least count as the least.
-_SAME_SIZE = 1.02
-
+_SAME_SIZE = 1.02  # sizes within this factor of the least count as the least
 # The fields that may have a value for each agent.
 _PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
 

@@ -79,6 +79,13 @@ class PlanTerms:
         if self.budget.accounting != "gdp":
             object.__setattr__(self, "budget", replace(self.budget, accounting="gdp"))
 
+    @property
+    def precision_cap(self) -> float:
+        """The largest [R⁻¹]_ii that a plan with these terms gives the agent, or a little more."""
+        # Under Poisson sampling the cap is searched, and plans may be up to 1 % above it.
+        margin = 1.01 if self.budget.query.is_subsampled else 1 + 1e-9
+        return margin * set_aside(self.budget).precision_cap
+
 
 @dataclass(frozen=True)
 class Expense:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.special import erfcx
@@ -137,16 +136,12 @@ def _erfcx_drop(centre: float, half_width: float) -> float:
 
 Accounting: TypeAlias = Literal["gdp", "rdp", "paper"]
 
+# Theorem 2 proves eq. (13b) for ε up to this times ln(1/δ).
 LIMIT_FACTOR = 8 * (1 - 1 / math.sqrt(2))
-"""Theorem 2 proves eq. (13b) for ε up to this times ln(1/δ)."""
 
 
-@dataclass(frozen=True)
-class Accountant:
-    """Two functions that agree with each other, and a description for people.
-
-    ``mu_from`` rounds down, so that ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε.
-    """
+class Accountant(NamedTuple):
+    """Two functions with ``epsilon_from(mu_from(ε, δ), δ)`` ≤ ε, and a description for people."""
 
     description: str
     epsilon_from: Callable[[float, float], float]
@@ -213,6 +208,7 @@ def _make_bound(
     return Accountant(description, find_epsilon, find_mu)
 
 
+# ``gdp`` is exact; ``rdp`` is a bound, and so is ``paper`` as far as Theorem 2 proves it.
 ACCOUNTANTS: dict[Accounting, Accountant] = {
     "gdp": Accountant("exact Gaussian DP", epsilon_from, mu_from),
     "rdp": _make_bound(
@@ -227,5 +223,3 @@ ACCOUNTANTS: dict[Accounting, Accountant] = {
         mu_of=lambda epsilon, L: epsilon / (2 * math.sqrt(L)) if L else math.inf,
     ),
 }
-"""The accountant of each name. ``gdp`` is exact; ``rdp`` is a bound, and so is ``paper`` as far as
-Theorem 2 proves it: see ``warn_if_unproved``."""

@@ -36,16 +36,13 @@ from corn.privacy import gaussian
 from corn.privacy.budget import Adjacency, ClippedQuery
 from corn.privacy.rounding import write_exactly
 
+# The grid of losses, relative to the standard deviation of one step's loss.
 DISCRETISATION = 0.02
-"""The grid of losses, relative to the standard deviation of one step's loss."""
-
 # Composition truncates tails of about 1e-15 and counts them as lost, so no smaller δ is possible.
 SMALLEST_DELTA = 1e-12
-
 # The allowance for rounding in each step: a part of 1, and a part of δ. See ``allow_for_rounding``.
 LOST_PER_STEP = 1e-15
 _LOST_OF_DELTA = 1e-12
-
 _SEARCH_TOLERANCE = 2e-4
 _MOST_ESTIMATES = 3
 _WIDEST_SEARCH = 15.0
