@@ -74,7 +74,7 @@ def take_many_steps(content: Content) -> None:
         (repeat_group, "seed groups must be different"),
         (list_many_groups, "the number of seed groups must be at most 1,000, found 200000"),
         (list_many_seeds, "the number of seed groups must be at most 1,000, found 1770"),
-        (draw_many_streams, r"weights of the seed group \[0, 1\] must be at most 6, found 2000"),
+        (draw_many_streams, "weights of a group must be at most 6, found 2000"),
         (name_many_agents, "the number of agents must be at most 5,000, found 20000"),
         (widen_multipliers, "multipliers must be 4, one for each agent, found 1000"),
         (link_truths, "links cannot be False"),

@@ -50,7 +50,7 @@ from corn.privacy.budget import (
     Unit,
     describe_adversary,
 )
-from corn.privacy.floats import bound_reserve
+from corn.privacy.floats import bound_reserve, set_aside
 from corn.privacy.rounding import round_up, write_exactly
 from corn.privacy.subsampling import allow_for_rounding, compose_phases
 
