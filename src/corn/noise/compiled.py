@@ -1,13 +1,9 @@
 """Compiled loops: normals as :mod:`corn.noise.normals` defines them, releases, and averages.
 
 NumPy would walk through memory once for each of the fifty operations that a pair of normals takes.
-The loop here does all of them while the values are in registers. LLVM neither reorders nor fuses
-floating-point operations unless it is allowed to (``fastmath``), which it is not.
-
-Importing this module compiles it, which takes a few seconds the first time; hence it is imported by
-:func:`corn.noise.normals.load_compiled`, and by the process from which a launch forks its
-agents. Numba keeps the machine code beside Python's byte code until this file, or a constant that
-the loop uses, changes.
+LLVM neither reorders nor fuses floating-point operations unless it is allowed to (``fastmath``),
+which it is not. Importing this module compiles it, which takes a few seconds the first time. Numba
+keeps the machine code until this file, or a constant that the loop uses, changes.
 """
 
 from __future__ import annotations

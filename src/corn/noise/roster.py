@@ -4,12 +4,9 @@ The roster is the root of trust of a run. People compare its fingerprint, and ea
 the one that it was last used with. Another roster is accepted only if the agents whose keys changed
 have signed their new keys with the old ones.
 
-Two agents' identities agree on a pair key without a message. The keys of streams follow from those
-by HKDF-SHA256, bound to the plan's fingerprint and to the purpose of each.
-
-The seed of a group of three or more is made by its lowest member and sealed to each of the others,
-with ChaCha20-Poly1305 and a random nonce: sealing twice is safe. Its key is derived from the pair
-key and from the plan, run, group, sender and receiver.
+Two agents' identities agree on a pair key without a message. Keys of streams follow from those by
+HKDF-SHA256, bound to the plan's fingerprint and to their purpose. The seed of a group of three or
+more is made by its lowest member and sealed to each of the others, with ChaCha20-Poly1305.
 """
 
 from __future__ import annotations

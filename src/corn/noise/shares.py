@@ -3,11 +3,8 @@
 Agent i adds √θ_i times its private stream and, for each of its seed groups, its row of the group's
 factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s, with a factor that
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
-groups and their streams as numbered), term by term in float64, so that one agent's draw and a
-simulation of all agents agree in every bit (except the sign of a zero).
-
-Factors are sparse, because each nonzero is a stream that an agent must draw. Simulations may draw
-from a public seed instead (`SimulationSource`), which protects nothing.
+groups and their streams as numbered), term by term in float64. Factors are sparse, because each
+nonzero is a stream that an agent must draw.
 """
 
 from __future__ import annotations

