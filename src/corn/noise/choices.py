@@ -19,9 +19,7 @@ from corn.checks import FloatArray, IntArray
 from corn.noise.keys import Secret
 from corn.noise.stream import encode_fields
 
-COIN_BITS = 53
-"""Coins are multiples of 2⁻⁵³, which float64 represents exactly."""
-
+COIN_BITS = 53  # coins are multiples of 2⁻⁵³, which float64 represents exactly
 _FORMAT = b"corn/choices/1"
 _WORD_BITS = 64
 _WORD_BYTES = 8

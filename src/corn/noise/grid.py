@@ -19,9 +19,8 @@ from corn.noise.normals import ERROR, FAILURE, LARGEST, OFFSET_BITS
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
 
+# The most that rounding may add to the variance of the average noise, relative to it.
 VARIANCE_SHARE = 2.0**-9
-"""The most that rounding may add to the variance of the average noise, relative to it."""
-
 _UNIT_ROUNDOFF = 2.0**-53
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.

@@ -52,13 +52,12 @@ from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expe
 PAGE_BYTES = 4096
 FILE_BYTES = 2 * PAGE_BYTES
 
+# What the loss of a ledger means, for every message that reports one.
 LOST_COUNT = (
     "Its releases cannot be counted, so no more may be made under this plan. They still count: a "
     "new plan or key for the same data adds to them, and the total is then unknown; the ledgers "
     "that are left give a lower bound"
 )
-"""What the loss of a ledger means, for every message that reports one."""
-
 _NAME = "CorN release ledger "
 _TITLE = f"{_NAME}6. Never copy or edit it."
 

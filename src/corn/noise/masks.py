@@ -38,14 +38,10 @@ from corn.noise.stream import (
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]
-"""B: messages are integers modulo 2^B."""
+# Messages, of shape (d,), are integers modulo 2^B. By B, their type and the signed one:
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""Integers modulo 2^B, shape (d,)."""
-
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
-"""The type of messages, by B."""
 SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
-"""The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
 

@@ -40,21 +40,13 @@ SPARES_PER_BLOCK = 16
 WORDS_PER_SPARE = 4
 WORDS_PER_BLOCK = 4 * PAIRS_PER_BLOCK + SPARES_PER_BLOCK * WORDS_PER_SPARE
 
-ERROR = 2.0**-45
-"""The largest distance of a computed normal from the real one, failures aside."""
-
-OFFSET_BITS = 24
-"""The bits of the public offset of the grid, for exact sums."""
-
-LARGEST = 14.2
-"""The largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴."""
-
+OFFSET_BITS = 24  # of the public offset of the grid, for exact sums
+ERROR = 2.0**-45  # the largest distance of a computed normal from the real one, failures aside
+LARGEST = 14.2  # the largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴
+# Bounds the probability that a pair exceeds one of the two bounds above: either u is below 2⁻¹⁴⁴,
+# or its block of 512 has over 16 pairs that need spares, with a chance below 2⁻¹⁴⁹, as each needs
+# one with probability 2⁻¹⁵.
 FAILURE = 2.0**-143
-"""An upper bound on the probability that a pair exceeds one of the two bounds above.
-
-Either u is below 2⁻¹⁴⁴, or its block of 512 has over 16 pairs that need spares: the chance of that
-is below 2⁻¹⁴⁹, as each needs one with probability 2⁻¹⁵.
-"""
 
 NEAR_ONE = 3 << 30  # upper words from here on belong to a u above ¾
 FEW_BITS = 1 << 16  # upper words below, of u or of 1 − u, need a spare
@@ -101,8 +93,8 @@ SCALED_ROOT_HALF_BITS = int(np.float64(math.sqrt(0.5) * 2.0**32).view(np.int64))
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
 LOG_OF_EXPONENT = -2 * LN_2 / (1 << MANTISSA_BITS)
 
+# Of what compiled code gives on every machine: see :func:`digest_known`.
 KNOWN_DIGEST = "384cfc721e6a22903357e3368de0aecf2ac76a14ba7c86fc4cf6ea9de553a38d"
-"""The digest of what compiled code gives on every machine: see :func:`digest_known`."""
 
 
 @cache

@@ -139,8 +139,7 @@ def check_nonce(nonce: bytes) -> bytes:
     return check_fingerprint(nonce, "nonce")
 
 
-BLOCK_BYTES = 4 * WORDS_PER_BLOCK
-"""The bytes of a stream that give a block of normals."""
+BLOCK_BYTES = 4 * WORDS_PER_BLOCK  # of a stream, that give a block of normals
 # Galois/Counter Mode takes counters of 32 bits, from 2 on.
 _MOST_GCM_BYTES = (1 << 36) - 32
 _FIRST_COUNTER = (2).to_bytes(16, "big")

@@ -27,9 +27,8 @@ from corn.privacy.accounting import account_precision, account_promises
 from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget
 from corn.privacy.rounding import write_exactly
 
+# The part of ε, and of δ, that is set aside for floating point.
 RESERVE = 2.0**-9
-"""The part of ε, and of δ, that is set aside for floating point."""
-
 # Of ε₁, for which the proof needs e^ε₁ < 2.
 _LARGEST_LOG_RATIO = math.log(2)
 _ROUNDING = 1e-9
