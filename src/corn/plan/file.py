@@ -79,6 +79,10 @@ def load_plan(path: Path | str) -> Plan:
     """Read a plan and check its form; :func:`~corn.plan.verify_plan` checks what it promises.
 
     Raises ``FileFormatError`` if it is missing, damaged, changed, or of another version.
+
+    >>> load_plan(Path("missing.corn"))
+    Traceback (most recent call last):
+    corn.errors.FileFormatError: missing.corn: no such file
     """
     document = read_json(Path(path), kind="a plan", max_bytes=_MAX_BYTES)
     # Checked first: a plan of another version has other fields, and a list of them helps nobody.
