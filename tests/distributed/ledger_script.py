@@ -6,25 +6,21 @@ twice under one nonce, so that noise could have been released twice.
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
 PAGE = 4096
-HEADER = re.compile(rb"plan ([0-9a-f]{64}) agent (\d+) limit (\d+)\n")
 
 
 def read(path: Path) -> tuple[int, str, int]:
     """Agent, nonce of the latest run, and how many releases may have been made."""
     data = path.read_bytes()
-    header = HEADER.search(data[:PAGE])
-    lines = [data[at : at + PAGE].split(b"\n")[0] for at in (PAGE, 2 * PAGE)]
+    lines = [data[at : at + PAGE].split(b"\n")[1] for at in (0, PAGE)]
     entries = [json.loads(line) for line in lines if line.startswith(b"{")]
-    if header is None or not entries:
+    if not entries:
         raise SystemExit(f"{path}: no ledger")
     latest = max(entries, key=lambda entry: int(entry["number"]))
-    spent = latest["released"] + latest["stop_step"] - latest["first_step"]
-    return int(header[2]), latest["nonce"], spent
+    return latest["agent"], latest["nonce"], latest["released"]
 
 
 def check(limit: int, folders: list[Path]) -> dict[int, list[int]]:

@@ -263,7 +263,7 @@ def test_epsilon_is_that_of_the_noise_at_the_owners_delta() -> None:
     """A plan with another δ is measured by its Gaussian, with the reserve for floats on top."""
     plan = make_small(delta=1e-4)
     budget = plan.budget
-    mu = math.sqrt(float(plan.precision_caps[0]) * budget.num_steps) * budget.sensitivity
+    mu = math.sqrt(float(plan.precision_caps[0]) * budget.num_steps) * budget.query.sensitivity
     ideal = gaussian.epsilon_from(mu, 1e-5)
     assert ideal > 1
     Requirements(unit="agent", epsilon=1.01 * ideal).check(plan, 0)

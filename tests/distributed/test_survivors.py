@@ -56,7 +56,7 @@ def test_a_new_plan_spends_what_was_left(steps_left: int) -> None:
     steps_done = PLAN.budget.num_steps - steps_left
     worst = max(float(p.max()) for *_, p in coalition_precisions(plan.decomposition, 1))
     cap = PLAN.precision_caps.max()
-    squared = PLAN.budget.sensitivity**2 * (steps_done * cap + steps_left * worst)
+    squared = PLAN.budget.query.sensitivity**2 * (steps_done * cap + steps_left * worst)
     spent = gaussian.epsilon_from(float(np.sqrt(squared)), PLAN.budget.promise.delta)
     assert spent <= PLAN.budget.promise.epsilon * (1 + 1e-9)
 

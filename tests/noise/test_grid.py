@@ -134,7 +134,7 @@ def test_floating_point_takes_less_than_one_percent_at_usual_sizes() -> None:
 
 
 def test_a_larger_model_is_refused_with_advice(plan: Plan) -> None:
-    with pytest.raises(InfeasibleError, match="plan fewer steps, a larger epsilon"):
+    with pytest.raises(InfeasibleError, match="plan fewer steps or agents"):
         plan.check_parameters(plan.max_parameters + 1)
     plan.check_parameters(plan.max_parameters)
 

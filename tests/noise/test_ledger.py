@@ -20,15 +20,12 @@ from hypothesis import strategies as st
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.noise import BudgetSpentError, ReleaseLedger, agree_on_nonce, read_ledger
 from corn.noise import ledger as ledger_module
-from corn.noise.ledger import FILE_BYTES, LAST_STEP, PAGE_BYTES, STEPS_PER_BLOCK, format_page
+from corn.noise.ledger import FILE_BYTES, LAST_STEP, PAGE_BYTES, STEPS_PER_BLOCK
 from corn.privacy import PrivacyBudget
 from corn.privacy.composition import PlanTerms
-from corn.privacy.floats import set_aside
 
 PLAN = bytes(32)
-ENTRY = re.compile(
-    rb'"number": (\d+), .*"released": (\d+), "first_step": (\d+), "stop_step": (\d+), '
-)
+ENTRY = re.compile(rb'"number": (\d+), "released": (\d+), ')
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,9 +59,7 @@ def reserve(ledger: ReleaseLedger, first: int, stop: int) -> set[tuple[bytes, in
 
 def read_spent(data: bytes) -> int:
     """Return the count of a ledger's latest entry, read without the code that wrote it."""
-    entries = [tuple(map(int, numbers)) for numbers in ENTRY.findall(data)]
-    _, released, first, stop = max(entries)
-    return released + stop - first
+    return max(tuple(map(int, numbers)) for numbers in ENTRY.findall(data))[1]
 
 
 @contextlib.contextmanager
@@ -179,7 +174,8 @@ def test_a_second_process_cannot_open_the_ledger(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from corn.noise.ledger import ReleaseLedger\n"
         "from corn.privacy.composition import PlanTerms\n"
-        f"terms = PlanTerms.from_text({make_terms().to_text()!r})\n"
+        "from corn.privacy import PrivacyBudget\n"
+        "terms = PlanTerms(PrivacyBudget(1, 1e-5, num_steps=200, clip=0.1), 1)\n"
         "ReleaseLedger.open(pathlib.Path(sys.argv[1]), plan_fingerprint=bytes(32), agent=3,"
         " terms=terms, precision=0.01)"
     )
@@ -230,12 +226,10 @@ def test_threads_never_get_the_same_step(tmp_path: Path) -> None:
         assert len(granted) == len(set(granted)) == 1000 - ledger.remaining
 
 
-@pytest.mark.parametrize(
-    "change", [{"plan_fingerprint": b"\x01" * 32}, {"agent": 4}, {"terms": make_terms(201)}]
-)
+@pytest.mark.parametrize("change", [{"plan_fingerprint": b"\x01" * 32}, {"agent": 4}])
 def test_another_plans_or_agents_ledger_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     open_ledger(tmp_path / "ledger").close()
-    with pytest.raises(FileFormatError, match=f"plan {'00' * 32} agent 3 limit 200, not of plan"):
+    with pytest.raises(FileFormatError, match=f"agent 3 under plan {'00' * 32}, not of agent"):
         open_ledger(tmp_path / "ledger", **change)
 
 
@@ -254,22 +248,18 @@ def test_a_changed_byte_is_counted_conservatively_or_refused(
     used_ledger: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     # Most of a page is padding: aim at its text as often.
-    page, at = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 200) | st.integers(0, 4095))
+    page, at = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 999) | st.integers(0, 4095))
     changed = bytearray(used_ledger)
     changed[page * PAGE_BYTES + at] ^= data.draw(st.integers(1, 255))
     path = tmp_path_factory.mktemp("changed") / "ledger"
     path.write_bytes(changed)
-    if page == 0:
-        with pytest.raises(FileFormatError, match="no more may be made under this plan"):
-            open_ledger(path)
-        return
     # The other page has the same entry: nothing is lost.
     for _ in range(2):
         with open_ledger(path) as ledger:
             assert ledger.remaining == 100
 
 
-@pytest.mark.parametrize("size", [0, 1, 150, 4095, 4096, 5000, 8192, 8300, FILE_BYTES - 1])
+@pytest.mark.parametrize("size", [0, 1, 150, 4095, 4096, 5000, FILE_BYTES - 1])
 def test_a_cut_ledger_is_refused(used_ledger: bytes, tmp_path: Path, size: int) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(used_ledger[:size])
@@ -280,20 +270,15 @@ def test_a_cut_ledger_is_refused(used_ledger: bytes, tmp_path: Path, size: int) 
 
 def test_a_longer_or_doubly_damaged_ledger_is_refused(used_ledger: bytes, tmp_path: Path) -> None:
     both = bytearray(used_ledger)
-    both[PAGE_BYTES + 8] ^= 1
-    both[2 * PAGE_BYTES + 8] ^= 1
+    both[300] ^= 1
+    both[PAGE_BYTES + 300] ^= 1
     for content in (used_ledger + b"\n", bytes(both), bytes(FILE_BYTES), os.urandom(9999)):
         path = tmp_path / "ledger"
         path.write_bytes(content)
         with pytest.raises(FileFormatError, match="damaged"):
             open_ledger(path)
-        if content[:PAGE_BYTES] == used_ledger[:PAGE_BYTES]:
-            found = read_ledger(path)
-            assert (found.is_known, found.expense.num_releases) == (False, 200)
-            assert found.expense.precision >= set_aside(make_terms().budget).precision_cap
-        else:
-            with pytest.raises(FileFormatError, match="the total is then unknown"):
-                read_ledger(path)
+        with pytest.raises(FileFormatError, match="the total is then unknown"):
+            read_ledger(path)
 
 
 def test_pages_of_two_versions_are_refused(tmp_path: Path) -> None:
@@ -302,7 +287,7 @@ def test_pages_of_two_versions_are_refused(tmp_path: Path) -> None:
         early = path.read_bytes()
         reserve(ledger, 0, 200)
         late = path.read_bytes()
-    path.write_bytes(late[: 2 * PAGE_BYTES] + early[2 * PAGE_BYTES :])
+    path.write_bytes(late[:PAGE_BYTES] + early[PAGE_BYTES:])
     with pytest.raises(FileFormatError, match="damaged"):
         open_ledger(path)
 
@@ -334,7 +319,7 @@ def test_crashes_tears_and_restarts_never_overspend(tmp_path: Path, seed: int) -
         content = bytearray(path.read_bytes())
         ledger.close()
         if ending == "torn":
-            page, length = 1 + dice.randrange(2), dice.randrange(1, 500)
+            page, length = dice.randrange(2), dice.randrange(1, 500)
             content[page * PAGE_BYTES : page * PAGE_BYTES + length] = os.urandom(length)
         crash.write_bytes(content)
         path = crash
@@ -362,14 +347,14 @@ def test_no_step_is_released_twice_under_a_nonce_that_others_name(
         content = bytearray(path.read_bytes())
         ledger.close()
         if dice.random() < 0.1:
-            page = (1 + dice.randrange(2)) * PAGE_BYTES
+            page = dice.randrange(2) * PAGE_BYTES
             content[page : page + 50] = os.urandom(50)
         path = tmp_path / f"crash {life}"
         path.write_bytes(content)
     assert released
 
 
-@pytest.mark.parametrize("page", [1, 2])
+@pytest.mark.parametrize("page", [0, 1])
 def test_a_page_that_is_put_back_does_not_bring_back_releases(tmp_path: Path, page: int) -> None:
     """The attack: a page of the file gets its content of an earlier moment."""
     path, changed = tmp_path / "ledger", tmp_path / "changed"
@@ -501,23 +486,23 @@ def test_a_ledger_states_the_terms_and_the_worst_noise_of_all_runs(tmp_path: Pat
             reserve(ledger, 0, 5)
             assert ledger.precision == worst
     found = read_ledger(path)
-    assert (found.plan, found.is_known) == (PLAN.hex(), True)
+    assert found.plan == PLAN.hex()
     assert found.expense.terms == make_terms()
     assert (found.expense.precision, found.expense.num_releases) == (0.03, 15)
 
 
 def test_other_terms_under_the_same_plan_are_refused(tmp_path: Path) -> None:
     open_ledger(tmp_path / "ledger").close()
-    with pytest.raises(FileFormatError, match="but under other terms"):
-        open_ledger(tmp_path / "ledger", terms=make_terms(adjacency="add-remove"))
+    for terms in (make_terms(adjacency="add-remove"), make_terms(201)):
+        with pytest.raises(FileFormatError, match="but under other terms"):
+            open_ledger(tmp_path / "ledger", terms=terms)
 
 
 def test_a_ledger_of_another_version_is_not_called_a_new_start(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    text = f"CorN release ledger 3. Never copy or edit it.\nplan {PLAN.hex()} agent 3 limit 200\n"
-    text += f"terms {make_terms().to_text()}\n"
-    entry = f"entry 0 run {'0' * 64} settled 0 released 0 reserved 0 to 0\n"
-    path.write_bytes(b"".join(format_page(page, header=text) for page in (text, entry, entry)))
+    path.write_bytes(
+        b"CorN release ledger 5. Never copy or edit it.\n".ljust(3 * PAGE_BYTES, b"\n")
+    )
     for read in (open_ledger, read_ledger):
         with pytest.raises(FileFormatError, match=r"another version.*still count.*unknown"):
             read(path)
@@ -714,7 +699,7 @@ def test_no_history_puts_a_sample_into_two_batches_of_a_pass(tmp_path: Path, see
         content = bytearray(path.read_bytes())
         ledger.close()
         if dice.random() < 0.3:
-            page = (1 + dice.randrange(2)) * PAGE_BYTES
+            page = dice.randrange(2) * PAGE_BYTES
             content[page : page + 60] = os.urandom(60)
         path = tmp_path / f"crash {life}"
         path.write_bytes(content)

@@ -31,7 +31,7 @@ def transform(words: Any) -> FloatArray:
     """Return the normals of blocks of words, shape (blocks, 2, 512)."""
     words = np.ascontiguousarray(words, np.uint32)
     out = np.full((len(words), 2, PAIRS_PER_BLOCK), np.nan)
-    load_compiled().sum_blocks(words[np.newaxis], np.ones(1), out)
+    load_compiled().sum_blocks(words[np.newaxis], 0, np.ones(1), out)
     return out
 
 
@@ -134,7 +134,7 @@ def test_compiled_sums_have_numpys_bits() -> None:
     words[:, 100:150, :512] |= 0xFFFF0000
     weights = np.array([0.3, -1.7, 1e-3])
     found, expected = np.empty((2, 200, 2, PAIRS_PER_BLOCK))
-    load_compiled().sum_blocks(words, weights, found)
+    load_compiled().sum_blocks(words, 0, weights, found)
     sum_normals(words, weights, expected)
     assert np.array_equal(found, expected)
     first, second, third = (transform(own) for own in words)

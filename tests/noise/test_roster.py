@@ -85,7 +85,7 @@ def test_a_roster_with_signed_rotations_is_accepted(tmp_path: Path) -> None:
 def test_a_rotation_that_the_old_key_did_not_sign_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
     thief = generate_identity()
-    with pytest.raises(InvalidArgumentError, match="has another key of agent 2"):
+    with pytest.raises(InvalidArgumentError, match="is not agent 2's: the roster has another"):
         ROSTER.rotate(2, old=thief, new=generate_identity())
     other = Roster((ROSTER.public_keys[0], ROSTER.public_keys[1], thief.public_key))
     forged = other.rotate(2, old=thief, new=generate_identity())

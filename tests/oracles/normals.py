@@ -23,8 +23,9 @@ from corn.noise.normals import (
     SCALED_ROOT_HALF_BITS,
     SINE,
     SPARES_PER_BLOCK,
-    Words,
 )
+
+Words = NDArray[np.uint32]
 
 _ONES = np.uint32(0xFFFFFFFF)
 EXCHANGE = 1 << 30  # the bit of an angle's upper word that exchanges cosine and sine

@@ -11,7 +11,6 @@ from corn.errors import InfeasibleError, InvalidArgumentError
 from corn.plan.advice import (
     TrainingScale,
     bound_gradient_variance,
-    choose_prospect,
     expect,
     expect_step_size,
     list_prospects,
@@ -31,13 +30,7 @@ def bound(step_size: float, num_steps: int, chance: float, distance: float = 3.0
 def test_the_step_size_minimises_the_bound(noise_variance: float) -> None:
     gradient_variance = bound_gradient_variance(1.0, 20, 128)
     chance = gradient_variance + 7850 * noise_variance
-    found = expect_step_size(
-        num_steps=300,
-        clip=1.0,
-        num_parameters=7850,
-        noise_variance=noise_variance,
-        gradient_variance=gradient_variance,
-    )
+    found = expect_step_size(num_steps=300, clip=1.0, randomness=chance)
     best = minimize_scalar(
         lambda log: bound(math.exp(log), 300, chance), bounds=(-12, math.log(3)), method="bounded"
     )
@@ -69,11 +62,6 @@ def test_more_steps_and_larger_rates_stop_paying() -> None:
     mu = 0.26805112
     plateau = 3.0 * math.sqrt(4 * 7850 * 1.2) / (mu * 20 * 2800)
     assert min(excess.values()) == pytest.approx(plateau, rel=0.01)
-    chosen = choose_prospect(prospects)
-    assert chosen.excess <= 1.1 * min(excess.values())
-    assert all(
-        own.excess > 1.1 * min(excess.values()) for own in prospects if own.work < chosen.work
-    )
 
 
 def test_twice_the_data_halves_the_excess() -> None:
@@ -92,6 +80,10 @@ def test_a_proposal_keeps_its_promise() -> None:
     assert proposal.budget.batch_size == proposal.prospect.batch_size
     assert proposal.budget.sampling == "poisson"
     assert proposal.central_ratio == pytest.approx(6 / 5)
+    chosen, best = proposal.prospect, min(own.excess for own in proposal.prospects)
+    assert chosen.excess <= 1.11 * best
+    cheaper = [own for own in proposal.prospects if own.work < chosen.work]
+    assert all(own.excess > 1.1 * best for own in cheaper)
     by_agent = propose(network, replace(scale, unit="agent", clip=0.1), threat=ThreatModel(0))
     assert by_agent.budget.batch_size is None
     gossip = propose(load_network("ring:6", mixing="gossip"), scale, threat=ThreatModel(1))

@@ -36,7 +36,7 @@ def test_per_sample_clipping_does_not_give_agent_level_privacy() -> None:
         10, 1e-5, 1000, 0.1, unit="sample", batch_size=128, sampling="every-step"
     )
     agent = PrivacyBudget(10, 1e-5, 1000, 0.1)
-    assert sample.sensitivity < moved <= agent.sensitivity
+    assert sample.query.sensitivity < moved <= agent.query.sensitivity
     assert agent.independent_noise_std == pytest.approx(128 * sample.independent_noise_std)
     noise = np.eye(3) * sample.independent_noise_std**2
     spent = {

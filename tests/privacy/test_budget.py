@@ -119,7 +119,7 @@ def test_sensitivity_of_every_unit(
     budget = PrivacyBudget(
         **BASE, unit=unit, adjacency=adjacency, batch_size=batch_size, sampling="every-step"
     )
-    assert budget.sensitivity == pytest.approx(sensitivity, rel=1e-15)
+    assert budget.query.sensitivity == pytest.approx(sensitivity, rel=1e-15)
     expected = (budget.mu / sensitivity) ** 2 / 5000
     assert budget.precision_cap == pytest.approx(expected, rel=1e-14)
     assert budget.independent_noise_std == pytest.approx(expected**-0.5, rel=1e-14)

@@ -154,13 +154,6 @@ def test_delta_must_be_a_fraction(delta: float) -> None:
         compose_expenses([spend()], delta)
 
 
-def test_terms_survive_their_text_form() -> None:
-    for expense in (spend(accounting="rdp"), spend_poisson()):
-        assert PlanTerms.from_text(expense.terms.to_text()) == expense.terms
-    with pytest.raises(InvalidArgumentError, match="max_colluders"):
-        PlanTerms.from_text(spend().terms.to_text().replace('"max_colluders":1', '"x":1'))
-
-
 def test_floats_are_covered_plan_by_plan() -> None:
     """Perturb two Gaussian releases as far as the reserve allows, in the worst direction."""
     expenses, total_delta = [spend(0.5), spend(8)], DELTA

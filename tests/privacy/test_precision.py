@@ -102,7 +102,7 @@ def test_agents_that_drop_out_do_not_weaken_the_others() -> None:
         ([[1.0, np.nan], [np.nan, 1.0]], r"covariance must be finite, found nan at \(0, 1\)"),
         ([[np.inf]], r"covariance must be finite, found inf at \(0, 0\)"),
         ([[1.0, 2.0], [2.0, 1.0]], "must be positive semidefinite, .* eigenvalue -1"),
-        ([[1.0, 0.0], [0.0, -1.0]], "no negative variance, found -1 for agent 1"),
+        ([[1.0, 0.0], [0.0, -1.0]], "without negative variances, found -1"),
         ([[0.0, 1.0], [1.0, 4.0]], "must be positive semidefinite"),
     ],
 )

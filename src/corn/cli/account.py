@@ -19,7 +19,6 @@ from corn.privacy import (
     Accounting,
     ClippedQuery,
     PrivacyBudget,
-    compare_samplings,
     gaussian,
     is_proved,
 )
@@ -65,7 +64,6 @@ def _report_budget(budget: PrivacyBudget, *, as_json: bool) -> None:
         # Of [R⁻¹]_ii; several values are those of the agents.
         "precision_cap": caps[0] if budget.is_uniform else caps,
         "independent_noise_std": caps[0] ** -0.5 if budget.is_uniform else caps**-0.5,
-        "samplings": compare_samplings(budget),
         "floating_point": f"not included; a plan sets {RESERVE:.2%} of ε and δ aside for it",
     }
     if as_json:

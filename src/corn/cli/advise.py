@@ -15,7 +15,7 @@ from corn.cli.output import print_json, print_note, print_result, working
 from corn.covariance import DEFAULT_THREAT, EAVESDROPPER, ThreatModel
 from corn.learn.datasets import WorkloadName
 from corn.plan.advice import USUAL_CLIPS, Proposal, TrainingScale, propose
-from corn.privacy import Unit, compare_samplings
+from corn.privacy import Unit
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network, load_network
 
@@ -154,7 +154,6 @@ def _print(
         "sampling": budget.sampling,
         "sampling_rate": budget.query.sampling_rate,
         "num_steps": prospect.num_steps,
-        "samplings": compare_samplings(budget),
         "step_size": prospect.step_size,
         "precision_cap": budget.precision_cap,
         "noise_variance_of_average": prospect.noise_variance,

@@ -63,7 +63,7 @@ def compare(
     is no merit. DECOR and zero-sum noise hold against no insider.
     """
     network = mixing.load_network(graph)
-    promise = budget.make(batch_size, network)
+    promise = budget.make(batch_size)
     objective = mixing.choose_objective(network, budget.steps)
     # A single agent has nobody inside the network to fear.
     listed = colluders or ("1,0" if network.num_agents > 1 else "0")

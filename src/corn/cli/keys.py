@@ -240,7 +240,6 @@ def _history_facts(history: ReleaseHistory, delta: float) -> dict[str, Any]:
                 "promised_epsilon": budget.epsilon,
                 "promised_delta": budget.delta,
                 "is_running": record.is_running,
-                "is_count_known": record.is_known,
             }
         )
     totals = {"total": history.compose(delta), "agent_total": history.compose(delta, unit="agent")}
@@ -261,7 +260,6 @@ def _print_ledgers(agents: list[dict[str, Any]], delta: str, names: Sequence[str
         agent = names[own["agent"]] if own["agent"] < len(names) else str(own["agent"])
         for plan in own["plans"]:
             state = "running" if plan["is_running"] else ""
-            state = state if plan["is_count_known"] else "damaged, counted in full"
             releases = f"{plan['releases']} of {plan['planned_steps']}"
             changed = {"plan": plan["plan"][:16], "releases": releases, "state": state}
             plans.append({**plan, "agent": agent, **changed})

@@ -30,7 +30,7 @@ from corn.covariance.design import read_objective
 from corn.errors import InvalidArgumentError
 from corn.files import load_function
 from corn.privacy import Adjacency, PrivacyBudget, Sampling, Unit
-from corn.privacy.budget import fit_sampling, read_promises
+from corn.privacy.budget import fit_sampling
 from corn.topology import ONE_ROUND, Gossip, Mixing, Network, load_network
 from corn.topology.files import read_matrix
 
@@ -288,10 +288,9 @@ class BudgetOptions:
     """A privacy budget."""
 
     epsilon: str = in_budget(
-        "ε of the whole run: a number, one for each agent separated by commas, or a .csv file with "
-        "the columns agent,epsilon or agent,epsilon,delta.",
+        "ε of the whole run, or one for each agent separated by commas.",
         default="10",
-        metavar="NUMBER[,NUMBER…]|FILE",
+        metavar="NUMBER[,NUMBER…]",
     )
     delta: str = in_budget(
         "δ of the whole run, or one for each agent separated by commas.",
@@ -322,13 +321,8 @@ class BudgetOptions:
         metavar="COUNT[,COUNT…]",
     )
 
-    def make(
-        self,
-        batch_size: int | None,
-        network: Network | None = None,
-        sizes: Sequence[int] | None = None,
-    ) -> PrivacyBudget:
-        """Return the budget of agents in this network, if it is known.
+    def make(self, batch_size: int | None, sizes: Sequence[int] | None = None) -> PrivacyBudget:
+        """Return the budget.
 
         Where no option states the sampling, it follows from the ``sizes`` of the data sets.
         """
@@ -339,16 +333,9 @@ class BudgetOptions:
             batch_size = None  # it is the training's alone
         elif sizes is not None and samples is None and self.sampling != "every-step":
             rate, samples = fit_sampling(sizes, batch_size or 1, self.sampling)
-        delta = None
-        # A name that ends in .csv is meant as a file even if it is missing.
-        if Path(self.epsilon).suffix == ".csv" or Path(self.epsilon).is_file():
-            names = None if network is None else network.agent_names
-            epsilon, delta = read_promises(Path(self.epsilon), names)
-        else:
-            epsilon = _read_per_agent("--epsilon", self.epsilon)
         return PrivacyBudget(
-            epsilon=epsilon,
-            delta=_read_per_agent("--delta", self.delta) if delta is None else delta,
+            epsilon=_read_per_agent("--epsilon", self.epsilon),
+            delta=_read_per_agent("--delta", self.delta),
             num_steps=self.steps,
             clip=self.clip,
             unit=self.unit,

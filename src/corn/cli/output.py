@@ -65,7 +65,6 @@ _NAMES = {
     "central_ratio": "average × server",
     "disagreement_ratio": "κ",
     "ratio_to_ldp": "over LDP",
-    "samplings": "noise variance by sampling",
     "gap": "above the best",
     "gaussian_epsilon": "Gaussian ε",
     "true_positives_at_1_percent": "TPR 1 %",

@@ -82,7 +82,7 @@ def plan(
         _write_request(promise, mechanism, mixing, threat, out, json=json)
         return
     network = mixing.load_network(graph)
-    promise = budget.make(batch_size, network)
+    promise = budget.make(batch_size)
     with working("designing the noise"):
         made = make_plan(
             network,
@@ -191,7 +191,9 @@ def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any
         "lower_bound": lower_bound,
         "mixing": made.network.mixing,
         "messages": made.network.describe_mixing(budget.num_steps, made.cooldown_steps),
-        "messages_per_link": made.num_messages,
+        "messages_per_link": made.network.gossip.count_messages(
+            budget.num_steps, made.cooldown_steps
+        ),
         "gossip": str(made.network.gossip),
         "cooldown_steps": made.cooldown_steps,
         "mechanism": made.mechanism,

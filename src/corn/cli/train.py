@@ -151,7 +151,7 @@ def train(
         promise, objective, adversary = planned.budget, planned.objective, planned.threat
         cooldown_steps = planned.cooldown_steps
     else:
-        promise = budget.make(learning.batch_size, network, problem.data.sizes)
+        promise = budget.make(learning.batch_size, problem.data.sizes)
         objective = mixing.choose_objective(network, budget.steps)
         adversary = threat.make_if_given()
         cooldown_steps = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from corn.distributed.rendezvous import Rendezvous
 from corn.errors import FileFormatError, InvalidArgumentError
@@ -20,18 +19,17 @@ from corn.noise import (
     Roster,
     Secret,
     SecureSource,
+    SeedDelivery,
     Site,
     agent_keys,
     generate_identity,
     list_used_plans,
     load_identity,
     load_roster,
-    open_seed,
     pin_roster,
     record_use,
     save_identity,
     save_roster,
-    seal_seed,
 )
 from corn.noise.ledger import explain_missing, ledger_path
 from corn.noise.stream import decode_fields, encode_fields
@@ -182,16 +180,11 @@ def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -
     }
     if not groups:
         return {}
-    purpose: dict[str, Any] = {
-        "identity": rendezvous.credentials.identity,
-        "roster": rendezvous.credentials.roster,
-        "plan_fingerprint": fingerprint(plan),
-        # A package of an earlier run does not open.
-        "run_nonce": run_nonce,
-    }
+    own = rendezvous.credentials
+    delivery = SeedDelivery(own.identity, agent, own.roster, fingerprint(plan), run_nonce)
     seeds = {n: Secret.random() for n, group in groups.items() if group.members[0] == agent}
     packages = [
-        seal_seed(seed, groups[number], receiver, **purpose)
+        delivery.seal(seed, groups[number], receiver)
         for number, seed in seeds.items()
         for receiver in groups[number].members[1:]
     ]
@@ -202,5 +195,5 @@ def share_group_seeds(rendezvous: Rendezvous, plan: Plan, *, run_nonce: bytes) -
         for receiver in group.members[1:]:
             package = next(arrived[group.members[0]], b"")
             if receiver == agent:
-                seeds[number] = open_seed(package, group, agent, **purpose)
+                seeds[number] = delivery.open(package, group)
     return seeds

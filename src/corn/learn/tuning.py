@@ -333,16 +333,12 @@ def expect_place(
     if math.isinf(mechanism.clip):
         return nearest_place(_UNCLIPPED_START)
     n = problem.data.num_agents
-    batch_size = mechanism.queries[0].batch_size
     noise = mechanism.noise
-    expected = expect_step_size(
-        num_steps=num_steps,
-        clip=mechanism.clip,
-        num_parameters=problem.task.num_parameters,
-        # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
-        noise_variance=0.0 if noise is None else noise.total_variance / n**2,
-        gradient_variance=bound_gradient_variance(mechanism.clip, n, batch_size),
-    )
+    # The average over agents has the noise 1ᵀv/n, whose variance is 1ᵀR1/n².
+    variance = 0.0 if noise is None else noise.total_variance / n**2
+    randomness = bound_gradient_variance(mechanism.clip, n, mechanism.queries[0].batch_size)
+    randomness += problem.task.num_parameters * variance
+    expected = expect_step_size(num_steps=num_steps, clip=mechanism.clip, randomness=randomness)
     # A schedule that falls begins as much higher as its average over the steps is lower.
     shape = make_schedule(1.0, schedule)
     mean = float(np.mean([shape.at(step, num_steps) for step in range(1, num_steps + 1)]))

@@ -1,83 +1,37 @@
 """Noise that each agent draws by itself: streams, shares, keys, and the ledger of releases."""
 
-from corn.noise.keys import (
-    Identity,
-    Secret,
-    generate_identity,
-    list_used_plans,
-    load_identity,
-    record_use,
-    save_identity,
-)
-from corn.noise.ledger import (
-    BudgetSpentError,
-    ReleaseLedger,
-    agree_on_nonce,
-    read_history,
-    read_ledger,
-)
-from corn.noise.normals import load_compiled
-from corn.noise.roster import (
-    RefusedPackageError,
-    Roster,
-    Site,
-    agent_keys,
-    check_identity,
-    load_roster,
-    open_seed,
-    pair_key,
-    pin_roster,
-    rotate_key,
-    save_roster,
-    seal_seed,
-)
-from corn.noise.shares import (
-    SimulationSource,
-    choose_factors,
-    draw_all_shares,
-    draw_share,
-    factor_covariance,
-    owners,
-    simulated_keys,
-)
-from corn.noise.stream import NoiseSource, Owner, SecureSource, StreamAddress, Terms
-
-__all__ = [
-    "BudgetSpentError",
-    "Identity",
-    "NoiseSource",
-    "Owner",
-    "RefusedPackageError",
-    "ReleaseLedger",
-    "Roster",
-    "Secret",
-    "SecureSource",
-    "SimulationSource",
-    "Site",
-    "StreamAddress",
-    "Terms",
-    "agent_keys",
-    "agree_on_nonce",
-    "check_identity",
-    "choose_factors",
-    "draw_all_shares",
-    "draw_share",
-    "factor_covariance",
-    "generate_identity",
-    "list_used_plans",
-    "load_compiled",
-    "load_identity",
-    "load_roster",
-    "open_seed",
-    "owners",
-    "pair_key",
-    "pin_roster",
-    "read_history",
-    "read_ledger",
-    "record_use",
-    "rotate_key",
-    "save_identity",
-    "save_roster",
-    "seal_seed",
-    "simulated_keys",
-]
+from corn.noise.keys import Identity as Identity
+from corn.noise.keys import Secret as Secret
+from corn.noise.keys import generate_identity as generate_identity
+from corn.noise.keys import list_used_plans as list_used_plans
+from corn.noise.keys import load_identity as load_identity
+from corn.noise.keys import record_use as record_use
+from corn.noise.keys import save_identity as save_identity
+from corn.noise.ledger import BudgetSpentError as BudgetSpentError
+from corn.noise.ledger import ReleaseLedger as ReleaseLedger
+from corn.noise.ledger import agree_on_nonce as agree_on_nonce
+from corn.noise.ledger import read_history as read_history
+from corn.noise.ledger import read_ledger as read_ledger
+from corn.noise.normals import load_compiled as load_compiled
+from corn.noise.roster import Roster as Roster
+from corn.noise.roster import SeedDelivery as SeedDelivery
+from corn.noise.roster import Site as Site
+from corn.noise.roster import agent_keys as agent_keys
+from corn.noise.roster import check_identity as check_identity
+from corn.noise.roster import load_roster as load_roster
+from corn.noise.roster import pair_key as pair_key
+from corn.noise.roster import pin_roster as pin_roster
+from corn.noise.roster import rotate_key as rotate_key
+from corn.noise.roster import save_roster as save_roster
+from corn.noise.shares import SimulationSource as SimulationSource
+from corn.noise.shares import choose_factors as choose_factors
+from corn.noise.shares import draw_all_shares as draw_all_shares
+from corn.noise.shares import draw_share as draw_share
+from corn.noise.shares import factor_covariance as factor_covariance
+from corn.noise.shares import owners as owners
+from corn.noise.shares import simulated_keys as simulated_keys
+from corn.noise.stream import NoiseSource as NoiseSource
+from corn.noise.stream import Owner as Owner
+from corn.noise.stream import SecureSource as SecureSource
+from corn.noise.stream import StreamAddress as StreamAddress
+from corn.noise.stream import Terms as Terms

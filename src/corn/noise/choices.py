@@ -19,9 +19,7 @@ from corn.checks import FloatArray, IntArray
 from corn.noise.keys import Secret
 from corn.noise.stream import encode_fields
 
-COIN_BITS = 53
-"""Coins are multiples of 2⁻⁵³, which float64 represents exactly."""
-
+COIN_BITS = 53  # coins are multiples of 2⁻⁵³, which float64 represents exactly
 _FORMAT = b"corn/choices/1"
 _WORD_BITS = 64
 _WORD_BYTES = 8
@@ -32,15 +30,10 @@ _CIPHER_BLOCK_BYTES = 16
 class SecretChoices:
     """Choices from two secrets: AES-128 in counter mode, with a key for every address.
 
-    Args:
-        coins: the secret of coins and positions. It must be new in every run, because amplification
-            assumes that the coins of two releases are independent.
-        orders: the secret of the orders, which the ledger of releases keeps: a run that resumes in
-            the middle of a pass must finish the order of that pass, also under a new key.
-
-    >>> choices = SecretChoices(Secret(bytes(32)), Secret(bytes(32)))
-    >>> sorted(choices.draw_order(0, 3, size=5).tolist())
-    [0, 1, 2, 3, 4]
+    ``coins``, the secret of coins and positions, must be new in every run: amplification assumes
+    that the coins of two releases are independent. ``orders`` is kept by the ledger of releases: a
+    run that resumes in the middle of a pass must finish the order of that pass, also under a new
+    key.
     """
 
     def __init__(self, coins: Secret, orders: Secret) -> None:
@@ -51,12 +44,7 @@ class SecretChoices:
         return "SecretChoices(hidden)"
 
     def draw_coins(self, number: int, sizes: Sequence[int]) -> FloatArray:
-        """Return one coin for each sample of all agents, uniform multiples of 2⁻⁵³ in [0, 1).
-
-        Args:
-            number: the number of the batch; each number has coins of its own.
-            sizes: the number of samples of each agent.
-        """
+        """Return a coin for each sample of all agents in a batch: multiples of 2⁻⁵³ in [0, 1)."""
         # A stream for each agent: the number of its samples must not change another's coins.
         words = [
             _read_words(self._coins, "coins", agent, number, 0, count=size)

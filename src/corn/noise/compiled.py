@@ -1,13 +1,9 @@
 """Compiled loops: normals as :mod:`corn.noise.normals` defines them, releases, and averages.
 
 NumPy would walk through memory once for each of the fifty operations that a pair of normals takes.
-The loop here does all of them while the values are in registers. LLVM neither reorders nor fuses
-floating-point operations unless it is allowed to (``fastmath``), which it is not.
-
-Importing this module compiles it, which takes a few seconds the first time; hence it is imported by
-:func:`corn.noise.normals.load_compiled`, and by the process from which a launch forks its
-agents. Numba keeps the machine code beside Python's byte code until this file, or a constant that
-the loop uses, changes.
+LLVM neither reorders nor fuses floating-point operations unless it is allowed to (``fastmath``),
+which it is not. Importing this module compiles it, which takes a few seconds the first time. Numba
+keeps the machine code until this file, or a constant that the loop uses, changes.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import numba
 import numpy as np
 from numba.extending import intrinsic
 
-from corn.checks import FloatArray
 from corn.noise.normals import (
     COSINE,
     FEW_BITS,
@@ -35,7 +30,6 @@ from corn.noise.normals import (
     SINE,
     SPARES_PER_BLOCK,
     WORDS_PER_SPARE,
-    Words,
 )
 
 _SETTINGS: Any = {"error_model": "numpy", "nogil": True}
@@ -44,64 +38,16 @@ if numba.config.DISABLE_JIT:
     raise ImportError("Numba's compiler is disabled (NUMBA_DISABLE_JIT)")
 
 
-def sum_blocks(words: Words, weights: FloatArray, out: FloatArray) -> None:
-    """Write weighted sums of streams, block by block; each block of words gives one of normals.
+def _compile(*signatures: str) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator: machine code for some types, which is cached where that is possible."""
 
-    Shapes: words (streams, blocks or more, ``WORDS_PER_BLOCK``), weights (streams,), out (blocks,
-    2, 512), all contiguous. Blocks do not depend on each other. Sums run from the first stream to
-    the last, because another order would round differently.
-    """
-    _KERNEL(words, 0, weights, out)
+    def compile_for(kernel: Callable[..., None]) -> Any:
+        try:
+            return numba.njit(list(signatures), cache=True, **_SETTINGS)(kernel)
+        except Exception:  # noqa: BLE001, as cached code fails to load or save in many ways
+            return numba.njit(list(signatures), **_SETTINGS)(kernel)
 
-
-def write_half_step(
-    out: Any,
-    parameters: Any,
-    gradient: Any,
-    noise: FloatArray,
-    factor: float,
-    grid: float,
-    step_size: float,
-) -> None:
-    """Write X − η·γ·rint((f g + v)/γ), shape (d,), in one pass: the half step of ``corn.learn``.
-
-    Everything up to the grid is in float64, the rest in the type of the model.
-    """
-    _HALF_STEP(out, parameters, gradient, noise, factor, grid, out.dtype.type(step_size))
-
-
-def write_message(
-    out: Any,
-    gradient: Any,
-    words: Words,
-    weights: FloatArray,
-    offset: Words,
-    masks: Any,
-    num_added: int,
-    factor: float,
-    grid: float,
-) -> None:
-    """Write rint((f g + v)/γ + o) + Σ ± z, modulo 2^B as signed integers.
-
-    Shapes: out and gradient (d,), in blocks of 1024 values of which the last may have fewer; words
-    and weights as for :func:`sum_blocks`, of which v is the sum; offset (1, values), words of which
-    the first 24 bits are o, or (0, values) for none; masks (streams, values), of which the first
-    ``num_added`` are added and the others subtracted.
-    """
-    _MESSAGE(out, gradient, words, weights, offset, masks, num_added, factor, grid)
-
-
-def write_average(out: Any, total: Any, offset: Words, num_agents: int, scale: float) -> None:
-    """Write (Σ − n o)·scale, shape (d,), from a sum of signed integers; offsets as above."""
-    _AVERAGE(out, total, offset, float(num_agents), scale)
-
-
-def sum_squares(out: FloatArray, values: Any) -> None:
-    """Write Σ x² of rows of float32, to a relative error below 10⁻¹⁰ for up to 10⁹ values.
-
-    Shapes: out (rows,), values (rows, d).
-    """
-    _SQUARES(out, values)
+    return compile_for
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -201,13 +147,35 @@ def _make_kernel() -> Callable[[Any, Any, Any, Any], None]:
     return kernel
 
 
-def _half_step_kernel(
+_REALS, _INTEGERS = ("float32", "float64"), ("int16", "int32", "int64")
+_STREAMS = "uint32[:,:,::1], int64, float64[::1], float64[:,:,::1]"
+
+sum_blocks = _compile(f"void({_STREAMS})")(_make_kernel())
+"""Write weighted sums of streams, block by block; each block of words gives one of normals.
+
+Shapes: words (streams, blocks or more, ``WORDS_PER_BLOCK``), the first block, weights (streams,),
+out (blocks, 2, 512), all contiguous. Blocks do not depend on each other. Sums run from the first
+stream to the last, because another order would round differently.
+"""
+
+
+@_compile(
+    *(
+        f"void({x}[::1], {x}[::1], {g}[::1], float64[::1], float64, float64, float64)"
+        for x, g in itertools.product(_REALS, _REALS)
+    )
+)
+def write_half_step(
     out: Any, parameters: Any, gradient: Any, noise: Any, factor: Any, grid: Any, step_size: Any
 ) -> None:  # pragma: no cover, as above
+    """Write X − η·γ·rint((f g + v)/γ), shape (d,), in one pass: the half step of ``corn.learn``.
+
+    Everything up to the grid is in float64, the rest in the type of the model.
+    """
     per_grid, real = 1 / grid, out.dtype.type  # exact, as the grid is a power of two
     for k in range(len(out)):
         released = np.rint((gradient[k] * factor + noise[k]) * per_grid) * grid
-        out[k] = parameters[k] - step_size * real(released)
+        out[k] = parameters[k] - real(step_size) * real(released)
 
 
 @numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
@@ -215,7 +183,14 @@ def _fraction(word: Any) -> Any:  # pragma: no cover, as above
     return np.float64(word >> np.uint32(32 - OFFSET_BITS)) * 2.0**-OFFSET_BITS
 
 
-def _message_kernel(
+@_compile(
+    *(
+        f"void({z}[::1], {g}[::1], uint32[:,:,::1], float64[::1], uint32[:,::1], {z}[:,::1], "
+        "int64, float64, float64)"
+        for z, g in itertools.product(_INTEGERS, _REALS)
+    )
+)
+def write_message(
     out: Any,
     gradient: Any,
     words: Any,
@@ -226,6 +201,13 @@ def _message_kernel(
     factor: Any,
     grid: Any,
 ) -> None:  # pragma: no cover, as above
+    """Write rint((f g + v)/γ + o) + Σ ± z, modulo 2^B as signed integers.
+
+    Shapes: out and gradient (d,), in blocks of 1024 values of which the last may have fewer; words
+    and weights as for :func:`sum_blocks`, of which v is the sum; offset (1, values), words of which
+    the first 24 bits are o; masks (streams, values), of which the first ``num_added`` are added and
+    the others subtracted.
+    """
     # As many blocks at once as stay in a core's smallest cache.
     # Zeros, for noise of no stream.
     per_grid, noise = 1 / grid, np.zeros((4, 2, PAIRS_PER_BLOCK))
@@ -233,47 +215,43 @@ def _message_kernel(
     for start in range(0, len(out), size):
         message, own = out[start : start + size], gradient[start : start + size]
         num_blocks = -(-len(message) // (2 * PAIRS_PER_BLOCK))
-        _sum_blocks(words, start // (2 * PAIRS_PER_BLOCK), weights, noise[:num_blocks])
-        values = noise.reshape(-1)[: len(message)]
-        if len(offset):
-            fractions = offset[0, start : start + size]
-            for k in range(len(message)):
-                units = (own[k] * factor + values[k]) * per_grid + _fraction(fractions[k])
-                # Of signed integers of 64 bits, storing keeps the lowest: modulo 2^B.
-                message[k] = np.int64(np.rint(units))
-        else:
-            for k in range(len(message)):
-                message[k] = np.int64(np.rint((own[k] * factor + values[k]) * per_grid))
-        _add_words(message, masks, start, num_added)
+        sum_blocks(words, start // (2 * PAIRS_PER_BLOCK), weights, noise[:num_blocks])
+        values, fractions = noise.reshape(-1), offset[0, start : start + size]
+        for k in range(len(message)):
+            units = (own[k] * factor + values[k]) * per_grid + _fraction(fractions[k])
+            # Of signed integers of 64 bits, storing keeps the lowest: modulo 2^B.
+            message[k] = np.int64(np.rint(units))
+        for stream in range(len(masks)):
+            mask = masks[stream, start : start + size]
+            if stream < num_added:
+                for k in range(len(message)):
+                    message[k] += mask[k]
+            else:
+                for k in range(len(message)):
+                    message[k] -= mask[k]
 
 
-def _average_kernel(
+@_compile(
+    *(
+        f"void({x}[::1], {z}[::1], uint32[:,::1], int64, float64)"
+        for x, z in itertools.product(_REALS, _INTEGERS)
+    )
+)
+def write_average(
     out: Any, total: Any, offset: Any, num_agents: Any, scale: Any
 ) -> None:  # pragma: no cover, as above
-    if len(offset):
-        fractions = offset[0]
-        for k in range(len(out)):
-            out[k] = (np.float64(total[k]) - num_agents * _fraction(fractions[k])) * scale
-    else:
-        for k in range(len(out)):
-            out[k] = np.float64(total[k]) * scale
+    """Write (Σ − n o)·scale, shape (d,), from a sum of signed integers; offsets as above."""
+    fractions = offset[0]
+    for k in range(len(out)):
+        out[k] = (np.float64(total[k]) - num_agents * _fraction(fractions[k])) * scale
 
 
-@numba.njit(**_SETTINGS)  # type: ignore[untyped-decorator]
-def _add_words(
-    out: Any, words: Any, start: Any, num_added: Any
-) -> None:  # pragma: no cover, as above
-    for stream in range(len(words)):
-        own = words[stream, start : start + len(out)]
-        if stream < num_added:
-            for k in range(len(out)):
-                out[k] += own[k]
-        else:
-            for k in range(len(out)):
-                out[k] -= own[k]
+@_compile("void(float64[::1], float32[:,::1])")
+def sum_squares(out: Any, values: Any) -> None:  # pragma: no cover, as above
+    """Write Σ x² of rows of float32, to a relative error below 10⁻¹⁰ for up to 10⁹ values.
 
-
-def _squares_kernel(out: Any, values: Any) -> None:  # pragma: no cover, as above
+    Shapes: out (rows,), values (rows, d).
+    """
     # 64 sums side by side, in blocks of 4096 values: one sum of all would lose more digits, and
     # could not use vector instructions. Squares of float32 are exact in float64.
     sums = np.empty(64)
@@ -291,52 +269,3 @@ def _squares_kernel(out: Any, values: Any) -> None:  # pragma: no cover, as abov
         for value in own[whole:]:
             total += np.float64(value) * np.float64(value)
         out[row] = total
-
-
-def _compile(kernel: Any, *examples: tuple[Any, ...]) -> Any:
-    """Compile for the types of the examples, and cache the machine code where that is possible."""
-    signatures = [numba.void(*map(numba.typeof, each)) for each in examples]
-    try:
-        return numba.njit(signatures, cache=True, **_SETTINGS)(kernel)
-    except Exception:  # noqa: BLE001, as cached code fails to load or save in many ways
-        return numba.njit(signatures, **_SETTINGS)(kernel)
-
-
-_sum_blocks = numba.njit(**_SETTINGS)(_make_kernel())
-_KERNEL = _compile(
-    _make_kernel(), (np.empty((1, 1, 1), np.uint32), 1, np.empty(1), np.empty((1, 1, 1)))
-)
-_HALF_STEP = _compile(
-    _half_step_kernel,
-    *(
-        (np.empty(1, x), np.empty(1, x), np.empty(1, g), np.empty(1), 1.0, 1.0, x(1))
-        for x, g in itertools.product((np.float32, np.float64), repeat=2)
-    ),
-)
-_REALS, _INTEGERS = (np.float32, np.float64), (np.int16, np.int32, np.int64)
-_OFFSET = np.empty((1, 1), np.uint32)
-_MESSAGE = _compile(
-    _message_kernel,
-    *(
-        (
-            np.empty(1, z),
-            np.empty(1, g),
-            np.empty((1, 1, 1), np.uint32),
-            np.empty(1),
-            _OFFSET,
-            np.empty((1, 1), z),
-            1,
-            1.0,
-            1.0,
-        )
-        for z, g in itertools.product(_INTEGERS, _REALS)
-    ),
-)
-_AVERAGE = _compile(
-    _average_kernel,
-    *(
-        (np.empty(1, x), np.empty(1, z), _OFFSET, 1.0, 1.0)
-        for x, z in itertools.product(_REALS, _INTEGERS)
-    ),
-)
-_SQUARES = _compile(_squares_kernel, (np.empty(1), np.empty((1, 1), np.float32)))

@@ -18,13 +18,10 @@ from corn.errors import InfeasibleError
 from corn.noise.normals import ERROR, FAILURE, LARGEST, OFFSET_BITS
 from corn.privacy import PrivacyBudget
 from corn.privacy.floats import FloatLoss
-from corn.privacy.rounding import write_exactly
 
+# The most that rounding may add to the variance of the average noise, relative to it.
 VARIANCE_SHARE = 2.0**-9
-"""The most that rounding may add to the variance of the average noise, relative to it."""
-
 _UNIT_ROUNDOFF = 2.0**-53
-_LARGEST_PROVED_EPSILON = 50.0
 # A normal exceeds 23 standard deviations, one less than the proof allows, with a probability below
 # _FAR. These cases count as failures.
 _DEVIATIONS = 24.0
@@ -37,17 +34,12 @@ _ALIASING = 1e-140
 
 
 def choose_grid(noise: Decomposition, precision_caps: FloatArray) -> float:
-    """Return γ: the largest power of two that costs next to no accuracy.
+    """Return γ: the largest power of two that costs next to no accuracy; b has shape (n,).
 
     The error of rounding is uniform, because the noise is far wider than γ, and independent between
-    agents: it adds γ²/12 to the variance of each, and so γ²/(12n) to that of the average, which no
-    mixing removes. The share of the average's variance may be up to ``VARIANCE_SHARE``. A coarser
-    grid hides more of the rounding errors, so the largest γ is taken, but at most an eighth of
-    1/√b_i of every agent, the standard deviation of one that draws alone.
-
-    Args:
-        noise: the noise of all agents.
-        precision_caps: b, shape (n,).
+    agents: it adds γ²/(12n) to the variance of the average, of which it may be ``VARIANCE_SHARE``.
+    A coarser grid hides more of the rounding errors, so the largest γ is taken, but at most an
+    eighth of 1/√b_i of every agent, the standard deviation of one that draws alone.
     """
     average = noise.total_variance / noise.num_agents**2
     largest = 0.125 / math.sqrt(float(precision_caps.max()))
@@ -69,14 +61,8 @@ def bound_loss(
     """Bound the effect of float64 on one coordinate of a step, released by all agents on the grid.
 
     The bound holds against an eavesdropper and against every coalition whose honest agents keep
-    [(R^(I))⁻¹]_ii ≤ b_i, because a coalition observes fewer honest agents and a part of their
-    noise.
-
-    Args:
-        decomposition: the noise, and who draws it.
-        grid: γ.
-        precision_caps: b, shape (n,).
-        budget: the promises; their clipped gradients bound how large a release can be.
+    [(R^(I))⁻¹]_ii ≤ b_i, shape (n,), because a coalition observes fewer honest agents and a part of
+    their noise. The promises' clipped gradients bound how large a release can be.
     """
     n = decomposition.num_agents
     roots = np.sqrt(precision_caps)
@@ -110,9 +96,9 @@ def bound_loss(
 def bound_offset_loss(num_agents: int, bits: int) -> float:
     """Bound |ln| of the ratio of a sum on the grid to a continuous one, by the offset's bits.
 
-    Together with its offset, a sum of h releases is the density of the continuous sum on a lattice
-    of spacing gcd(h, 2^bits)/2^bits ≤ h/2^bits. The probability of a cell of this lattice differs
-    from the density at its centre times the spacing by the second derivative (docs/floats.md).
+    With its offset, a sum of h releases is the density of the continuous sum on a lattice of
+    spacing gcd(h, 2^bits)/2^bits ≤ h/2^bits, up to the second derivative in a cell
+    (docs/floats.md).
     """
     spacing = math.ldexp(num_agents, -bits)
     noise_std = _LEAST_STD * math.sqrt(num_agents)
@@ -131,16 +117,10 @@ def require_provable(loss: FloatLoss, budget: PrivacyBudget, num_parameters: int
     most = count_parameters(loss, budget)
     if num_parameters <= most:
         return
-    largest = max(promise.epsilon for promise in budget.promises)
-    if largest > _LARGEST_PROVED_EPSILON:
-        raise InfeasibleError(
-            f"epsilon={write_exactly(largest)} cannot be promised in floating point: e^ε times the "
-            f"chance of a far tail exceeds delta; choose at most {_LARGEST_PROVED_EPSILON:g}"
-        )
     raise InfeasibleError(
         f"the promise is proved in floating point for models of up to {most:,} parameters over "
-        f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps, a larger epsilon "
-        "or fewer agents"
+        f"{budget.num_steps} steps, found {num_parameters:,}: plan fewer steps or "
+        "agents, or another epsilon of at most 50"
     )
 
 

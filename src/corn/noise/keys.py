@@ -1,8 +1,7 @@
 """Secrets, the identity of an agent, and its file.
 
-An agent has one identity: an X25519 key to agree on secrets, and an Ed25519 key to sign messages to
-all. Both follow from one :class:`Secret`, which does not leak by accident: not by print, log,
-pickle, copy or JSON. Only public keys ever leave an agent (:mod:`corn.noise.roster`).
+An agent has an X25519 key to agree on secrets, and an Ed25519 key to sign messages to all. Both
+follow from one :class:`Secret`. Only public keys ever leave an agent (:mod:`corn.noise.roster`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from corn.errors import FileFormatError, InvalidArgumentError
 
 SECRET_BYTES = 32
 AGREEMENT_KEY_BYTES = 32
-PUBLIC_KEY_BYTES = 64
-"""Bytes of a public key: 32 of X25519, then 32 of Ed25519."""
+PUBLIC_KEY_BYTES = 64  # 32 of X25519, then 32 of Ed25519
 
 _IDENTITY_PREFIX = b"corn-identity-1 "
 # The key, and then the plans and rosters that it was used with. A crash may leave a part of the
@@ -45,12 +43,7 @@ class Secret:
     """32 bytes that only :meth:`reveal` shows.
 
     Its text forms are constant, it cannot be pickled, copied or hashed, and comparing takes the
-    same time wherever two secrets differ. Python cannot wipe memory, so a secret stays in the
-    process until its memory is used again.
-
-    >>> secret = Secret.random()
-    >>> f"{secret} {secret!r}"
-    'Secret(hidden) Secret(hidden)'
+    same time wherever two secrets differ. Python cannot wipe memory.
     """
 
     __slots__ = ("_value",)
@@ -89,19 +82,14 @@ class Identity:
 
     def __init__(self, secret: Secret) -> None:
         self.secret = secret
-        self.public_key = (
-            self._agreement_key().public_key().public_bytes_raw()
-            + self._signing_key().public_key().public_bytes_raw()
-        )
+        keys = (self._agreement_key(), self._signing_key())
+        self.public_key = b"".join(key.public_key().public_bytes_raw() for key in keys)
 
     def __repr__(self) -> str:
         return f"Identity(public key {self.public_key.hex()})"
 
     def agree(self, public_key: bytes) -> Secret:
-        """Return the secret that this identity and the owner of ``public_key`` have in common.
-
-        Of a public key its first 32 bytes count, which is all that an ephemeral key has.
-        """
+        """Return the secret shared with the owner of a public key, of which 32 bytes count."""
         peer = X25519PublicKey.from_public_bytes(public_key[:AGREEMENT_KEY_BYTES])
         return Secret(self._agreement_key().exchange(peer))
 
@@ -125,26 +113,21 @@ def generate_identity() -> Identity:
 
 def save_identity(identity: Identity, path: Path) -> None:
     """Write an identity to a new file with mode 0600; an existing file is never overwritten."""
+    content = _IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n"
+    descriptor = None
     try:
         # Created with its final mode: a later chmod would leave it readable for a moment.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise FileFormatError(
-            f"{path}: exists; an overwritten key is lost, so choose another name"
-        ) from None
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(_IDENTITY_PREFIX + identity.secret.reveal().hex().encode() + b"\n")
-            # On the disk before the public key is handed out: a lost private key cannot be
-            # replaced.
+            file.write(content)
             file.flush()
+            # On the disk before the public key is handed out: a lost key cannot be replaced.
             os.fsync(file.fileno())
     except OSError as error:
-        # No key yet: nobody can have its public half.
-        path.unlink()
-        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from error
+        if descriptor is not None:
+            path.unlink()  # no key yet: nobody can have its public half
+        why = "exists, and would be lost" if isinstance(error, FileExistsError) else error.strerror
+        raise FileFormatError(f"{path}: cannot be written: {why}") from error
 
 
 def load_identity(path: Path) -> Identity:
@@ -152,14 +135,15 @@ def load_identity(path: Path) -> Identity:
     return Identity(Secret(bytes.fromhex(_read_identity(path)[1].decode())))
 
 
-def list_used_plans(path: Path) -> tuple[str, ...]:
-    """Return the fingerprints of the plans that a key was used with, in hexadecimal."""
-    return _list_uses(path, "plan")
+def list_used_plans(path: Path, kind: str = "plan") -> tuple[str, ...]:
+    """Return the fingerprints of the plans or rosters that a key was used with, as text."""
+    lines = _read_identity(path)[2].decode().splitlines()
+    return tuple(name for label, name in map(str.split, lines) if label == kind)
 
 
 def find_pinned_roster(path: Path) -> str | None:
     """Return the fingerprint of the roster that a key was last used with; None before any use."""
-    return (_list_uses(path, "roster") or (None,))[-1]
+    return (list_used_plans(path, "roster") or (None,))[-1]
 
 
 def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
@@ -168,36 +152,26 @@ def record_use(path: Path, fingerprint: bytes, kind: str = "plan") -> None:
     A copy of the key without the release ledger of that plan is then known to lack it, and a roster
     that somebody exchanged is noticed.
     """
-    uses = _list_uses(path, kind)
+    uses = list_used_plans(path, kind)
     # Of rosters only the last one counts, and an earlier one may come back.
     if fingerprint.hex() in (uses if kind == "plan" else uses[-1:]):
         return
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        try:
+        with path.open("rb+") as file:
             # One agent may start under two plans at the same time.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            size = os.fstat(descriptor).st_size
+            fcntl.flock(file, fcntl.LOCK_EX)
             # A line that a crash left incomplete is removed; its plan was never used.
-            whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
-            os.ftruncate(descriptor, whole)
-            line = f"{kind} {fingerprint.hex()}\n".encode()
-            # A disk that becomes full takes a part of the line at first.
-            while line:
-                line = line[os.write(descriptor, line) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            file.seek(whole)
+            file.write(f"{kind} {fingerprint.hex()}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise FileFormatError(
             f"{path}: cannot be written: {error.strerror}; a key records the plans that it was "
             "used with, so that a lost ledger is noticed"
         ) from error
-
-
-def _list_uses(path: Path, kind: str) -> tuple[str, ...]:
-    lines = _read_identity(path)[2].decode().splitlines()
-    return tuple(name for label, name in map(str.split, lines) if label == kind)
 
 
 def _read_identity(path: Path) -> re.Match[bytes]:

@@ -7,24 +7,19 @@ and counts every reserved step as released. (A ledger restored from a backup has
 releases: never copy one.) Where samples are taken in passes, the ledger also keeps the secret of
 their orders and a digest of the data: see :meth:`ReleaseLedger.make_choices`.
 
-**The file** has three pages of text with checksums. The first page names the plan, the agent and
-the terms of the promise (:class:`~corn.privacy.composition.PlanTerms`), and never changes. An
-entry, the whole state of the ledger, is written to the second and the third page, one after the
-other: the second write begins when the first is on the disk. So at any moment one of them is whole,
-and once both are written, neither can be lost or put back to an earlier one without the other
-telling. Hence
+**The file** has two pages of text with checksums. Each is an entry, the whole state of the ledger.
+An entry is written to one page and then to the other: the second write begins when the first is on
+the disk. So at any moment one of them is whole, and once both are written, neither can be lost or
+put back to an earlier one without the other telling. Hence
 
-- pages with entries k and k + 1, or one page unreadable: a crash came between or during the two
-  writes, and the newest entry is taken. No release was made under an entry that is not on both;
-- both unreadable, entries further apart (a part of the file was restored), the first page
-  unreadable, or another size (a crash never changes it): refused.
+- entries k and k + 1, or one page unreadable: a crash came between or during the two writes, and
+  the newest entry is taken. No release was made under an entry that is not on both;
+- both unreadable, entries further apart (a part of the file was restored), or another size (a crash
+  never changes it): refused. Checksums detect accidents, not forgery.
 
-Checksums detect accidents, not forgery.
-
-**The history** of an agent's releases is all ledgers beside its keys: ``ReleaseHistory`` adds up
-what all plans of the agent cost together. A key's file lists the plans that it was used with, so a
-ledger that was deleted or left behind is noticed: its releases still count, and the total is then
-unknown. What cannot be noticed is stated in ``docs/privacy.md``.
+**The history** of an agent's releases is all ledgers beside its keys. A key's file lists the plans
+that it was used with, so a lost ledger is noticed, and the total is then unknown
+(``docs/privacy.md``).
 """
 
 from __future__ import annotations
@@ -39,130 +34,97 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, final
 
 from corn.checks import require, require_count
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, make_printable
+from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import require_private
 from corn.noise.choices import SecretChoices
 from corn.noise.keys import SECRET_BYTES, Secret, list_used_plans
 from corn.noise.stream import NONCE_BYTES, check_fingerprint, check_nonce, encode_fields
+from corn.parsing import build
 from corn.privacy import Unit
 from corn.privacy.composition import Expense, PlanTerms, TotalLoss, compose_expenses
 
 # A disk writes pages of this size: a torn write of one entry cannot damage the other.
 PAGE_BYTES = 4096
-FILE_BYTES = 3 * PAGE_BYTES
-_ENTRY_PAGES = (1, 2)
+FILE_BYTES = 2 * PAGE_BYTES
 
+# What the loss of a ledger means, for every message that reports one.
 LOST_COUNT = (
     "Its releases cannot be counted, so no more may be made under this plan. They still count: a "
     "new plan or key for the same data adds to them, and the total is then unknown; the ledgers "
     "that are left give a lower bound"
 )
-"""What the loss of a ledger means, for every message that reports one."""
-
-
-_TITLE = "CorN release ledger"
-_FORMAT = 5
-_HEADER_PATTERN = re.compile(
-    rf"{_TITLE} {_FORMAT}\. Never copy or edit it\.\n"
-    r"plan ([0-9a-f]{64}) agent (\d{1,9}) limit (\d+)\nterms (.+)\n"
-)
+_NAME = "CorN release ledger "
+_TITLE = f"{_NAME}6. Never copy or edit it."
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
     """The state of a ledger.
 
-    Attributes:
-        number: the number of this entry, from 0.
-        nonce: the nonce of the latest run, in hexadecimal.
-        released: the releases of all runs before the reserved block.
-        first_step: the first step of the reserved block.
-        stop_step: the step after its last one, and after all that the run has released.
-        precision: the largest [R⁻¹]_ii under which any of the releases was made.
-        furthest: the step after the last one that any run has reserved.
-        data: a keyed digest of the data that the present pass began with, in hexadecimal.
-        secret: the secret from which the orders of passes and the key of ``data`` follow.
+    ``released`` counts all releases that may have been made by any run, the last ``reserved`` of
+    which the latest run has reserved without reporting them made. Its steps end before
+    ``stop_step``, those of all runs before ``furthest``. ``precision`` is the largest [R⁻¹]_ii
+    under which any was made. ``data`` is a keyed digest of the data that the present pass began
+    with; this key and the orders of passes follow from ``secret``. Bytes are in hexadecimal.
     """
 
-    number: int
-    secret: Secret
+    plan: str
+    agent: int
+    terms: PlanTerms
+    secret: str = field(repr=False)
     nonce: str = field(repr=False)
+    number: int = 0
     released: int = 0
-    first_step: int = 0
+    reserved: int = 0
     stop_step: int = 0
     precision: float = 0.0
     furthest: int = 0
     data: str = field(default="", repr=False)
 
-    @property
-    def spent(self) -> int:
-        """The releases that may have been made: all before the block, and all that it reserves."""
-        return self.released + self.stop_step - self.first_step
-
-    def format(self) -> str:
-        """Return the entry as a line of JSON, which has every float exactly."""
-        return json.dumps(vars(self) | {"secret": self.secret.reveal().hex()}) + "\n"
+    def follows(self, earlier: LedgerEntry) -> bool:
+        """Return whether an entry of the same ledger is the same, or the one before."""
+        mine, other = ((e.plan, e.agent, e.terms, e.secret) for e in (self, earlier))
+        return self == earlier or (mine == other and self.number == earlier.number + 1)
 
 
 @dataclass(frozen=True)
 class LedgerRecord:
     """The releases by one ledger, read without opening it; there may have been fewer.
 
-    Without a readable entry it ``is_known`` to be False, and all releases that the plan allows
-    count. A ledger that ``is_running`` is open in a process that may add releases.
+    A ledger that ``is_running`` is open in a process that may add releases.
     """
 
     path: Path
     plan: str
     expense: Expense
-    is_known: bool
     is_running: bool
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """Read a ledger, whether or not a process has it open: then its whole last block counts.
-
-    Raises:
-        FileFormatError: there is no such file, or its first page is damaged.
-    """
+    """Read a ledger, whether or not a process has it open: then its whole last block counts."""
     with explain_failure(path, "cannot be read"):
         # Asked before and after: a run that ends meanwhile has released more than was read.
         was_running = is_open(path)
         data = path.read_bytes()
         is_running = was_running or is_open(path)
-    header = _read_header(data)
-    match = _HEADER_PATTERN.fullmatch(header)
-    if match is None:
-        raise FileFormatError(_explain_refusal(data, header, str(path)))
-    try:
-        terms = PlanTerms.from_text(match[4])
-    except InvalidArgumentError as error:
-        raise FileFormatError(f"{path}: its terms cannot be read: {error}; {LOST_COUNT}") from error
-    limit = terms.budget.num_steps
-    expense = Expense(terms, terms.precision_cap, limit)
-    found = _find_entry(data, header)
-    if found is not None:
-        entry, _ = found
-        expense = Expense(terms, entry.precision, min(entry.spent, limit))
-    return LedgerRecord(path, match[1], expense, is_known=found is not None, is_running=is_running)
+    entry, _ = parse_ledger(data, path)
+    releases = min(entry.released, entry.terms.budget.num_steps)
+    expense = Expense(entry.terms, entry.precision, releases)
+    return LedgerRecord(path, entry.plan, expense, is_running)
 
 
 def is_open(path: Path) -> bool:
     """Return whether a process has a ledger open."""
-    with explain_failure(path, "cannot be read"):
-        descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -175,16 +137,13 @@ def explain_failure(path: Path, what: str) -> Iterator[None]:
         raise FileFormatError(f"{path}: {what}: {error.strerror}") from error
 
 
-def create_ledger(path: Path, header: str) -> None:
+def create_ledger(path: Path, entry: LedgerEntry) -> None:
     """Write a ledger without releases, whole or not at all, and never over another."""
-    # A nonce that nobody knows: there is no run that anybody could go on with.
-    entry = LedgerEntry(0, Secret.random(), secrets.token_hex(NONCE_BYTES)).format()
-    content = b"".join(format_page(text, header=header) for text in (header, entry, entry))
     # Under its own name a ledger is always whole. A link, unlike a rename, fails if another process
     # was faster and has perhaps released already.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        write_durably(descriptor, content, at=0)
+        write_durably(descriptor, 2 * format_page(entry), at=0)
         with contextlib.suppress(FileExistsError):
             os.link(name, path)
     finally:
@@ -206,89 +165,58 @@ def write_durably(descriptor: int, data: bytes, *, at: int) -> None:
     os.fsync(descriptor)
 
 
-def format_page(text: str, *, header: str) -> bytes:
-    """Return a page of the file; its checksum covers the header, so it fits no other ledger."""
-    checksum = hashlib.blake2b(encode_fields(header, text), digest_size=16).hexdigest()
-    return f"{text}{checksum}\n".encode().ljust(PAGE_BYTES, b"\n")
+def format_page(entry: LedgerEntry) -> bytes:
+    """Return a page of the file: a title, the entry as JSON, and their checksum."""
+    # JSON has every float exactly.
+    return _seal_page(json.dumps(asdict(entry)))
 
 
-def read_entry(data: bytes, *, header: str, name: str) -> tuple[LedgerEntry, int]:
-    """Return the newest entry, and the number of a page that has it.
-
-    Raises:
-        FileFormatError: it is another plan's or agent's, or damaged beyond what a crash does.
-    """
-    if data[:PAGE_BYTES] != format_page(header, header=header):
-        raise FileFormatError(_explain_refusal(data, header, name))
-    found = _find_entry(data, header)
-    if found is None:
-        raise FileFormatError(
-            f"{name}: damaged. No more releases may be made under this plan, and all that it "
-            "allows count as made; they still count under a new plan or key for the same data"
-        )
-    return found
+def _seal_page(text: str) -> bytes:
+    checksum = hashlib.blake2b(encode_fields(_TITLE, text), digest_size=16).hexdigest()
+    return f"{_TITLE}\n{text}\n{checksum}\n".encode().ljust(PAGE_BYTES, b"\n")
 
 
-def _find_entry(data: bytes, header: str) -> tuple[LedgerEntry, int] | None:
-    """See ``read_entry``; None if damaged beyond what a crash does."""
-    pages = {page: data[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] for page in _ENTRY_PAGES}
-    parsed = ((_parse_page(content, header), page) for page, content in pages.items())
+def parse_ledger(data: bytes, path: Path) -> tuple[LedgerEntry, int]:
+    """Return the newest entry, and a page that has it, unless damaged beyond what a crash does."""
+    pages = (_parse_page(data[:PAGE_BYTES]), _parse_page(data[PAGE_BYTES:]))
     found = sorted(
-        ((entry, page) for entry, page in parsed if entry is not None),
+        ((entry, page) for page, entry in enumerate(pages) if entry is not None),
         key=lambda each: each[0].number,
     )
-    if len(data) != FILE_BYTES or not found:
-        return None
-    oldest, newest = found[0][0], found[-1][0]
     # A crash leaves the same entry twice, or two consecutive ones. Others were put together from
     # two versions of the file, and a still newer one may be lost.
-    is_mixed = newest.number - oldest.number > 1
-    if is_mixed or (newest.number == oldest.number and newest != oldest):
-        return None
-    return found[-1]
+    if len(data) == FILE_BYTES and found and found[-1][0].follows(found[0][0]):
+        return found[-1]
+    why = "damaged, or not a release ledger"
+    if data.startswith(_NAME.encode()) and not data.startswith(_TITLE.encode()):
+        why = "a release ledger of another version of CorN, which this one cannot read"
+    raise FileFormatError(f"{path}: {why}. {LOST_COUNT}")
 
 
-def _parse_page(page: bytes, header: str) -> LedgerEntry | None:
+def _parse_page(page: bytes) -> LedgerEntry | None:
     # The text is ASCII, so that decoding as Latin-1 changes nothing.
-    text = page.decode("latin-1").partition("\n")[0] + "\n"
-    if page != format_page(text, header=header):
+    lines = page.decode("latin-1").split("\n")
+    if len(lines) < 2 or page != _seal_page(lines[1]):
         return None
-    fields = json.loads(text)
-    return LedgerEntry(**fields | {"secret": Secret(bytes.fromhex(fields["secret"]))})
+    fields = json.loads(lines[1])
+    try:
+        return LedgerEntry(**fields | {"terms": build(PlanTerms, fields["terms"], "the terms")})
+    except InvalidArgumentError:
+        return None
 
 
-def _read_header(data: bytes) -> str:
-    """Return the text of the first page if its checksum is right, or an empty text."""
-    lines = data[:PAGE_BYTES].decode("latin-1").rstrip("\n").splitlines(keepends=True)
-    # The last line is the checksum.
-    found = "".join(lines[:-1])
-    return found if data[:PAGE_BYTES] == format_page(found, header=found) else ""
-
-
-def _explain_refusal(data: bytes, header: str, name: str) -> str:
-    found = _read_header(data)
-    if _HEADER_PATTERN.fullmatch(found) and found != header:
-        asked, other = (make_printable(text.splitlines()[1]) for text in (header, found))
-        if asked == other:
-            return f"{name}: the release ledger of {other}, but under other terms"
-        return (
-            f"{name}: the release ledger of {other}, not of {asked}: each plan needs a file of its "
-            "own"
+def _require_owner(path: Path, found: LedgerEntry, asked: LedgerEntry) -> None:
+    if (found.plan, found.agent) != (asked.plan, asked.agent):
+        raise FileFormatError(
+            f"{path}: the release ledger of agent {found.agent} under plan {found.plan}, not of "
+            f"agent {asked.agent} under plan {asked.plan}: each plan needs a file of its own"
         )
-    if found.startswith(_TITLE):
-        return (
-            f"{name}: a release ledger of another version of CorN, which this one cannot read. "
-            f"{LOST_COUNT}"
-        )
-    return f"{name}: damaged, or not a release ledger. {LOST_COUNT}"
+    if found.terms != asked.terms:
+        raise FileFormatError(f"{path}: the release ledger of this plan, but under other terms")
 
 
-LAST_STEP = 10**15
-"""The last step that a ledger reserves: no plan has more, and nobody else may name a later one."""
-
-STEPS_PER_BLOCK = 64
-"""The most steps that one durable write reserves, and so the most releases that a crash costs."""
-
+LAST_STEP = 10**15  # that a ledger reserves: no plan has more
+STEPS_PER_BLOCK = 64  # the most that one durable write reserves, and so that a crash costs
 _BLOCKS_PER_PLAN = 50
 _DERIVATION = b"corn/ledger/1"
 
@@ -296,8 +224,7 @@ _DERIVATION = b"corn/ledger/1"
 class BudgetSpentError(CornError):
     """Every release that the plan allows was made, or may have been: stop, and keep the model.
 
-    Attributes:
-        public_reason: the reason as other agents may know it; the message names the ledger's file.
+    ``public_reason`` is the reason as other agents may know it; the message names a file.
     """
 
     public_reason = "all releases that its plan allows were made"
@@ -307,50 +234,29 @@ class BudgetSpentError(CornError):
 class ReleaseLedger:
     """A count of one agent's releases under one plan; open it with :meth:`open`, in one process.
 
-    ``reserved_before`` is the number of releases that the previous run had reserved when it
-    crashed. All of them count, though it may not have made them. ``first_free_step`` comes after
-    all steps that earlier runs reserved. An agent that comes back to a run whose nonce it has used
-    before must not release an earlier one. ``num_skipped`` is the number of releases that this run
-    gives up to begin a new pass.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from corn.privacy import PrivacyBudget
-    >>> terms = PlanTerms(PrivacyBudget(1, 1e-5, num_steps=100, clip=0.1), max_colluders=1)
-    >>> plan = {"plan_fingerprint": bytes(32), "agent": 0, "terms": terms, "precision": 0.01}
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "agent-0.ledger"
-    ...     with ReleaseLedger.open(path, **plan) as ledger:
-    ...         _ = ledger.reserve(0)  # now, and only now, may the message of step 0 leave
-    ...     ReleaseLedger.open(path, **plan).remaining
-    99
+    ``next_step`` is the first step that this run may still release. ``reserved_before`` is the
+    number of releases that the previous run had reserved when it crashed; all of them count.
+    ``first_free_step`` comes after all steps that earlier runs reserved: an agent that comes back
+    to a run whose nonce it has used before must not release an earlier one. ``num_skipped`` is the
+    number of releases that this run gives up to begin a new pass.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        descriptor: int,
-        *,
-        header: str,
-        terms: PlanTerms,
-        entry: LedgerEntry,
-        newest_page: int,
-    ) -> None:
+    def __init__(self, path: Path, descriptor: int, entry: LedgerEntry, newest_page: int) -> None:
         self._path = path
         self._descriptor = descriptor
-        self._header = header
-        self._terms = terms
-        self._max_releases = terms.budget.num_steps
+        self._terms = entry.terms
+        self._max_releases = entry.terms.budget.num_steps
         self._entry = entry
         self._newest_page = newest_page
         self._block = steps_per_block(self._max_releases)
-        self._knows_data = terms.budget.query.steps_per_pass is None
-        self._released = min(entry.spent, self._max_releases)
-        self._next_step = 0
+        self._knows_data = entry.terms.budget.query.steps_per_pass is None
+        self._released = min(entry.released, self._max_releases)
+        self.next_step = 0
         self._has_released = False
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._failure = ""
-        self.reserved_before = entry.stop_step - entry.first_step
+        self.reserved_before = entry.reserved
         self.first_free_step = entry.furthest
         self.num_skipped = 0
 
@@ -370,22 +276,15 @@ class ReleaseLedger:
         ``precision`` is the largest [R⁻¹]_ii under which this run may release; of all runs, the
         largest is kept. With ``continues`` it goes on with the latest run, under its nonce, after
         all steps that it has reserved: for a process that lives for one release.
-
-        Raises:
-            FileFormatError: the file is damaged, is another plan's or agent's, or can be used by
-                others than its owner.
-            CornError: another process has it open, or it cannot be written.
         """
-        check_fingerprint(plan_fingerprint)
+        plan = check_fingerprint(plan_fingerprint).hex()
         require_count("agent", agent, least=0)
-        header = (
-            f"{_TITLE} {_FORMAT}. Never copy or edit it.\n"
-            f"plan {plan_fingerprint.hex()} agent {agent} limit {terms.budget.num_steps}\n"
-            f"terms {terms.to_text()}\n"
-        )
+        # A nonce that nobody knows: there is no run that anybody could go on with.
+        secret, nonce = (secrets.token_hex(size) for size in (SECRET_BYTES, NONCE_BYTES))
+        new = LedgerEntry(plan, agent, terms, secret, nonce)
         with explain_failure(path, "cannot be opened"):
             if not path.exists():
-                create_ledger(path, header)
+                create_ledger(path, new)
             descriptor = os.open(path, os.O_RDWR)
         try:
             # It has nonces, which with the keys give the noise, and the secret of the orders.
@@ -399,20 +298,18 @@ class ReleaseLedger:
                     f"{path}: another run has this ledger open, in this process or in another one: "
                     "end it, or close() its loader"
                 ) from None
-            data = os.pread(descriptor, FILE_BYTES + 1, 0)
-            entry, page = read_entry(data, header=header, name=str(path))
+            entry, page = parse_ledger(os.pread(descriptor, FILE_BYTES + 1, 0), path)
+            _require_owner(path, entry, new)
             entry = replace(entry, precision=max(entry.precision, precision))
-            ledger = cls(
-                path, descriptor, header=header, terms=terms, entry=entry, newest_page=page
-            )
+            ledger = cls(path, descriptor, entry, page)
             if continues:
-                ledger._next_step = ledger._entry.stop_step
-                ledger._has_released = ledger._next_step > 0
+                ledger.next_step = ledger._entry.stop_step
+                ledger._has_released = ledger.next_step > 0
                 # The process may end after one release: more than that would be lost.
                 ledger._block = 1
             else:
                 nonce = secrets.token_hex(NONCE_BYTES)
-                ledger._write(nonce=nonce, released=ledger._released, first_step=0, stop_step=0)
+                ledger._write(nonce=nonce, reserved=0, stop_step=0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -438,11 +335,6 @@ class ReleaseLedger:
         """All releases under the plan so far, of this run and of earlier ones."""
         return Expense(self._terms, self.precision, self._released)
 
-    @property
-    def next_step(self) -> int:
-        """The first step that this run may still release."""
-        return self._next_step
-
     def __repr__(self) -> str:
         return f"ReleaseLedger({self.remaining} of {self._max_releases} releases remain)"
 
@@ -453,17 +345,13 @@ class ReleaseLedger:
         began with begins a new pass: it skips the numbers that are left of the present one, and
         they count as spent from the first release on. Then every pass has one data set and one
         order, and no sample is in more batches than passes are counted. ``data`` is a digest of all
-        samples in their order; None is taken for other data.
-
-        Raises:
-            BudgetSpentError: releases remain, but none after the present pass.
-            InvalidArgumentError: this run has released already.
+        samples in their order; None is taken for other data. Raises ``BudgetSpentError`` if
+        releases remain, but none after the present pass.
         """
         with self._lock:
             self._check_usable()
-            require(
-                not self._has_released, "make_choices", "called before the first release", "one"
-            )
+            rule = "called before the first release"
+            require(not self._has_released, "make_choices", rule, "one")
             length = self._terms.budget.query.steps_per_pass
             if length is not None:
                 self._choose_pass(data, length)
@@ -496,26 +384,15 @@ class ReleaseLedger:
         whichever runs they are: after a crash, numbers that were reserved are skipped.
 
         Steps of a run increase to ``LAST_STEP`` at most, and may skip. One in 64 calls waits for
-        the disk (more of them under plans of fewer than 3200 releases; see ``steps_per_block``).
-        The release counts even if the message is not sent after all.
-
-        Raises:
-            BudgetSpentError: nothing remains.
-            CornError: the reservation could not be written; nothing may be released.
+        the disk (see ``steps_per_block``). The release counts even if the message is not sent.
+        Raises ``BudgetSpentError`` if nothing remains.
         """
         with self._lock:
             self._check_usable()
-            if step < self._next_step:
-                raise InvalidArgumentError(
-                    f"step must be at least {self._next_step}, found {step}: its noise may have "
-                    "been released; to go back, open the ledger again"
-                )
-            require_count("step", step, least=0, most=LAST_STEP)
+            advice = "its noise may have been released; to go back, open the ledger again"
+            require_count("step", step, least=self.next_step, most=LAST_STEP, advice=advice)
             # Otherwise the release could be of other data than the rest of its pass.
-            if not self._knows_data:
-                raise InvalidArgumentError(
-                    "make_choices must be called before the first release in passes"
-                )
+            require(self._knows_data, "make_choices", "called before releases in passes", "none")
             if self.remaining == 0:
                 raise BudgetSpentError(
                     f"{self._path}: all {self._max_releases} releases of the plan are spent"
@@ -523,33 +400,25 @@ class ReleaseLedger:
             # On the disk before the message leaves: after a crash a release that the file does not
             # count could be made again.
             if step >= self._entry.stop_step:
-                stop = step + min(self._block, self.remaining)
+                reserved = min(self._block, self.remaining)
                 self._write(
-                    released=self._released,
-                    first_step=step,
-                    stop_step=stop,
-                    furthest=max(stop, self._entry.furthest),
+                    released=self._released + reserved,
+                    reserved=reserved,
+                    stop_step=step + reserved,
+                    furthest=max(step + reserved, self._entry.furthest),
                 )
-            self._next_step = step + 1
+            self.next_step = step + 1
             self._has_released = True
             self._released += 1
             return self._released - 1
 
     def join_run(self, step: int) -> None:
-        """Take part from a step on in a run under way, whose nonce this ledger did not choose.
-
-        Raises:
-            InvalidArgumentError: the step may have been released before, under the same nonce.
-        """
+        """Take part from a step on in a run under way, whose nonce this ledger did not choose."""
         with self._lock:
             # Whoever names the nonce may name that of any run. Only new steps are safe under all.
-            if step < self.first_free_step:
-                raise InvalidArgumentError(
-                    f"step must be at least {self.first_free_step}, found {step}: earlier steps "
-                    "may have been released under the nonce of this run"
-                )
-            require_count("step", step, least=0, most=LAST_STEP)
-            self._next_step = max(step, self._next_step)
+            advice = "earlier steps may have been released under the nonce of this run"
+            require_count("step", step, least=self.first_free_step, most=LAST_STEP, advice=advice)
+            self.next_step = max(step, self.next_step)
 
     def close(self) -> None:
         """End the run and give back reserved steps that were not released; idempotent."""
@@ -560,9 +429,8 @@ class ReleaseLedger:
                 # Neither after a failed write, when the file's content is unknown, nor in a fork,
                 # while its parent goes on counting. A run without a release leaves no trace.
                 is_own = not self._failure and self._process == os.getpid()
-                if is_own and self._entry.stop_step > self._entry.first_step:
-                    step = self._next_step
-                    self._write(released=self._released, first_step=step, stop_step=step)
+                if is_own and self._entry.reserved:
+                    self._write(released=self._released, reserved=0, stop_step=self.next_step)
             finally:
                 os.close(self._descriptor)
                 self._descriptor = -1
@@ -570,31 +438,25 @@ class ReleaseLedger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _derive(self, *fields: str | bytes) -> bytes:
         """Return bytes that follow from the ledger's secret, for one purpose."""
         return hashlib.blake2b(
             encode_fields(*fields),
-            key=self._entry.secret.reveal(),
+            key=bytes.fromhex(self._entry.secret),
             digest_size=SECRET_BYTES,
             person=_DERIVATION,
         ).digest()
 
     def _write(self, **changes: Any) -> None:
         entry = replace(self._entry, number=self._entry.number + 1, **changes)
-        content = format_page(entry.format(), header=self._header)
+        content = format_page(entry)
         # The page with the newest entry is written last, once the other is on the disk: a crash can
         # tear one page only.
-        (other_page,) = set(_ENTRY_PAGES) - {self._newest_page}
         try:
-            for page in (other_page, self._newest_page):
+            for page in (1 - self._newest_page, self._newest_page):
                 write_durably(self._descriptor, content, at=PAGE_BYTES * page)
         except OSError as error:
             # The content of the disk is now unknown: only opening the ledger again shows it.
@@ -624,11 +486,7 @@ def agree_on_nonce(nonces: Mapping[int, bytes], *, plan_fingerprint: bytes) -> b
 
 
 def steps_per_block(max_releases: int) -> int:
-    """Return how many steps one durable write reserves: a crash must leave most of a short plan.
-
-    >>> steps_per_block(60), steps_per_block(1000), steps_per_block(100_000)
-    (1, 20, 64)
-    """
+    """Return how many steps one durable write reserves: a crash must leave most of a short plan."""
     return min(STEPS_PER_BLOCK, max(1, max_releases // _BLOCKS_PER_PLAN))
 
 
@@ -653,11 +511,7 @@ class ReleaseHistory:
         return tuple(record.expense for record in self.records)
 
     def compose(self, delta: float, *, unit: Unit | None = None) -> TotalLoss:
-        """Return the privacy of all releases together at δ.
-
-        It is for ``unit``, or else for the largest unit that every plan protects. Its ε is infinite
-        for an agent's whole data if any plan protects only samples.
-        """
+        """Return the privacy of all releases together at δ; see ``compose_expenses``."""
         return compose_expenses(self.expenses, delta, unit=unit)
 
 
@@ -668,11 +522,7 @@ def ledger_path(folder: Path, agent: int, plan: str) -> Path:
 
 
 def find_agents(folder: Path) -> list[int]:
-    """Return the agents that have a key or a ledger in a folder.
-
-    Raises:
-        FileFormatError: there are none, or it is no folder.
-    """
+    """Return the agents that have a key or a ledger in a folder, of which there must be some."""
     if not folder.is_dir():
         raise FileFormatError(f"{folder}: is not a folder of keys and ledgers")
     matches = (_AGENT_FILE.fullmatch(path.name) for path in folder.iterdir())
@@ -708,21 +558,14 @@ def read_history(
                 records.append(read_ledger(path))
             except FileFormatError as error:
                 problems.append(str(error))
-        problems += _find_missing(folder, agent)
+        key = folder / f"agent-{agent}.key"
+        # Ledgers may be kept after their key was destroyed.
+        used = list_used_plans(key) if key.exists() else ()
+        expected = (ledger_path(folder, agent, plan) for plan in used)
+        problems += [explain_missing(path) for path in expected if not path.exists()]
     return ReleaseHistory(agent, tuple(records), tuple(problems))
 
 
 def explain_missing(path: Path) -> str:
     """Return why a plan whose ledger is gone cannot be used again, and what that does."""
     return f"{path}: is missing, although the key beside it was used with this plan. {LOST_COUNT}"
-
-
-def _find_missing(folder: Path, agent: int) -> Iterator[str]:
-    key = folder / f"agent-{agent}.key"
-    # Ledgers may be kept after their key was destroyed.
-    if not key.exists():
-        return
-    for plan in list_used_plans(key):
-        path = ledger_path(folder, agent, plan)
-        if not path.exists():
-            yield explain_missing(path)

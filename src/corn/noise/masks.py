@@ -20,9 +20,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from numpy.typing import DTypeLike, NDArray
 
-from corn.checks import FloatArray
+from corn.checks import FloatArray, require
 from corn.covariance.decomposition import Decomposition
-from corn.errors import InvalidArgumentError
 from corn.noise.normals import OFFSET_BITS, VALUES_PER_BLOCK, WORDS_PER_BLOCK, load_compiled
 from corn.noise.shares import list_terms
 from corn.noise.stream import (
@@ -39,14 +38,10 @@ from corn.noise.stream import (
 from corn.privacy import PrivacyBudget
 
 MaskBits: TypeAlias = Literal[16, 32, 64]
-"""B: messages are integers modulo 2^B."""
+# Messages, of shape (d,), are integers modulo 2^B. By B, their type and the signed one:
 MaskWords: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""Integers modulo 2^B, shape (d,)."""
-
 WORDS: dict[MaskBits, Any] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
-"""The type of messages, by B."""
 SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
-"""The signed integers of the same bits."""
 # Standard deviations beyond which noise lies with a probability below 10⁻⁷⁰.
 _DEVIATIONS = 18.0
 
@@ -54,8 +49,7 @@ _DEVIATIONS = 18.0
 def bound_sum(noise: Decomposition, grid: float, budget: PrivacyBudget) -> float:
     """Return the largest coordinate that a sum of all releases can have, in grid units.
 
-    Norms of gradients bound each coordinate. Private noise adds up in squares, and is larger with a
-    probability below 10⁻⁷⁰.
+    Norms bound gradients. Private noise adds up in squares, and is larger with probability < 10⁻⁷⁰.
     """
     largest = max(promise.query.largest_norm for promise in budget.promises)
     noise_std = math.sqrt(noise.total_variance)
@@ -69,14 +63,9 @@ def choose_bits(noise: Decomposition, grid: float, budget: PrivacyBudget) -> Mas
     They fill half of all values at most. Masks that do not cancel leave uniform values, so each
     coordinate shows that with a probability of at least one half.
     """
-    most = bound_sum(noise, grid, budget)
-    for bits in (16, 32, 64):
-        if most < 2 ** (bits - 2):
-            return bits
-    raise InvalidArgumentError(
-        f"the sum of {noise.num_agents} releases must be below 2⁶² grid units, found {most:.3g}: "
-        "raise the noise, or lower the clipping norm"
-    )
+    most, rule = bound_sum(noise, grid, budget), "below 2⁶² grid units"
+    require(most < 2**62, "the sum of releases", rule, f"{most:.3g}", advice="raise the noise")
+    return next(bits for bits in WORDS if most < 2 ** (bits - 2))
 
 
 def list_masks(
@@ -133,20 +122,9 @@ def make_message(
     """Return the message of an agent at a step, from its clipped gradient f·g, shape (d,).
 
     It is rint((f g + v)/γ + o) plus the masks, with the bits of ``draw_share`` and
-    :func:`draw_offset`. Noise, offset and masks are drawn in parts that stay in a core's cache, and
-    are never stored: writing and reading them would take longer than drawing.
-
-    Args:
-        gradient: g, float32 or float64.
-        factor: f, by which it is clipped.
-        noise: The noise of all agents; without masks, there is no offset either.
-        agent: This agent's number.
-        source: This agent's keys.
-        nonce: The nonce of the run.
-        step: The step, of which nothing was released before.
-        offset: The nonce and the step of the offset.
-        grid: γ.
-        bits: B.
+    :func:`draw_offset`; ``offset`` is the nonce and the step of o, and without masks o is zero.
+    Noise, offset and masks are drawn in parts that stay in a core's cache, and are never stored:
+    writing and reading them would take longer than drawing.
     """
     num_blocks = -(-len(gradient) // VALUES_PER_BLOCK)
     mask_bytes = VALUES_PER_BLOCK * bits // 8
@@ -168,6 +146,8 @@ def make_message(
         (offsets, at_once * offset_bytes),
     )
     words, mask, fractions = reader.pieces
+    if not offsets:
+        fractions = np.zeros((1, at_once * offset_bytes), np.uint8)
     drawn = (
         words.view(np.uint32).reshape(len(shares), at_once, WORDS_PER_BLOCK),
         weights,
@@ -185,11 +165,7 @@ def make_message(
 
 
 def is_possible(total: MaskWords, largest: float) -> bool:
-    """Return whether all coordinates can be sums of releases: else masks did not cancel.
-
-    >>> [is_possible(np.array([value], np.uint16), 6.5) for value in (6, 7, 65530, 65529)]
-    [True, False, True, False]
-    """
+    """Return whether all coordinates can be sums of releases: else masks did not cancel."""
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     # Not by absolute values: the most negative integer has none.
     return bool(signed.max(initial=0) <= largest and signed.min(initial=0) >= -largest)
@@ -198,11 +174,7 @@ def is_possible(total: MaskWords, largest: float) -> bool:
 def read_average(
     total: MaskWords, *, num_agents: int, grid: float, offset: FloatArray
 ) -> FloatArray:
-    """Return the average of all releases from the sum of all messages modulo 2^B.
-
-    >>> read_average(np.array([65534], np.uint16), num_agents=2, grid=0.5, offset=np.zeros(1))
-    array([-0.5])
-    """
+    """Return the average of all releases from the sum of all messages modulo 2^B."""
     signed = total.view(SIGNED[8 * total.dtype.itemsize])
     return np.asarray((signed - num_agents * offset) * (grid / num_agents))
 
@@ -215,17 +187,16 @@ def read_total(
     offset: tuple[bytes, int] | None,
     dtype: DTypeLike,
 ) -> NDArray[Any]:
-    """Return the average of all releases of a step, computed in float64 and rounded to ``dtype``.
+    """Return :func:`read_average` of a sum, by the nonce and step of the offset, drawn in parts.
 
-    It is :func:`read_average` with the offset of a nonce and a step, drawn again in parts; None is
-    an offset of zero.
+    It is computed in float64 and rounded to ``dtype``; None is an offset of zero.
     """
     signed = total.view(SIGNED[8 * total.itemsize])
     average = np.empty(len(total), dtype)
     offsets = [] if offset is None else [start_offset(*offset, len(total))]
     at_once = count_at_once(4, len(total))
     reader = Keystreams((offsets, 4 * at_once))
-    words = reader.pieces[0].view(np.uint32)
+    words = reader.pieces[0].view(np.uint32) if offsets else np.zeros((1, at_once), np.uint32)
     for start in range(0, len(total), at_once):
         reader.read()
         part = slice(start, start + at_once)

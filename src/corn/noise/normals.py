@@ -26,14 +26,12 @@ import hashlib
 import importlib
 import math
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corn.errors import CornError
-
-Words: TypeAlias = NDArray[np.uint32]
 
 # A block's first 512 values are r·cos φ, the other 512 are r·sin φ.
 PAIRS_PER_BLOCK = 512
@@ -42,21 +40,13 @@ SPARES_PER_BLOCK = 16
 WORDS_PER_SPARE = 4
 WORDS_PER_BLOCK = 4 * PAIRS_PER_BLOCK + SPARES_PER_BLOCK * WORDS_PER_SPARE
 
-ERROR = 2.0**-45
-"""The largest distance of a computed normal from the real one, failures aside."""
-
-OFFSET_BITS = 24
-"""The bits of the public offset of the grid, for exact sums."""
-
-LARGEST = 14.2
-"""The largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴."""
-
+OFFSET_BITS = 24  # of the public offset of the grid, for exact sums
+ERROR = 2.0**-45  # the largest distance of a computed normal from the real one, failures aside
+LARGEST = 14.2  # the largest |r|, failures aside: √(288 ln 2), where u = 2⁻¹⁴⁴
+# Bounds the probability that a pair exceeds one of the two bounds above: either u is below 2⁻¹⁴⁴,
+# or its block of 512 has over 16 pairs that need spares, with a chance below 2⁻¹⁴⁹, as each needs
+# one with probability 2⁻¹⁵.
 FAILURE = 2.0**-143
-"""An upper bound on the probability that a pair exceeds one of the two bounds above.
-
-Either u is below 2⁻¹⁴⁴, or its block of 512 has over 16 pairs that need spares: the chance of that
-is below 2⁻¹⁴⁹, as each needs one with probability 2⁻¹⁵.
-"""
 
 NEAR_ONE = 3 << 30  # upper words from here on belong to a u above ¾
 FEW_BITS = 1 << 16  # upper words below, of u or of 1 − u, need a spare
@@ -103,19 +93,15 @@ SCALED_ROOT_HALF_BITS = int(np.float64(math.sqrt(0.5) * 2.0**32).view(np.int64))
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
 LOG_OF_EXPONENT = -2 * LN_2 / (1 << MANTISSA_BITS)
 
+# Of what compiled code gives on every machine: see :func:`digest_known`.
 KNOWN_DIGEST = "384cfc721e6a22903357e3368de0aecf2ac76a14ba7c86fc4cf6ea9de553a38d"
-"""The digest of what compiled code gives on every machine: see :func:`digest_known`."""
 
 
 @cache
 def load_compiled() -> Any:
     """Return :mod:`corn.noise.compiled`, once it has given the known bits on this machine.
 
-    The first call on a machine compiles for several seconds: a process for which others wait should
-    call it before they do.
-
-    Raises:
-        CornError: Numba does not work here, or the machine code that it keeps is damaged.
+    The first call on a machine compiles for several seconds.
     """
     try:
         compiled = importlib.import_module("corn.noise.compiled")
@@ -133,8 +119,7 @@ def load_compiled() -> Any:
 def digest_known(compiled: Any) -> str:
     """Return a digest of what compiled code makes of some given words.
 
-    Machine code that Numba keeps on the disk may be of another version, or damaged, and agents on
-    different machines must draw the same bits.
+    Numba may keep machine code of another version, or damaged, and all agents must draw the same.
     """
     shape = (2, 2, WORDS_PER_BLOCK)
     data = hashlib.shake_128(b"corn noise").digest(4 * math.prod(shape))
@@ -146,11 +131,12 @@ def digest_known(compiled: Any) -> str:
     upper[:, ::2] ^= np.uint32(0xFFFFFFFF)
     normals = np.empty((2, 2, PAIRS_PER_BLOCK))
     weights = np.array([0.3, -0.7])
-    compiled.sum_blocks(words, weights, normals)
+    compiled.sum_blocks(words, 0, weights, normals)
     noise = normals.ravel()
     found = hashlib.sha256(normals.tobytes())
     # One value fewer than whole blocks have.
     offset = words[1, :, : len(noise) // 2].reshape(1, -1)
+    none = np.zeros_like(offset)
     bits = noise.view(np.int64)
     squares = np.empty(2)
     compiled.sum_squares(squares, noise.astype(np.float32).reshape(2, -1))
@@ -170,8 +156,8 @@ def digest_known(compiled: Any) -> str:
             found.update(message.tobytes() + average.tobytes())
             # Without masks and offset.
             compiled.write_message(
-                message, gradient[1:], words, weights, offset[:0], masks[:0], 0, 0.3, 2.0**-6
+                message, gradient[1:], words, weights, none, masks[:0], 0, 0.3, 2.0**-6
             )
-            compiled.write_average(average, masks[0], offset[:0], 3, 2.0**-6 / 3)
+            compiled.write_average(average, masks[0], none, 3, 2.0**-6 / 3)
             found.update(message.tobytes() + average.tobytes())
     return found.hexdigest()

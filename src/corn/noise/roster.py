@@ -4,12 +4,9 @@ The roster is the root of trust of a run. People compare its fingerprint, and ea
 the one that it was last used with. Another roster is accepted only if the agents whose keys changed
 have signed their new keys with the old ones.
 
-Two agents' identities agree on a pair key without a message. The keys of streams follow from those
-by HKDF-SHA256, bound to the plan's fingerprint and to the purpose of each.
-
-The seed of a group of three or more is made by its lowest member and sealed to each of the others,
-with ChaCha20-Poly1305 and a random nonce: sealing twice is safe. Its key is derived from the pair
-key and from the plan, run, group, sender and receiver.
+Two agents' identities agree on a pair key without a message. Keys of streams follow from those by
+HKDF-SHA256, bound to the plan's fingerprint and to their purpose. The seed of a group of three or
+more is made by its lowest member and sealed to each of the others, with ChaCha20-Poly1305.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -29,6 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from corn.checks import require, require_in_range, require_length
 from corn.errors import CornError, FileFormatError, InvalidArgumentError
 from corn.files import writing_whole
 from corn.noise.keys import (
@@ -50,16 +49,14 @@ from corn.topology.graphs import check_names
 
 _FORMAT = "corn roster 3"
 _FIELD_PRIME = 2**255 - 19
+_SEAL_NONCE_BYTES = 12
 # Any private key: only whether an exchange with it fails is of interest.
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * AGREEMENT_KEY_BYTES)
 
 
 @dataclass(frozen=True)
 class KeyRotation:
-    """The statement of an agent that it has a new key, signed with its old one; in hexadecimal.
-
-    The signature is of agent, new key, and the roster before.
-    """
+    """The statement of an agent that it has a new key, signed with its old one; in hexadecimal."""
 
     agent: int
     old_key: str
@@ -79,14 +76,9 @@ class Site:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.address is None:
-            return
-        parse_address(self.address)
-        if not self.accepts:
-            raise InvalidArgumentError(
-                "accepts must be true for an agent with an address at which others connect, found "
-                f"false with {self.address}"
-            )
+        if self.address is not None:
+            parse_address(self.address)
+            require(self.accepts, "accepts", "true for an agent with an address", "false")
 
 
 @dataclass(frozen=True)
@@ -104,20 +96,14 @@ class Roster:
     def __post_init__(self) -> None:
         if not self.sites:
             object.__setattr__(self, "sites", (Site(),) * len(self.public_keys))
-        if len(self.sites) != len(self.public_keys):
-            raise InvalidArgumentError(
-                f"sites must be those of {len(self.public_keys)} agents, found {len(self.sites)}"
-            )
+        require_length("sites", len(self.sites), len(self.public_keys), per="agent")
         check_names({agent: own.name for agent, own in enumerate(self.sites) if own.name})
         owners: dict[bytes, int] = {}
         for agent, key in enumerate(self.public_keys):
             _check_public_key(key, agent)
             # One key for two agents makes them one party, while a threat counts insiders by agents.
-            if owners.setdefault(key[:AGREEMENT_KEY_BYTES], agent) != agent:
-                other = owners[key[:AGREEMENT_KEY_BYTES]]
-                raise InvalidArgumentError(
-                    f"agents {other} and {agent} have the same public key: each needs its own"
-                )
+            other = owners.setdefault(key[:AGREEMENT_KEY_BYTES], agent)
+            require(other == agent, f"agent {agent}'s public key", "its own", f"agent {other}'s")
 
     @property
     def num_agents(self) -> int:
@@ -147,10 +133,7 @@ class Roster:
     def public_key(self, agent: int) -> bytes:
         """Return an agent's public key."""
         # Checked, because a negative number would be another agent's place from the end.
-        if not 0 <= agent < self.num_agents:
-            raise InvalidArgumentError(
-                f"the roster has agents 0 … {self.num_agents - 1}, found agent {agent}"
-            )
+        require_in_range("an agent of the roster", agent, 0, self.num_agents - 1)
         return self.public_keys[agent]
 
     def require_names(self, names: Sequence[str]) -> None:
@@ -173,8 +156,7 @@ class Roster:
 
     def rotate(self, agent: int, *, old: Identity, new: Identity) -> Roster:
         """Return the roster with an agent's new key, signed with its old one."""
-        if self.public_key(agent) != old.public_key:
-            raise InvalidArgumentError(f"the roster has another key of agent {agent} than this one")
+        check_identity(old, agent, roster=self)
         signature = old.sign(_rotation_message(self, agent, new.public_key))
         rotation = KeyRotation(agent, old.public_key.hex(), signature.hex())
         return replace(
@@ -228,20 +210,21 @@ def rotate_key(folder: Path, agent: int) -> Roster:
     roster_path = folder / "roster.json"
     current = load_identity(path)
     roster = load_roster(roster_path)
-    old = _find_replaced(path, roster.public_key(agent))
+    known = roster.public_key(agent)
+    # After a crash the roster may still have the old key.
+    kept = [] if current.public_key == known else sorted(folder.glob(f"{path.stem}.old*"))
+    old = next((own for own in map(load_identity, kept) if own.public_key == known), None)
     if old is None:
-        old = current
-        current = _replace_identity(path, roster, agent)
+        check_identity(current, agent, roster=roster)
+        old, current = current, _replace_identity(path)
     rotated = roster.rotate(agent, old=old, new=current)
     path.with_suffix(".pub").write_text(current.public_key.hex() + "\n", encoding="ascii")
     save_roster(rotated, roster_path)
     return rotated
 
 
-def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
+def _replace_identity(path: Path) -> Identity:
     """Put a new key in the place of an agent's key, and return it."""
-    if roster.public_key(agent) != load_identity(path).public_key:
-        raise InvalidArgumentError(f"the roster has another key of agent {agent} than {path}")
     # The new key is complete before it takes the old one's place, so that a crash leaves one of the
     # two. The roster follows: until then the agent refuses to start.
     partial = path.with_suffix(".new")
@@ -260,22 +243,16 @@ def _replace_identity(path: Path, roster: Roster, agent: int) -> Identity:
     return new
 
 
-def _find_replaced(path: Path, public_key: bytes) -> Identity | None:
-    """Return the old key that the roster still has, if a crash kept the new one out of it."""
-    if load_identity(path).public_key == public_key:
-        return None
-    kept = map(load_identity, sorted(path.parent.glob(f"{path.stem}.old*")))
-    return next((old for old in kept if old.public_key == public_key), None)
-
-
 def save_roster(roster: Roster, path: Path) -> None:
     """Write the roster as JSON: agent's number → public key, accepts, address, name; rotations."""
-    agents = {
-        str(agent): {"public_key": key.hex(), **vars(site)}
-        for agent, (key, site) in enumerate(zip(roster.public_keys, roster.sites, strict=True))
+    entries = zip(roster.public_keys, roster.sites, strict=True)
+    document = {
+        "format": _FORMAT,
+        "agents": {
+            str(k): {"public_key": key.hex(), **vars(own)} for k, (key, own) in enumerate(entries)
+        },
+        "rotations": [vars(rotation) for rotation in roster.rotations],
     }
-    rotations = [vars(rotation) for rotation in roster.rotations]
-    document = {"format": _FORMAT, "agents": agents, "rotations": rotations}
     with writing_whole(path) as partial:
         partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -321,8 +298,8 @@ def _replace_key(keys: tuple[bytes, ...], agent: int, key: bytes) -> tuple[bytes
 
 
 def _check_public_key(key: bytes, agent: int) -> None:
-    if not isinstance(key, bytes) or len(key) != PUBLIC_KEY_BYTES:
-        raise InvalidArgumentError(f"agent {agent}'s public key must be {PUBLIC_KEY_BYTES} bytes")
+    is_key = isinstance(key, bytes) and len(key) == PUBLIC_KEY_BYTES
+    require(is_key, f"agent {agent}'s public key", f"{PUBLIC_KEY_BYTES} bytes", "others")
     # Second encodings of a point, and the few points of low order that make every shared secret
     # zero, are only ever sent by an attacker.
     agreement = key[:AGREEMENT_KEY_BYTES]
@@ -331,16 +308,7 @@ def _check_public_key(key: bytes, agent: int) -> None:
         _PROBE.exchange(X25519PublicKey.from_public_bytes(agreement))
     except ValueError:
         is_usable = False
-    if not is_usable:
-        raise InvalidArgumentError(f"agent {agent}'s public key is not a usable X25519 key")
-
-
-_PACKAGE_NONCE_BYTES = 12
-_PACKAGE_BYTES = _PACKAGE_NONCE_BYTES + SECRET_BYTES + 16
-
-
-class RefusedPackageError(CornError):
-    """A seed package is damaged or for another purpose: ask its sender for another, or stop."""
+    require(is_usable, f"agent {agent}'s public key", "a usable X25519 key", "another")
 
 
 def pair_key(
@@ -348,23 +316,15 @@ def pair_key(
 ) -> Secret:
     """Return the key that two agents share under a plan: equal for both, secret to all others.
 
-    It is bound to the plan, the agents' numbers and their public keys. With another plan, roster or
-    place in it the two derive different keys, and neither can open a package of the other.
+    It is bound to the plan, the agents' numbers and their public keys.
     """
     check_identity(identity, agent, roster=roster)
-    if agent == peer:
-        raise InvalidArgumentError(f"a pair key needs two agents, found {agent} twice")
+    require(agent != peer, "peer", "another agent", peer)
     # Sorted, because both agents must derive the same key from the same fields.
-    low, high = sorted((agent, peer))
-    return derive_key(
-        identity.agree(roster.public_key(peer)),
-        "pair",
-        low,
-        high,
-        roster.public_key(low),
-        roster.public_key(high),
-        plan_fingerprint=plan_fingerprint,
-    )
+    pair = sorted((agent, peer))
+    secret = identity.agree(roster.public_key(peer))
+    keys = map(roster.public_key, pair)
+    return derive_key(secret, "pair", *pair, *keys, plan_fingerprint=plan_fingerprint)
 
 
 def agent_keys(
@@ -378,12 +338,11 @@ def agent_keys(
 ) -> dict[Owner, Secret]:
     """Return the keys of every stream that an agent can draw, for its secure source.
 
-    Keys of private noise and of groups of one follow from the agent's identity, keys of groups of
-    two from the pair key. ``group_seeds`` has the seeds of all larger groups that the agent is in.
+    ``group_seeds`` has the seeds of all groups of three and more that the agent is in.
     """
     check_identity(identity, agent, roster=roster)
     private = derive_key(identity.secret, "private noise", agent, plan_fingerprint=plan_fingerprint)
-    keys = {Owner((agent,)): private}
+    keys, seeds = {Owner((agent,)): private}, group_seeds or {}
     for number, group in enumerate(seed_groups):
         if agent not in group:
             continue
@@ -394,17 +353,14 @@ def agent_keys(
         elif len(group) == 2:
             (peer,) = set(group) - {agent}
             root = pair_key(identity, agent, peer, roster=roster, plan_fingerprint=plan_fingerprint)
-        elif number in (group_seeds or {}):
-            root = (group_seeds or {})[number]
+        elif number in seeds:
+            root = seeds[number]
         else:
-            raise InvalidArgumentError(
-                f"group_seeds must have the seed of {owner}, which agent {owner.members[0]} makes"
-            )
+            raise InvalidArgumentError(f"group_seeds must have the seed of {owner}")
         # Derived once more, under the owner: two groups with the same root, such as two groups of
         # the same pair, must not draw the same noise.
-        keys[owner] = derive_key(
-            root, "group noise", owner.encoded, plan_fingerprint=plan_fingerprint
-        )
+        fields = ("group noise", owner.encoded)
+        keys[owner] = derive_key(root, *fields, plan_fingerprint=plan_fingerprint)
     return keys
 
 
@@ -428,70 +384,45 @@ def derive_key(root: Secret, purpose: str, *fields: bytes | int, plan_fingerprin
     return Secret(hkdf.derive(root.reveal()))
 
 
-def seal_seed(
-    seed: Secret,
-    group: Owner,
-    receiver: int,
-    *,
-    identity: Identity,
-    roster: Roster,
-    plan_fingerprint: bytes,
-    run_nonce: bytes,
-) -> bytes:
-    """Return a group's seed, sealed to one receiver; ``identity`` is that of its lowest member.
+@dataclass(frozen=True)
+class SeedDelivery:
+    """An agent's part in the delivery of group seeds in a run, whose nonce all agents agreed on."""
 
-    ``run_nonce`` is the nonce that all agents agreed on for this run.
-    """
-    shared = pair_key(
-        identity, group.members[0], receiver, roster=roster, plan_fingerprint=plan_fingerprint
-    )
-    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
-    # The key is used for this delivery alone, so 96 random bits suffice for any number of retries.
-    nonce = secrets.token_bytes(_PACKAGE_NONCE_BYTES)
-    return nonce + cipher.encrypt(nonce, seed.reveal(), None)
+    identity: Identity
+    agent: int
+    roster: Roster
+    plan_fingerprint: bytes
+    run_nonce: bytes
 
+    def seal(self, seed: Secret, group: Owner, receiver: int) -> bytes:
+        """Return the seed of a group, whose lowest member this agent is, sealed to another."""
+        # One sender per group: two seeds of one group would be noise that does not cancel.
+        require(self.agent == group.members[0], "sender", f"the first of {group}", self.agent)
+        cipher = self._make_cipher(group, receiver, peer=receiver)
+        # The key is used for this delivery alone, so 96 random bits suffice for any number of
+        # retries.
+        nonce = secrets.token_bytes(_SEAL_NONCE_BYTES)
+        return nonce + cipher.encrypt(nonce, seed.reveal(), None)
 
-def open_seed(
-    package: bytes,
-    group: Owner,
-    receiver: int,
-    *,
-    identity: Identity,
-    roster: Roster,
-    plan_fingerprint: bytes,
-    run_nonce: bytes,
-) -> Secret:
-    """Return the seed of a package that :func:`seal_seed` made; ``identity`` is the receiver's.
+    def open(self, package: bytes, group: Owner) -> Secret:
+        """Return the seed of a package that the lowest member sealed to this agent, or raise."""
+        sender = group.members[0]
+        cipher = self._make_cipher(group, self.agent, peer=sender)
+        nonce, sealed = package[:_SEAL_NONCE_BYTES], package[_SEAL_NONCE_BYTES:]
+        try:
+            return Secret(cipher.decrypt(nonce, sealed, None))
+        # A package of another length has a wrong tag, a seed or a nonce of another length.
+        except (InvalidTag, ValueError):
+            raise CornError(
+                f"the seed package for {group} was changed on its way, is for another plan, run or "
+                f"agent, or agent {sender} sealed it with a key other than the roster's"
+            ) from None
 
-    Raises:
-        RefusedPackageError: it is damaged, forged, or for another plan, run, group or agent.
-    """
-    sender = group.members[0]
-    shared = pair_key(identity, receiver, sender, roster=roster, plan_fingerprint=plan_fingerprint)
-    cipher = _make_cipher(shared, group, receiver, plan_fingerprint, run_nonce)
-    refusal = RefusedPackageError(
-        f"the seed package for {group} was changed on its way, is for another plan, run or agent, "
-        f"or agent {sender} sealed it with a key other than the roster's"
-    )
-    if len(package) != _PACKAGE_BYTES:
-        raise refusal
-    nonce, sealed = package[:_PACKAGE_NONCE_BYTES], package[_PACKAGE_NONCE_BYTES:]
-    try:
-        return Secret(cipher.decrypt(nonce, sealed, None))
-    except InvalidTag:
-        raise refusal from None
-
-
-def _make_cipher(
-    shared: Secret, group: Owner, receiver: int, plan_fingerprint: bytes, run_nonce: bytes
-) -> ChaCha20Poly1305:
-    # One sender per group: two seeds of one group would be noise that does not cancel.
-    if group.group is None or receiver not in group.members[1:]:
-        raise InvalidArgumentError(
-            f"a seed goes from the lowest member of a seed group to another member, found "
-            f"receiver {receiver} for {group}"
-        )
-    # The pair key is bound to the sender too.
-    fields = (check_nonce(run_nonce), group.encoded, receiver)
-    key = derive_key(shared, "seed package", *fields, plan_fingerprint=plan_fingerprint)
-    return ChaCha20Poly1305(key.reveal())
+    def _make_cipher(self, group: Owner, receiver: int, *, peer: int) -> ChaCha20Poly1305:
+        is_member = group.group is not None and receiver in group.members[1:]
+        require(is_member, "receiver", f"a later member of {group}", receiver)
+        plan: Any = {"plan_fingerprint": self.plan_fingerprint}
+        # The pair key is bound to the sender too.
+        shared = pair_key(self.identity, self.agent, peer, roster=self.roster, **plan)
+        fields = (check_nonce(self.run_nonce), group.encoded, receiver)
+        return ChaCha20Poly1305(derive_key(shared, "seed package", *fields, **plan).reveal())

@@ -3,25 +3,27 @@
 Agent i adds √θ_i times its private stream and, for each of its seed groups, its row of the group's
 factor times the group's streams: line 6 of the paper's algorithm, v = R^{1/2} s, with a factor that
 lets each agent draw its own row and nothing else. Sums run in one fixed order (private noise, then
-groups and their streams as numbered), term by term in float64, so that one agent's draw and a
-simulation of all agents agree in every bit (except the sign of a zero).
-
-Factors are sparse, because each nonzero is a stream that an agent must draw. Simulations may draw
-from a public seed instead (`SimulationSource`), which protects nothing.
+groups and their streams as numbered), term by term in float64. Factors are sparse, because each
+nonzero is a stream that an agent must draw.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require, require_in_range
+from corn.checks import (
+    FloatArray,
+    as_symmetric_matrix,
+    require,
+    require_in_range,
+    require_length,
+)
 from corn.covariance.decomposition import Decomposition
 from corn.errors import InvalidArgumentError
 from corn.noise.keys import Secret
@@ -31,9 +33,7 @@ from corn.noise.stream import (
     Owner,
     StreamAddress,
     Terms,
-    check_range,
     encode_fields,
-    find_overlap,
 )
 
 # The smallest pivot, relative to the largest. Smaller ones could keep the factor sparser, but the
@@ -47,25 +47,22 @@ def factor_covariance(covariance: ArrayLike) -> FloatArray:
     """Return F, shape (m, streams), with F Fᵀ equal to a positive semidefinite (m, m) matrix.
 
     It is a Cholesky factor in an order that keeps it sparse where the covariance is, with as many
-    streams as the rank.
-
-    An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj). A matrix without such a
-    factor is not positive semidefinite and is refused.
-
-    >>> factor_covariance([[4.0, -2.0], [-2.0, 1.0]]).tolist()  # rank 1: one stream
-    [[2.0], [-1.0]]
+    streams as the rank. An entry of F Fᵀ differs from R_ij by at most m·10⁻¹²·√(R_ii R_jj).
     """
     R = as_symmetric_matrix(covariance, name="covariance")
     factor = _eliminate(R)
-    _check_factor(R, factor)
+    # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
+    scale = np.sqrt(np.maximum(np.diag(R), 0))
+    error = np.abs(factor @ factor.T - R)
+    if (error > len(R) * _TOLERANCE * np.outer(scale, scale)).any():
+        raise InvalidArgumentError("covariance must be positive semidefinite: found no factor")
     return factor
 
 
 def choose_factors(decomposition: Decomposition) -> Decomposition:
     """Return the same private noise and seed groups, with factors that need fewer streams.
 
-    Each group keeps its members and its covariance. So the noise keeps its covariance, and so does
-    the part of it that a coalition cannot reproduce. Done once, where the plan is made: the members
+    Each group keeps its members and its covariance. Done once, where the plan is made: the members
     of a group must all draw with the same factor, to the last bit.
     """
     # One stream is as few as can be.
@@ -102,31 +99,6 @@ def _eliminate(R: FloatArray) -> FloatArray:
         rest[pivot] = rest[:, pivot] = 0.0
 
 
-def _check_factor(R: FloatArray, factor: FloatArray) -> None:
-    # The factor is checked, not the input: an indefinite matrix has no factor, whatever the reason.
-    scale = np.sqrt(np.maximum(np.diag(R), 0))
-    error = np.abs(factor @ factor.T - R)
-    allowed = len(R) * _TOLERANCE * np.outer(scale, scale)
-    if (error > allowed).any():
-        raise InvalidArgumentError(
-            "covariance must be positive semidefinite: the closest factor found misses an entry "
-            f"by {error.max():.3g}"
-        )
-
-
-# A part of a stream that stays in the cache while it is added to several shares.
-_COORDINATES_AT_ONCE = 1 << 16
-
-
-@dataclass(frozen=True)
-class _Term:
-    """A stream, and its weight for each agent: (position among the agents drawn, weight)."""
-
-    owner: Owner
-    stream: int
-    weights: tuple[tuple[int, float], ...]
-
-
 def draw_share(
     decomposition: Decomposition,
     agent: int,
@@ -137,108 +109,59 @@ def draw_share(
     stop: int,
     out: FloatArray | None = None,
 ) -> FloatArray:
-    """Return agent's noise v_i at a step, coordinates [0, stop): shape (stop,).
-
-    Only the agent's private stream and those streams of its own groups are drawn in which its row
-    of the factor is not zero. No memory is needed except the result, which is ``out`` if given, and
-    a buffer of a few MB that the thread keeps.
-
-    >>> from corn.noise.shares import SimulationSource
-    >>> pair = Decomposition(np.zeros(2), ((0, 1),), (np.array([[1.0], [-1.0]]),))
-    >>> at = {"source": SimulationSource(1), "nonce": bytes(32), "step": 0, "stop": 3}
-    >>> (draw_share(pair, 0, **at) + draw_share(pair, 1, **at)).tolist()
-    [0.0, 0.0, 0.0]
-    """
+    """Return agent's noise v_i at a step, coordinates [0, stop), in ``out`` if given."""
     share = np.empty(stop) if out is None else out
-    if share.shape != (stop,) or share.dtype != np.float64:
-        raise InvalidArgumentError(
-            f"out must have shape ({stop},) and type float64, found {share.shape} and {share.dtype}"
-        )
+    require_length("out", len(share), stop, per="coordinate")
     # The source sums the streams block by block, while values are in the cache.
     source.fill_sum(share, list_terms(decomposition, agent, nonce=nonce, step=step))
     return share
 
 
-def draw_all_shares(
-    decomposition: Decomposition,
-    *,
-    source: NoiseSource,
-    nonce: bytes,
-    step: int,
-    stop: int,
-) -> FloatArray:
+def draw_all_shares(decomposition: Decomposition, **address: Any) -> FloatArray:
     """Return all agents' noise at a step, shape (n, stop): v ~ N(0, R ⊗ I), to simulate.
 
-    Row i equals agent i's :func:`draw_share` in every bit, but a stream is drawn once rather than
-    once for each member.
+    Row i is agent i's :func:`draw_share`, which has the other arguments.
     """
-    shares = np.zeros((decomposition.num_agents, stop))
-    # The loops of ``draw_share`` are exchanged, so that each stream is drawn once. The order of the
-    # terms of one agent stays the same, and with it every rounding.
-    for term in _terms(decomposition, tuple(range(decomposition.num_agents))):
-        address = StreamAddress(term.owner, nonce, step, term.stream)
-        for first in range(0, stop, _COORDINATES_AT_ONCE):
-            part = shares[:, first : first + _COORDINATES_AT_ONCE]
-            normals, product = np.empty((2, part.shape[1]))
-            source.fill(normals, address, start=first)
-            # Two operations, not a matrix product: BLAS sums in another order and may fuse the two.
-            for position, weight in term.weights:
-                np.multiply(normals, weight, product)
-                np.add(part[position], product, part[position])
-    return shares
+    agents = range(decomposition.num_agents)
+    return np.stack([draw_share(decomposition, agent, **address) for agent in agents])
 
 
 def owners(decomposition: Decomposition, agents: Iterable[int]) -> tuple[Owner, ...]:
-    """Return the owners of the streams that these agents draw: the keys that they need, no more."""
-    drawing = tuple(agents)
-    found = [term.owner for term in _terms(decomposition, drawing)]
-    if decomposition.is_masked:
-        # Masks are no terms of the noise, and have streams all the same.
-        found += [
-            Owner(group, number)
-            for number, group in enumerate(decomposition.seed_groups)
-            if not set(drawing).isdisjoint(group)
-        ]
-    return tuple(dict.fromkeys(found))
+    """Return the owners of the streams of noise and masks that some of these agents draw."""
+    drawing = set(agents)
+    private = [Owner((a,)) for a in sorted(drawing) if decomposition.private_variance[a] > 0]
+    groups = enumerate(decomposition.seed_groups)
+    shared = [Owner(group, number) for number, group in groups if not drawing.isdisjoint(group)]
+    return (*private, *shared)
 
 
 def list_terms(decomposition: Decomposition, agent: int, *, nonce: bytes, step: int) -> Terms:
     """Return the streams of an agent's noise at a step, with their weights."""
     return [
-        (weight, StreamAddress(term.owner, nonce, step, term.stream))
-        for term in _terms(decomposition, (agent,))
-        for _, weight in term.weights
+        (weight, StreamAddress(owner, nonce, step, stream))
+        for weight, owner, stream in _terms(decomposition, agent)
     ]
 
 
 # Cached, because every step draws the same terms. Decompositions are hashed by identity.
-@lru_cache(maxsize=16)
-def _terms(decomposition: Decomposition, agents: tuple[int, ...]) -> tuple[_Term, ...]:
-    """Return the streams that some of ``agents`` draw, in the order in which they are summed."""
-    for agent in agents:
-        require_in_range("agent", agent, 0, decomposition.num_agents - 1)
-    theta = decomposition.private_variance
-    terms = [
-        _Term(Owner((agent,)), 0, ((position, float(np.sqrt(theta[agent]))),))
-        for position, agent in enumerate(agents)
-        if theta[agent] > 0
-    ]
+@lru_cache(maxsize=1024)
+def _terms(decomposition: Decomposition, agent: int) -> tuple[tuple[float, Owner, int], ...]:
+    """Return weight, owner and stream of an agent's terms, in the order of their sum."""
+    require_in_range("agent", agent, 0, decomposition.num_agents - 1)
+    theta = decomposition.private_variance[agent]
+    terms = [(float(np.sqrt(theta)), Owner((agent,)), 0)] if theta > 0 else []
     if decomposition.is_masked:
         return tuple(terms)  # masks are no normals
-    positions = {agent: position for position, agent in enumerate(agents)}
     groups = zip(decomposition.seed_groups, decomposition.factors, strict=True)
     for number, (group, factor) in enumerate(groups):
-        rows = [(positions[a], row) for a, row in zip(group, factor, strict=True) if a in positions]
-        for stream in range(factor.shape[1]):
+        if agent in group:
+            owner, row = Owner(group, number), factor[group.index(agent)].tolist()
             # An agent with weight zero does not draw a stream: in a sparse factor, most of them.
-            weights = tuple((at, float(row[stream])) for at, row in rows if row[stream] != 0)
-            if weights:
-                terms.append(_Term(Owner(group, number), stream, weights))
+            terms += [(weight, owner, stream) for stream, weight in enumerate(row) if weight != 0]
     return tuple(terms)
 
 
-# Values drawn from one state. More would make ranges that start late slow, fewer would make hashing
-# the larger part of the time.
+# Values drawn from one state.
 _VALUES_PER_STATE = 1 << 14
 _PERSON = b"corn/simulation"
 
@@ -248,16 +171,8 @@ class SimulationSource(NoiseSource):
     """NumPy's SFC64 with a state from the address: **protects nothing, never deploy it**.
 
     It takes the addresses of :class:`corn.noise.stream.SecureSource` and gives other values, also
-    in float32. A stream of a few coordinates takes a fifth of the secure source's time, because no
-    block has to be filled; from about ten thousand the secure source is faster. Draw from it in one
-    thread at a time.
-
-    >>> from corn.noise.stream import StreamAddress
-    >>> source = SimulationSource(seed=1)
-    >>> values = np.empty(3, np.float64)
-    >>> source.fill(values, StreamAddress(Owner((0,)), nonce=bytes(32), step=0))
-    >>> np.isfinite(values).all()
-    np.True_
+    in float32. Short streams take a fifth of the secure source's time, because no block has to be
+    filled. Draw from it in one thread at a time.
     """
 
     def __init__(self, seed: int) -> None:
@@ -265,28 +180,18 @@ class SimulationSource(NoiseSource):
         self._bits = np.random.SFC64(0)
         self._generator = np.random.Generator(self._bits)
 
-    def fill_sum(self, out: NormalArray, terms: Terms, *, start: int = 0) -> None:
+    def fill_sum(self, out: NormalArray, terms: Terms) -> None:
         """Fill ``out`` as :class:`NoiseSource` says."""
-        stop = check_range(out, start)
         real: Any = out.dtype
         if real not in (np.float32, np.float64):
             raise InvalidArgumentError(f"out must be float32 or float64, found {real}")
-        if not terms:
-            out[:] = 0
-        for number, (weight, address) in enumerate(terms):
+        out[:] = 0
+        for weight, address in terms:
             prefix = address.encode(f"simulation {self._seed} {real.name}")
-            # NumPy's ziggurat uses a varying number of bits per value, so drawing starts at the
-            # last coordinate before the range whose state is known.
-            for first in range(start - start % _VALUES_PER_STATE, stop, _VALUES_PER_STATE):
+            for first in range(0, len(out), _VALUES_PER_STATE):
                 self._set_state(prefix, first)
-                values = np.empty(min(_VALUES_PER_STATE, stop - first), real)
-                self._generator.standard_normal(dtype=real, out=values)
-                values *= real.type(weight)
-                found, wanted = find_overlap(values, first, out, start)
-                if number == 0:
-                    wanted[:] = found
-                else:
-                    wanted += found
+                part = out[first : first + _VALUES_PER_STATE]
+                part += real.type(weight) * self._generator.standard_normal(len(part), real)
 
     def _set_state(self, prefix: bytes, first: int) -> None:
         # A hash, not a counter: states of SFC64 that differ in a few bits give correlated values at
@@ -303,11 +208,7 @@ class SimulationSource(NoiseSource):
 
 
 def simulated_keys(decomposition: Decomposition, *, seed: int) -> dict[Owner, Secret]:
-    """Return all agents' keys from a seed, for a secure source that simulates the whole network.
-
-    With the same keys a deployment draws the same bits. The seed is public, so these keys protect
-    nothing.
-    """
+    """Return all agents' keys from a public seed, which protect nothing, to simulate a network."""
     _check_seed(seed)
     keys = {}
     for owner in owners(decomposition, range(decomposition.num_agents)):

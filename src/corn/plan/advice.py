@@ -1,6 +1,6 @@
 """Advice on training that needs no data: batches, steps and step sizes from signal against noise.
 
-**The model.** T steps of size η end within
+T steps of size η end within
 
     D²/(2ηT) + η(s² + d·v)/2
 
@@ -13,21 +13,15 @@ of d coordinates. With n agents, batches of B of m samples, clip C and Poisson r
 where ρ is ``central_ratio`` of the noise design, and μ that of the promise. This cap b is the
 central limit of T subsampled Gaussian steps (replace adjacency); exact calibration replaces it in
 the end. The best η gives an excess of D√((s² + d·v)/T), as long as no step is longer than D, that
-is η ≤ D/C. With exact sums ρ = n/(n − q) against q insiders.
-
-**When larger batches and more steps do not help.** Once p²T is well above μ², arsinh(x) ≈ x, and
-the noise part becomes D·C·√(4dρ)/(μ·n·m), which neither a larger rate nor more steps lower. What is
-left is the price of the promise. So the cheapest batches and steps within a tenth of the best are
-proposed.
-
-**How good it is.** ``docs/advice.md`` compares it with real runs. It is a model for choosing
-between settings, and its excess is no forecast of a loss.
+is η ≤ D/C. Once p²T is well above μ², neither a larger rate nor more steps lower it, so the
+cheapest of the best are proposed. ``docs/advice.md`` compares this with real runs. The model is for
+choosing between settings, and its excess is no forecast of a loss.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corn.checks import require_count
@@ -37,14 +31,11 @@ from corn.privacy import PrivacyBudget, Sampling, Unit, gaussian
 from corn.privacy.rounding import write_exactly
 from corn.topology import Network
 
+# D, the distance from the first model to a good one, cannot be known without data; on the built-in
+# tasks 1 to 10 fits the best step sizes.
 USUAL_DISTANCE = 3.0
-"""D: the distance from the first model to a good one. It cannot be known without data; on the
-built-in tasks 1 to 10 fits the best step sizes."""
-
+# C where nothing is known of gradients: a much larger one adds noise without signal.
 USUAL_CLIPS: dict[Unit, float] = {"sample": 1.0, "agent": 0.1}
-"""C where nothing is known of gradients. A smaller clip with larger steps does nearly the same, as
-long as most gradients are clipped; a much larger one adds noise without signal."""
-
 # Under gossip, for directed links, the ratio to a trusted server depends a little on the steps.
 _DESIGNED_STEPS = 500
 _STEPS = (50, 100, 200, 500, 1000, 2000, 5000)
@@ -97,8 +88,7 @@ class TrainingScale:
 class Prospect:
     """A choice of batches and steps, and what the model expects of it.
 
-    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss above the
-    least one.
+    ``noise_variance`` is that of the agents' average, ``excess`` the bound on the loss.
     """
 
     batch_size: int
@@ -111,30 +101,6 @@ class Prospect:
     def work(self) -> int:
         """The number of gradients that an agent computes."""
         return self.batch_size * self.num_steps
-
-
-def expect(
-    scale: TrainingScale,
-    batch_size: int,
-    num_steps: int,
-    *,
-    precision_cap: float,
-    central_ratio: float,
-) -> Prospect:
-    """Return what the model expects of noise with this cap and this ratio to a trusted server's."""
-    noise_variance = central_ratio / (scale.num_agents**2 * precision_cap)
-    per_sample = batch_size if scale.unit == "sample" else None
-    gradient_variance = bound_gradient_variance(scale.clip, scale.num_agents, per_sample)
-    step_size = expect_step_size(
-        num_steps=num_steps,
-        clip=scale.clip,
-        num_parameters=scale.num_parameters,
-        noise_variance=noise_variance,
-        gradient_variance=gradient_variance,
-    )
-    randomness = gradient_variance + scale.num_parameters * noise_variance
-    excess = USUAL_DISTANCE**2 / (2 * step_size * num_steps) + step_size * randomness / 2
-    return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,28 +125,40 @@ def propose(network: Network, scale: TrainingScale, *, threat: ThreatModel) -> P
     objective = default_objective(_DESIGNED_STEPS)
     ratio = design(network, 1.0, objective=objective, threat=threat).central_ratio
     prospects = list_prospects(scale, central_ratio=ratio)
-    chosen = choose_prospect(prospects)
-    budget = scale.make_budget(chosen.batch_size, chosen.num_steps)
-    exact = expect(
-        scale,
-        chosen.batch_size,
-        chosen.num_steps,
-        precision_cap=budget.precision_cap,
-        central_ratio=ratio,
-    )
+    limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
+    within = (own for own in prospects if own.excess <= limit)
+    chosen = min(within, key=lambda own: (own.work, own.num_steps))
+    settings = (chosen.batch_size, chosen.num_steps)
+    budget = scale.make_budget(*settings)
+    cap = budget.precision_cap
+    exact = expect(scale, *settings, precision_cap=cap, central_ratio=ratio)
     return Proposal(scale, budget, exact, ratio, tuple(prospects), threat)
 
 
 def list_prospects(scale: TrainingScale, *, central_ratio: float) -> list[Prospect]:
     """Return the prospects of all usual batches and steps, in order of steps and batches."""
+    # Powers of two up to half of the samples, or up to all of very few. A batch that is clipped
+    # once is no matter of privacy, whatever its size.
+    sizes = [2**k for k in range(40) if _SMALLEST_BATCH <= 2**k <= scale.samples / 2]
+    if scale.unit == "agent":
+        sizes = [min(scale.samples, 128)]
     mu = gaussian.mu_from(scale.epsilon, scale.delta)
     found = []
-    for num_steps in _STEPS:
-        for batch_size in _list_batches(scale):
-            cap = _approximate_cap(scale, batch_size, num_steps, mu)
-            if cap is not None:
-                settings = (scale, batch_size, num_steps)
-                found.append(expect(*settings, precision_cap=cap, central_ratio=central_ratio))
+    for num_steps, batch_size in itertools.product(_STEPS, sizes or [scale.samples]):
+        budget = scale.make_budget(batch_size, num_steps, sampling="every-step")
+        if scale.unit == "agent":
+            cap = budget.precision_cap
+        else:
+            # μ² of T steps with rate p is 4p²T sinh(x) for a squared shift x of one step, solved
+            # for x (see the module's docstring). Beyond the limit there is too little noise.
+            rate = batch_size / scale.samples
+            squared_shift = math.asinh(mu**2 / (4 * rate**2 * num_steps))
+            if squared_shift > _LARGEST_SQUARED_SHIFT:
+                continue
+            cap = squared_shift / budget.query.contribution**2
+        found.append(
+            expect(scale, batch_size, num_steps, precision_cap=cap, central_ratio=central_ratio)
+        )
     if not found:
         raise InfeasibleError(
             f"epsilon={write_exactly(scale.epsilon)} is too large for advice on {scale.samples} "
@@ -189,65 +167,42 @@ def list_prospects(scale: TrainingScale, *, central_ratio: float) -> list[Prospe
     return found
 
 
-def choose_prospect(prospects: Sequence[Prospect]) -> Prospect:
-    """Return the prospect with the least work of those within a tenth of the least excess."""
-    limit = (1 + _TOLERANCE) * min(own.excess for own in prospects)
-    within = [own for own in prospects if own.excess <= limit]
-    return min(within, key=lambda own: (own.work, own.num_steps))
-
-
-def _list_batches(scale: TrainingScale) -> list[int]:
-    """Return powers of two up to half of the samples, or up to all of very few."""
-    if scale.unit == "agent":
-        # The whole batch is clipped once, whatever its size, which then is no matter of privacy.
-        return [min(scale.samples, 128)]
-    sizes = [2**k for k in range(40) if _SMALLEST_BATCH <= 2**k <= scale.samples / 2]
-    return sizes or [scale.samples]
-
-
-def _approximate_cap(
-    scale: TrainingScale, batch_size: int, num_steps: int, mu: float
-) -> float | None:
-    """Return about the cap b of these batches and steps; None where there is too little noise."""
-    budget = scale.make_budget(batch_size, num_steps, sampling="every-step")
-    if scale.unit == "agent":
-        return budget.precision_cap
-    rate = batch_size / scale.samples
-    # μ² of T steps with rate p is 4p²T sinh(x) for a squared shift x of one step, solved for x (see
-    # the module's docstring).
-    squared_shift = math.asinh(mu**2 / (4 * rate**2 * num_steps))
-    if squared_shift > _LARGEST_SQUARED_SHIFT:
-        return None
-    return squared_shift / budget.query.contribution**2
-
-
-def expect_step_size(
-    *,
+def expect(
+    scale: TrainingScale,
+    batch_size: int,
     num_steps: int,
-    clip: float,
-    num_parameters: int,
-    noise_variance: float,
-    gradient_variance: float,
-) -> float:
+    *,
+    precision_cap: float,
+    central_ratio: float,
+) -> Prospect:
+    """Return what the model expects of noise with this cap and this ratio to a trusted server's."""
+    noise_variance = central_ratio / (scale.num_agents**2 * precision_cap)
+    per_sample = batch_size if scale.unit == "sample" else None
+    randomness = bound_gradient_variance(scale.clip, scale.num_agents, per_sample)
+    randomness += scale.num_parameters * noise_variance
+    step_size = expect_step_size(num_steps=num_steps, clip=scale.clip, randomness=randomness)
+    excess = USUAL_DISTANCE**2 / (2 * step_size * num_steps) + step_size * randomness / 2
+    return Prospect(batch_size, num_steps, noise_variance, step_size, excess)
+
+
+def expect_step_size(*, num_steps: int, clip: float, randomness: float) -> float:
     """Return the step size that minimises the bound of this module, at most D/C.
 
-    As D is a guess, the result is a place to start a search from.
+    ``randomness`` is s² + d·v. As D is a guess, the result is a place to start a search from.
 
-    >>> expect_step_size(
-    ...     num_steps=900, clip=1, num_parameters=8, noise_variance=0, gradient_variance=0.25
-    ... )
+    >>> expect_step_size(num_steps=900, clip=1, randomness=0.25)
     0.2
     """
-    randomness = num_steps * (gradient_variance + num_parameters * noise_variance)
     longest = USUAL_DISTANCE / clip
     # Without randomness, only the distance limits a step.
-    return min(USUAL_DISTANCE / math.sqrt(randomness), longest) if randomness > 0 else longest
+    if randomness == 0:
+        return longest
+    return min(USUAL_DISTANCE / math.sqrt(num_steps * randomness), longest)
 
 
 def bound_gradient_variance(clip: float, num_agents: int, batch_size: int | None) -> float:
     """Return s²: the most that samples add to the variance of the agents' average gradient.
 
-    It is C²/(nB) if each sample is clipped. If the gradient of a whole mini-batch is clipped (no
-    ``batch_size``), nothing is known of single samples, and C²/n is the bound.
+    It is C²/(nB) if each sample is clipped, and C²/n if a whole mini-batch is (no ``batch_size``).
     """
     return clip**2 / (num_agents * (batch_size or 1))

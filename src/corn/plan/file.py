@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 
-from corn.checks import FloatArray, require, require_count, require_length
+from corn.checks import FloatArray, require, require_choice, require_count, require_length
 from corn.covariance import (
     Decomposition,
     FiniteRun,
@@ -67,12 +67,9 @@ def save_plan(plan: Plan, path: Path | str) -> None:
     text = _canonical(content)
     head = {"corn_plan": SCHEMA, "fingerprint": hashlib.sha256(text).hexdigest()}
     data = b'%s,\n"content":%s}\n' % (json.dumps(head).encode().removesuffix(b"}"), text)
-    # Agents would refuse the file.
-    if len(data) > _MAX_BYTES:
-        raise InvalidArgumentError(
-            f"a plan must have at most {_MAX_BYTES:,} bytes as a file, found {len(data):,}: plan "
-            "with fewer seeds, such as --seeds sparse:8"
-        )
+    # Agents would refuse a larger file.
+    advice = "plan with fewer seeds, such as --seeds sparse:8"
+    require_count("the bytes of a plan", len(data), most=_MAX_BYTES, advice=advice)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
@@ -81,9 +78,7 @@ def save_plan(plan: Plan, path: Path | str) -> None:
 def load_plan(path: Path | str) -> Plan:
     """Read a plan and check its form; :func:`~corn.plan.verify_plan` checks what it promises.
 
-    Raises:
-        FileFormatError: the file is missing, damaged, changed, of another version, or has an
-            impossible content.
+    Raises ``FileFormatError`` if it is missing, damaged, changed, or of another version.
 
     >>> load_plan(Path("missing.corn"))
     Traceback (most recent call last):
@@ -213,13 +208,8 @@ def _decode_network(data: object) -> Network:
     for agent, name in enumerate(fields["agents"]):
         graph.add_node(agent, **({} if name == str(agent) else {"name": name}))
     n = len(graph)
-    links = fields["links"]
-    stray = next((link for link in links if min(link) < 0 or max(link) >= n), None)
-    if stray:
-        raise InvalidArgumentError(
-            f"a link joins {stray[0]} and {stray[1]}, which are not both agents"
-        )
-    graph.add_edges_from(links)
+    graph.add_edges_from(fields["links"])
+    require(len(graph) == n, "links", "between agents", f"one of {len(graph) - n} others")
     rule = fields["weights"]
     matrix = _decode_weights(fields["mixing_weights"], n)
     if fields["mixing"] == "sum":
@@ -237,17 +227,13 @@ def _encode_weights(matrix: SparseMatrix) -> list[list[int | float]]:
 
 
 def _decode_weights(weights: Sequence[tuple[int, int, float]], num_agents: int) -> SparseMatrix:
-    found: dict[tuple[int, int], float] = {}
-    for i, j, weight in weights:
-        # Negative numbers would count from the end, and a second weight would replace the first.
-        if not (0 <= i < num_agents and 0 <= j < num_agents) or (i, j) in found:
-            raise InvalidArgumentError(
-                f"a mixing weight needs two of {num_agents} agents, each pair once, found {i}, {j}"
-            )
-        found[i, j] = weight
-    rows, columns = zip(*found, strict=True) if found else ((), ())
+    rows, columns, values = zip(*weights, strict=True) if weights else ((), (), ())
+    # A second weight of a pair would be added to the first.
+    is_once = len({*zip(rows, columns, strict=True)}) == len(weights)
+    is_inside = set(rows) | set(columns) <= set(range(num_agents))
+    require(is_once and is_inside, "mixing weights", "of two agents, each pair once", "others")
     shape = (num_agents, num_agents)
-    return SparseMatrix((list(found.values()), (rows, columns)), shape=shape, dtype=np.float64)
+    return SparseMatrix((values, (rows, columns)), shape=shape, dtype=np.float64)
 
 
 def _decode_decomposition(data: object) -> Decomposition:
@@ -259,24 +245,15 @@ def _decode_decomposition(data: object) -> Decomposition:
     }
     fields = build_fields(hints, data, "decomposition")
     groups, factors = fields["seed_groups"], fields["factors"]
-    if not fields["is_masked"] and len(groups) != len(factors):
-        raise InvalidArgumentError(
-            f"each seed group needs a factor, found {len(groups)} groups and {len(factors)} factors"
-        )
-    if len(set(groups)) < len(groups):
-        twice, _ = Counter(groups).most_common(1)[0]
-        raise InvalidArgumentError(f"the seed group {quote(list(twice))} occurs twice")
+    require(len(set(groups)) == len(groups), "seed groups", "different", "one twice")
     if fields["is_masked"]:
         return Decomposition(fields["private_variance"], groups, factors, is_masked=True)
+    require_length("factors", len(factors), len(groups), per="seed group")
     for group, factor in zip(groups, factors, strict=True):
         # Each stream takes time at every step. A covariance of m agents needs one for each of its
         # m(m+1)/2 numbers at most.
-        require_count(
-            f"the number of weights of the seed group {quote(list(group))}",
-            factor.size,
-            least=0,
-            most=len(group) * _count_pairs(len(group)),
-        )
+        most, name = len(group) * math.comb(len(group) + 1, 2), "the number of weights of a group"
+        require_count(name, factor.size, least=0, most=most)
     # One row per member; a factor of another size raises a ValueError, which load_plan handles.
     shaped = (factor.reshape(len(group), -1) for group, factor in zip(groups, factors, strict=True))
     return Decomposition(fields["private_variance"], groups, tuple(shaped))
@@ -301,16 +278,11 @@ def _require_moderate(content: object) -> None:
     is_sum = isinstance(content, dict) and content.get("network", {}).get("mixing") == "sum"
     require_count("the number of agents", n, most=_MOST_IN_SUMS if is_sum else _MOST_AGENTS)
     # A group for every pair, or in small networks any groups.
-    most = max(_FEW_GROUPS, _count_pairs(n))
+    most = max(_FEW_GROUPS, math.comb(n + 1, 2))
     for names in (("decomposition", "seed_groups"), ("threat", "seeds")):
         require_count("the number of seed groups", len(find(*names)), least=0, most=most)
     for row in find("certificate", "multipliers"):
         require_length("multipliers", len(row) if isinstance(row, list) else n, n, per="agent")
-
-
-def _count_pairs(count: int) -> int:
-    """Return the number of pairs, and of single ones, among so many."""
-    return count * (count + 1) // 2
 
 
 def _encode_objective(objective: Objective) -> Json:
@@ -321,9 +293,8 @@ def _encode_objective(objective: Objective) -> Json:
 
 
 def _decode_objective(data: object) -> Objective:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(kind, str) or kind not in _OBJECTIVES:
-        raise InvalidArgumentError(f"unknown kind of objective {quote(kind)}")
-    parts = {name: value for name, value in data.items() if name != "kind"}
+    parts = dict(data) if isinstance(data, dict) else {}
+    kind = parts.pop("kind", None)
+    require_choice("kind of objective", kind, _OBJECTIVES)
     objective: Objective = build(_OBJECTIVES[kind], parts, "objective")
     return objective

@@ -41,7 +41,7 @@ from corn.covariance.masks import design_masks, least_variance
 from corn.covariance.objective import disagreement_ratio, energy_of_average
 from corn.covariance.problem import DesignProblem, weighting_gain
 from corn.covariance.threat import SeedGroups
-from corn.errors import InfeasibleError, InvalidArgumentError
+from corn.errors import InfeasibleError
 from corn.noise import choose_factors
 from corn.noise.grid import (
     bound_loss,
@@ -73,9 +73,9 @@ _SCALING_MARGIN = 1e-14
 
 @dataclass(frozen=True)
 class Certificate:
-    """The claims of the plan's maker, and the multipliers that let others prove them again.
+    """The claims of the plan's maker, and multipliers that prove them again, (coalitions, n).
 
-    ``multipliers`` has shape (coalitions, n); None if the dual proves the bound from scratch.
+    Without multipliers the dual proves the bound from scratch.
     """
 
     status: str
@@ -122,20 +122,13 @@ class Plan:
     corn_version: str = ""
 
     def __post_init__(self) -> None:
-        if self.decomposition.num_agents != self.network.num_agents:
-            raise InvalidArgumentError(
-                f"the noise is for {self.decomposition.num_agents} agents, but the network has "
-                f"{self.network.num_agents}"
-            )
-        if self.budget.num_agents is not None:
-            num_promises = self.budget.num_agents
-            require_length("promises", num_promises, self.num_agents, per="agent")
+        for name, part in (("decomposition", self.decomposition), ("promises", self.budget)):
+            if part.num_agents is not None:
+                require_length(name, part.num_agents, self.num_agents, per="agent")
         require_mixing(self.decomposition, self.network)
         _require_private(self.mechanism)
-        if self.mechanism == "ldp" and self.decomposition.seed_groups:
-            raise InvalidArgumentError(
-                "mechanism 'ldp' has independent noise, but some agents share a seed"
-            )
+        is_alone = self.mechanism != "ldp" or not self.decomposition.seed_groups
+        require(is_alone, "mechanism", "without shared seeds for 'ldp'", "some")
         self.threat.check(self.num_agents)
         require_choice("dtype", self.dtype, get_args(FloatType))
         # Bounded, because agents run the cool-down of a plan that somebody else may have made.
@@ -161,8 +154,7 @@ class Plan:
         # Under Poisson sampling a search finds the cap, and may stop at another one on another host
         # or in another version. The bound on ε decides whether noise keeps the promise, so the cap
         # of agents with one promise is the largest precision among them where that is near the cap
-        # found here and the bound confirms it. Else plans would be refused, for ε or for their
-        # claimed lower bound.
+        # found here and the bound confirms it.
         precisions = worst_precisions(self.decomposition, self.threat.max_colluders)
         for promise, agents in group_agents(ideal, self.num_agents).items():
             worst = float(precisions[agents].max())
@@ -175,11 +167,7 @@ class Plan:
 
     @property
     def central_ratio(self) -> float:
-        """The noise variance of the average of all agents, over that of a trusted server.
-
-        The server's is 1/(n² min b), which keeps the strictest agent's promise for all; nobody can
-        go below it.
-        """
+        """The noise variance of the average, over a trusted server's, which is 1/(n² min b)."""
         return self.decomposition.total_variance * float(self.precision_caps.min())
 
     @property
@@ -212,11 +200,6 @@ class Plan:
     def momentum(self) -> float:
         """β of the steps, for which the noise was designed."""
         return self.objective.momentum
-
-    @property
-    def num_messages(self) -> int:
-        """The messages over each link, in each direction, in a run of all steps."""
-        return self.network.gossip.count_messages(self.budget.num_steps, self.cooldown_steps)
 
     @property
     def max_parameters(self) -> int:
@@ -255,8 +238,7 @@ class Plan:
             )
             return energy_of_average(self.objective, self.num_agents) / self.num_agents * least
         A = self.objective.matrix(self.network.step_matrix)
-        # The caps of the plan's budget, not of its maker: a plan cannot claim a bound for other
-        # caps.
+        # The caps of the plan's budget: a plan cannot claim a bound for other caps.
         problem = DesignProblem(A, self.precision_caps)
         # The proof is of the problem in which all agents have the strictest cap.
         bound = prove_lower_bound(
@@ -308,15 +290,15 @@ def make_plan(
         threat = mechanism.default_threat if network.num_agents > 1 else EAVESDROPPER
     target = read_objective(objective, network, budget.num_steps)
     caps = set_aside(budget).precision_caps(network.num_agents)
-    is_masked = network.mixing == "sum" and isinstance(mechanism, Corn)
-    threat = _resolve_seeds(threat, network, "sum" if is_masked else "gossip")
-    if is_masked and isinstance(mechanism, Corn):
+    if network.mixing == "sum" and isinstance(mechanism, Corn):
         require_no_options(mechanism)
+        threat = _resolve_seeds(threat, network, "sum")
         # In closed form, and without matrices of n × n numbers.
         groups = threat.seed_groups(network.graph, "sum")
         shares = design_masks(caps, groups, threat.max_colluders)
         certificate = Certificate("optimal", "formula", 0.0, 0.0)
     else:
+        threat = _resolve_seeds(threat, network, "gossip")
         result = design_noise(network, caps, mechanism=mechanism, objective=target, threat=threat)
         # Factors first: they change what is drawn, and the caps must hold for exactly that.
         shares = meet_caps(choose_factors(result.decomposition), caps, threat.max_colluders)
@@ -349,11 +331,7 @@ def make_plan(
 def meet_caps(
     decomposition: Decomposition, precision_caps: FloatArray, max_colluders: int
 ) -> Decomposition:
-    """Scale noise up until the check of every coalition accepts it under every agent's cap.
-
-    Solvers scale to the caps by their own value of [R⁻¹]_ii. The check rounds that up, by more the
-    larger the network is.
-    """
+    """Scale noise up until the check of every coalition, which rounds up, accepts it."""
     shares = decomposition
     for attempt in range(_MAX_SCALINGS):
         precisions = worst_precisions(shares, max_colluders)
@@ -375,29 +353,20 @@ def meet_caps(
 
 def require_mixing(noise: Decomposition, network: Network) -> None:
     """Raise if noise has masks, which hide single releases, and the network reveals those."""
-    if noise.is_masked and network.mixing != "sum":
-        raise InvalidArgumentError(
-            f"noise with masks is for exact sums, found mixing {network.mixing!r}: agents that mix "
-            "their models would show single releases, which have too little noise; choose "
-            "mixing='sum', or design the noise for gossip"
-        )
+    is_hidden, advice = network.mixing == "sum" or not noise.is_masked, "single releases would show"
+    require(is_hidden, "mixing", "'sum' for noise with masks", network.mixing, advice=advice)
 
 
 def require_sound(budget: PrivacyBudget) -> None:
     """Raise if the exact ε of a budget's noise exceeds a promised one, as eq. (13b) allows."""
     accountant = find_accountant(budget.accounting)
-    for promise in dict.fromkeys(budget.promises):
-        # Under Poisson sampling accounting is always exact. Otherwise eq. (13b) may promise too
-        # much.
-        if promise.query.is_subsampled:
-            continue
-        mu = accountant.mu_from(promise.epsilon, promise.delta)
-        exact = gaussian.epsilon_from(mu, promise.delta)
+    for epsilon, delta, _ in dict.fromkeys(budget.promises):
+        exact = gaussian.epsilon_from(accountant.mu_from(epsilon, delta), delta)
         # The tolerance is for the rounding of an exact accountant, which comes back to ε itself.
-        if exact > promise.epsilon * (1 + 1e-9):
+        if exact > epsilon * (1 + 1e-9):
             raise InfeasibleError(
                 f"accounting {budget.accounting!r} would give an exact ε of {round_up(exact)} "
-                f"instead of {write_exactly(promise.epsilon)}: use 'gdp'"
+                f"instead of {write_exactly(epsilon)}: use 'gdp'"
             )
 
 
@@ -419,7 +388,7 @@ def prove_lower_bound(
     """Return the highest lower bound on Tr(A R), for b = 1, that can be proved.
 
     Against an eavesdropper it follows from the dual, block by block if groups are disjoint; against
-    insiders from the multipliers. Any multipliers prove a bound, so those of an untrusted plan do.
+    insiders from the multipliers: any of the right number prove a bound, also an untrusted plan's.
     """
     n = len(A)
     # A coalition observes at least as much as an eavesdropper, so this bound always holds.
@@ -432,13 +401,9 @@ def prove_lower_bound(
     if needs_independent_noise(seed_groups, n, threat.max_colluders):
         bounds.append(float(np.trace(A)))
         return max(bounds)
-    # Any multipliers prove a bound, so only their number must be right.
-    shape = (math.comb(n, threat.max_colluders), n)
-    if multipliers is not None and multipliers.shape == shape:
-        proof = certify(
-            A, seed_groups, decomposition, multipliers, max_colluders=threat.max_colluders
-        )
-        bounds.append(proof)
+    q = threat.max_colluders
+    if multipliers is not None and multipliers.shape == (math.comb(n, q), n):
+        bounds.append(certify(A, seed_groups, decomposition, multipliers, max_colluders=q))
     return max(bounds)
 
 
@@ -453,11 +418,8 @@ def _resolve_seeds(threat: ThreatModel, network: Network, mixing: Mixing) -> Thr
 
 
 def _require_private(mechanism: MechanismName) -> None:
-    if mechanism in ("central", "none", "unclipped"):
-        raise InvalidArgumentError(
-            f"mechanism {mechanism!r} is a reference without privacy against an eavesdropper; a "
-            "plan needs corn, decor, zero-sum, ldp or one of your own"
-        )
+    is_private = mechanism not in ("central", "none", "unclipped")
+    require(is_private, "mechanism", "private, and no reference, in a plan", repr(mechanism))
 
 
 def _prove_eavesdropper_bound(A: FloatArray) -> float:

@@ -74,14 +74,8 @@ def verify_plan(plan: Plan) -> Verification:
     guarantees = _guarantees(plan)
     value = plan.noise_energy
     proved = plan.prove_lower_bound()
-    problems = [*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved)]
-    return Verification(
-        guarantees=guarantees,
-        value=value,
-        lower_bound=min(proved, value),
-        central_ratio=plan.central_ratio,
-        problems=tuple(problems),
-    )
+    problems = (*_privacy_problems(plan, guarantees), *_claim_problems(plan, value, proved))
+    return Verification(guarantees, value, min(proved, value), plan.central_ratio, problems)
 
 
 def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuarantee, ...]:
@@ -97,21 +91,16 @@ def guarantees_against(plan: Plan, coalition: Iterable[int]) -> tuple[AgentGuara
 def _epsilons(plan: Plan, precisions: FloatArray) -> list[float]:
     """Return ε of each agent, even with less privacy than promised, for models the plan allows.
 
-    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders. Agents with the
-    same promise, precision and cap have the same ε, which takes a search.
+    ``precisions`` are the [R⁻¹]_ii of all agents, shape (n,), zero for insiders.
     """
     if plan.max_parameters < 1:
         return [math.inf] * plan.num_agents
     promises = plan.budget.promises if plan.budget.num_agents else [None] * plan.num_agents
-    found: dict[object, float] = {}
-    epsilons = []
-    for agent, key in enumerate(
-        zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True)
-    ):
-        if key not in found:
-            found[key] = _epsilon_of(plan, agent, precisions)
-        epsilons.append(found[key])
-    return epsilons
+    # Agents with the same promise, precision and cap have the same ε, which takes a search.
+    keys = list(zip(promises, precisions.tolist(), plan.precision_caps.tolist(), strict=True))
+    agents = {key: agent for agent, key in enumerate(keys)}
+    found = {key: _epsilon_of(plan, agent, precisions) for key, agent in agents.items()}
+    return [found[key] for key in keys]
 
 
 def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
@@ -140,9 +129,8 @@ def _epsilon_of(plan: Plan, agent: int, precisions: FloatArray) -> float:
 def _guarantees(plan: Plan) -> tuple[AgentGuarantee, ...]:
     worst = np.full(plan.num_agents, -np.inf)
     coalitions: dict[int, tuple[int, ...]] = dict.fromkeys(range(plan.num_agents), ())
-    for coalition, honest, precision in coalition_precisions(
-        plan.decomposition, plan.threat.max_colluders
-    ):
+    listed = coalition_precisions(plan.decomposition, plan.threat.max_colluders)
+    for coalition, honest, precision in listed:
         for agent, value in zip(honest, precision, strict=True):
             # Strictly, so that of equal coalitions the first in order is named.
             if value > worst[agent]:
@@ -175,16 +163,10 @@ def _privacy_problems(plan: Plan, guarantees: tuple[AgentGuarantee, ...]) -> lis
         if g.precision > caps[g.agent] or g.epsilon > promised[g.agent] * (1 + _EPSILON_TOLERANCE)
     ]
     if plan.max_parameters < 1:
-        problems.append(
-            f"its grid of {plan.grid:g} is too fine, or its ε too large, to prove its privacy in "
-            "floating point"
-        )
+        problems.append(f"its grid of {plan.grid:g} is too fine, or its ε too large, to be proved")
     largest = choose_grid(plan.decomposition, plan.precision_caps)
     if plan.grid > largest:
-        problems.append(
-            f"its grid of {plan.grid:g} is coarser than {largest:g}, so releases are noisier than "
-            "the plan states"
-        )
+        problems.append(f"its grid of {plan.grid:g} is coarser than {largest:g}, and so its noise")
     noise = plan.decomposition
     colluders = plan.threat.max_colluders
     # The design bounds connectivity by eigenvalues. Where flows are fast, they prove it once more.

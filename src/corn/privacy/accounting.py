@@ -1,20 +1,17 @@
-"""Privacy of given noise: ε(δ) and δ(ε) of each agent, and the costs of samplings."""
+"""Privacy of given noise: ε(δ) and δ(ε) of each agent, and of all agents with a promise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from corn.checks import FloatArray, as_symmetric_matrix, require_count, require_length
-from corn.errors import InvalidArgumentError
+from corn.checks import FloatArray, as_symmetric_matrix, require, require_count, require_length
 from corn.privacy import subsampling
-from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget, Sampling
+from corn.privacy.budget import AgentPromise, ClippedQuery, PrivacyBudget
 from corn.privacy.gaussian import (
     Accounting,
     delta_from,
@@ -33,43 +30,26 @@ def precision_diagonal(covariance: ArrayLike, *, num_terms: int = 0) -> FloatArr
 
     Where R is singular, an agent j whose direction e_j lies in the range of R gets [R⁺]_jj. Any
     other agent is exposed, because some combination of messages shows its gradient without noise,
-    and gets ∞. So do all agents under pure zero-sum noise.
+    and gets ∞.
 
     The bound is above the true value by about 4·n·1e-16·κ relative, with κ the condition number of
-    the correlation matrix; where that nears 1 the matrix counts as singular.
-
-    Args:
-        covariance: R, shape (n, n), of the noise **really added**: mixing weights, clipping or
-            rounding applied to the noise belong in it.
-        num_terms: the number of products that were summed for each entry of R, whose rounding
-            errors must not count as noise; 0 if R is exact.
+    the correlation matrix; where that nears 1 the matrix counts as singular. ``num_terms`` products
+    were summed for each entry of R, whose rounding errors must not count as noise; 0 if R is exact.
 
     >>> precision_diagonal([[2.0, 1.0], [1.0, 2.0]]).round(6)
     array([0.666667, 0.666667])
-    >>> precision_diagonal([[1.0, -1.0], [-1.0, 1.0]])
-    array([inf, inf])
     """
     R = as_symmetric_matrix(covariance, name="covariance")
     variance = np.diag(R)
-    if (variance < 0).any():
-        agent = int(variance.argmin())
-        raise InvalidArgumentError(
-            f"covariance must have no negative variance, found {variance[agent]:.3g} for agent "
-            f"{agent}"
-        )
+    least = float(variance.min())
+    require(least >= 0, "covariance", "without negative variances", f"{least:.3g}")
     # Scaling to unit variances makes the error independent of the ratios between agents' variances.
     scale = np.where(variance > 0, np.sqrt(variance), 1.0)
     eigenvalues, vectors = np.linalg.eigh(R / scale / scale[:, None])
     # Slightly negative eigenvalues are the rounding of a singular R.
-    if eigenvalues[0] < -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0):
-        raise InvalidArgumentError(
-            "covariance must be positive semidefinite, found a correlation matrix with eigenvalue "
-            f"{eigenvalues[0]:.3g}: no noise has this covariance"
-        )
-    return _upper_diagonal(eigenvalues, vectors, num_terms) / scale / scale
-
-
-def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int) -> FloatArray:
+    is_possible = eigenvalues[0] >= -_NEGATIVE_TOLERANCE * max(eigenvalues[-1], 1.0)
+    found = f"a correlation matrix with eigenvalue {eigenvalues[0]:.3g}"
+    require(bool(is_possible), "covariance", "positive semidefinite", found)
     # The computed pair is exact for a matrix within `error` of the true one, S: S ⪰ VΛVᵀ − error·I.
     # The inverse of the right side is above S⁻¹, so it, and not the computed inverse, is reported.
     # A sum of k products is off by k·eps of the sum of their sizes at most, which in a correlation
@@ -84,7 +64,7 @@ def _upper_diagonal(eigenvalues: FloatArray, vectors: FloatArray, num_terms: int
     # Where they are close to zero, every agent with a part counts as exposed.
     rotation = 8 * error / max(eigenvalues[kept][0], 0.1) if kept.any() else 0.0
     diagonal[np.sqrt(weights[:, ~kept].sum(axis=1)) > rotation] = np.inf
-    return diagonal
+    return diagonal / scale / scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +83,8 @@ class PrivacyLoss:
 
     @cached_property
     def mu(self) -> FloatArray:
-        """μ of each agent, shape (n,); ∞ for an agent that the noise does not hide.
-
-        Raises ``InvalidArgumentError`` under Poisson sampling, which no single μ describes.
-        """
-        if self.query.is_subsampled:
-            raise InvalidArgumentError(
-                f"mu is not defined with sampling_rate={self.query.sampling_rate}: no single μ "
-                "describes a subsampled run; use epsilon or delta"
-            )
+        """μ of each agent, shape (n,); ∞ for an agent that the noise does not hide."""
+        self.query.require_mu()
         # Gaussian mechanisms compose exactly: the squares of their μ add up.
         counted = self.query.participations(self.num_steps)
         return self.query.sensitivity * np.sqrt(counted * self.precision)
@@ -126,14 +99,13 @@ class PrivacyLoss:
         accountant = find_accountant(accounting)
         if self.query.is_subsampled:
             require_exact(accounting)
-            return self._of_each_agent(
-                lambda agent: subsampling.bound_epsilon(
-                    float(self.precision[agent]), delta, num_steps=self.num_steps, query=self.query
-                )
+            return self._of_each(
+                lambda y: subsampling.bound_epsilon(
+                    y, delta, num_steps=self.num_steps, query=self.query
+                ),
+                self.precision,
             )
-        epsilons = self._of_each_agent(
-            lambda agent: accountant.epsilon_from(float(self.mu[agent]), delta)
-        )
+        epsilons = self._of_each(lambda mu: accountant.epsilon_from(mu, delta), self.mu)
         if accounting == "paper":
             warn_if_unproved(float(epsilons.max()), delta)
         return epsilons
@@ -141,22 +113,24 @@ class PrivacyLoss:
     def delta(self, epsilon: float) -> FloatArray:
         """Return the exact δ at this ε for each agent, shape (n,); 1 for one that is exposed."""
         if self.query.is_subsampled:
-            return self._of_each_agent(
-                lambda agent: subsampling.bound_delta(
-                    self.precision[agent], epsilon, num_steps=self.num_steps, query=self.query
-                )
+            return self._of_each(
+                lambda y: subsampling.bound_delta(
+                    y, epsilon, num_steps=self.num_steps, query=self.query
+                ),
+                self.precision,
             )
-        return self._of_each_agent(lambda agent: delta_from(float(self.mu[agent]), epsilon))
+        return self._of_each(lambda mu: delta_from(mu, epsilon), self.mu)
 
     def worst_epsilon(self, delta: float, *, accounting: Accounting = "gdp") -> float:
         """Return the largest ε of any agent at this δ."""
         worst = replace(self, precision=self.precision[[self.worst_agent]])
         return float(worst.epsilon(delta, accounting=accounting)[0])
 
-    def _of_each_agent(self, loss_of: Callable[[int], float]) -> FloatArray:
+    @staticmethod
+    def _of_each(loss_of: Callable[[float], float], values: FloatArray) -> FloatArray:
         # Agents with the same noise are computed once: on symmetric graphs that is all of them.
-        _, first, group = np.unique(self.precision, return_index=True, return_inverse=True)
-        return np.array([loss_of(int(agent)) for agent in first])[group]
+        distinct, group = np.unique(values, return_inverse=True)
+        return np.array(list(map(loss_of, distinct.tolist())))[group]
 
 
 def account(covariance: ArrayLike, query: ClippedQuery, *, num_steps: int) -> PrivacyLoss:
@@ -180,22 +154,20 @@ def account_precision(precision: ArrayLike, query: ClippedQuery, *, num_steps: i
 
     An infinite entry is an agent without protection, zero an agent whose data is never used.
     """
-    return PrivacyLoss(_check_diagonal(precision), require_count("num_steps", num_steps), query)
+    diagonal = np.array(precision, dtype=np.float64)
+    shape = f"shape {diagonal.shape}"
+    require(diagonal.ndim == 1 and diagonal.size > 0, "precision", "one for each agent", shape)
+    # Written so that NaN, for which every comparison is false, is refused too.
+    require(bool((diagonal >= 0).all()), "precision", "non-negative", f"{diagonal.min():g}")
+    return PrivacyLoss(diagonal, require_count("num_steps", num_steps), query)
 
 
 def account_promises(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
     """Return each agent's exact ε at its own δ, shape (n,), after ``num_steps`` of a budget's run.
 
-    Args:
-        precision: [R⁻¹]_ii of each agent, shape (n,).
-        budget: the promises, whose queries the noise is added to.
-        num_steps: the steps that were released; without any, nothing is spent.
-
-    >>> budget = PrivacyBudget((1, 10), 1e-5, num_steps=5000, clip=0.1)
-    >>> account_promises(budget.precision_caps(2), budget, num_steps=5000).round(6)
-    array([ 1., 10.])
+    ``precision`` is [R⁻¹]_ii of each agent, shape (n,).
     """
-    diagonal = _check_diagonal(precision)
+    diagonal = np.array(precision, dtype=np.float64)
     spent = np.zeros(diagonal.size)
     if num_steps == 0:
         return spent
@@ -214,44 +186,3 @@ def group_agents(budget: PrivacyBudget, num_agents: int) -> dict[AgentPromise, l
     for agent, promise in enumerate(budget.promises):
         groups.setdefault(promise, []).append(agent)
     return groups
-
-
-def _check_diagonal(value: ArrayLike) -> FloatArray:
-    diagonal = np.array(value, dtype=np.float64)
-    if diagonal.ndim != 1 or diagonal.size == 0:
-        raise InvalidArgumentError(
-            f"precision must have one entry for each agent, found shape {diagonal.shape}"
-        )
-    # Written so that NaN, for which every comparison is false, is refused too.
-    if not (diagonal >= 0).all():
-        agent = int(np.flatnonzero(~(diagonal >= 0))[0])
-        raise InvalidArgumentError(
-            f"precision must be non-negative, found {diagonal[agent]} for agent {agent}"
-        )
-    return diagonal
-
-
-def compare_samplings(budget: PrivacyBudget) -> dict[Sampling, float]:
-    """Return the noise variance of each sampling for the same promise, least first.
-
-    It is that of all agents together, relative to the sampling with the least. Without
-    ``samples_per_agent`` only the budget's own sampling is known. A sampling for which δ is out of
-    range is left out.
-
-    >>> budget = PrivacyBudget(
-    ...     1, 1e-5, num_steps=1000, clip=1, unit="sample", batch_size=128, samples_per_agent=2800
-    ... )
-    >>> {name: round(ratio) for name, ratio in compare_samplings(budget).items()}
-    {'poisson': 1, 'passes': 23, 'every-step': 479}
-    """
-    if budget.samples_per_agent is None:
-        return {budget.sampling or "every-step": 1.0}
-    variances: dict[Sampling, float] = {}
-    for sampling in get_args(Sampling):
-        # The paper's bounds do not cover sampling, and numerical accounting needs δ within a range.
-        with suppress(InvalidArgumentError):
-            own = replace(budget, accounting="gdp", sampling=sampling)
-            caps = own.precision_caps(own.num_agents or 1)
-            variances[sampling] = float((1 / caps).sum())
-    least = min(variances.values())
-    return {name: variances[name] / least for name in sorted(variances, key=variances.__getitem__)}

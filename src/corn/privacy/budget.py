@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -20,27 +18,22 @@ from corn.checks import (
     require_in_range,
     require_length,
 )
-from corn.errors import FileFormatError, InvalidArgumentError, list_some
-from corn.parsing import quote
+from corn.errors import InvalidArgumentError
 from corn.privacy import subsampling
 from corn.privacy.gaussian import Accounting, find_accountant, require_exact, warn_if_unproved
 from corn.privacy.rounding import write_exactly, write_range
-from corn.topology.graphs import look_up_agents
 
 Unit: TypeAlias = Literal["agent", "sample"]
 Adjacency: TypeAlias = Literal["replace", "add-remove"]
 Relation: TypeAlias = Literal["replace-one", "add-or-remove-one", "zero-out"]
 Sampling: TypeAlias = Literal["poisson", "passes", "every-step"]
 
+# The data that a unit protects, in words.
 PROTECTED: dict[Unit, str] = {
     "agent": "one agent's whole data set",
     "sample": "one sample of one agent",
 }
-"""The data that a unit protects, in words."""
-
-MOST_SAMPLES = 16.0
-"""The most samples an agent may have, as a multiple of batch_size/sampling_rate."""
-
+MOST_SAMPLES = 16.0  # that an agent may have, as a multiple of batch_size/sampling_rate
 # Beyond these, squares of gradients leave single precision: norms would come out as 0 or ∞.
 _SMALLEST_CLIP, _LARGEST_CLIP = 1e-15, 1e15
 _LARGEST_BATCH = 10**12
@@ -67,12 +60,8 @@ class ClippedQuery:
 
     ``adjacency`` defines neighbouring data sets: ``"replace"`` (the unit's data becomes any other)
     or ``"add-remove"`` (its gradient is present, or is zero). Under Poisson sampling the latter is
-    adding or removing one sample. In a batch of fixed size another sample would take its place, and
-    without an agent the graph would be another one. There the relation is known as zero-out, and
-    outputs call it that.
-
-    >>> ClippedQuery(0.1).sensitivity
-    0.2
+    adding or removing one sample; with batches of fixed size and for agents it is known as
+    zero-out.
     """
 
     clip: float
@@ -87,29 +76,24 @@ class ClippedQuery:
         require_in_range("clip", self.clip, _SMALLEST_CLIP, _LARGEST_CLIP, advice="try 0.1")
         object.__setattr__(self, "sampling", choose_sampling(self.unit, self.sampling))
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
-        needed = {"batch_size"} if self.unit == "sample" else set()
-        needed |= {"poisson": {"sampling_rate"}, "passes": {"steps_per_pass"}}.get(
-            str(self.sampling), set()
-        )
         # A number that is not used would be ignored in silence. An agent's mean over the batch is
         # clipped as a whole: its norm is at most C for any batch size, and all of it may change
         # with the agent's data, so that Δ must not be divided by the batch size.
-        for name in ("batch_size", "sampling_rate", "steps_per_pass"):
-            found = getattr(self, name)
-            require(
-                (found is not None) == (name in needed),
-                name,
-                f"{'given' if name in needed else 'None'} for unit={self.unit!r} and "
-                f"sampling={self.sampling!r}",
-                found,
-                advice="if each sample is clipped, use unit='sample'" * (self.unit == "agent"),
-            )
-        if self.batch_size is not None:
-            require_count("batch_size", self.batch_size, most=_LARGEST_BATCH)
-        if self.steps_per_pass is not None:
-            require_count("steps_per_pass", self.steps_per_pass)
-        if self.sampling_rate is not None:
-            rate = self.sampling_rate
+        needed = {
+            "batch_size": self.unit == "sample",
+            "sampling_rate": self.sampling == "poisson",
+            "steps_per_pass": self.sampling == "passes",
+        }
+        where = f"for unit={self.unit!r} and sampling={self.sampling!r}"
+        advice = "if each sample is clipped, use unit='sample'" * (self.unit == "agent")
+        for name, is_needed in needed.items():
+            found, rule = getattr(self, name), f"{'given' if is_needed else 'None'} {where}"
+            require((found is not None) == is_needed, name, rule, found, advice=advice)
+        for name, most in (("batch_size", _LARGEST_BATCH), ("steps_per_pass", _MOST_DECLARED)):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name), most=most)
+        rate = self.sampling_rate
+        if rate is not None:
             require(0 < rate <= 1, "sampling_rate", "in (0, 1]", rate, advice="it is B/m")
 
     @property
@@ -126,8 +110,7 @@ class ClippedQuery:
     def largest_norm(self) -> float:
         """The largest norm of one agent's gradient before noise.
 
-        Under Poisson sampling a batch may be all of an agent's samples. There should be
-        batch_size/sampling_rate of them, and may be up to ``MOST_SAMPLES`` times as many.
+        Under Poisson sampling all of an agent's samples, up to MOST_SAMPLES·B/p, may be in a batch.
         """
         if self.sampling_rate is None:
             return self.clip
@@ -141,10 +124,7 @@ class ClippedQuery:
 
     @property
     def least_samples(self) -> int:
-        """The fewest samples with which an agent's batches have their planned size, on average.
-
-        An agent with fewer has smaller batches: a sample is never used more often than was counted.
-        """
+        """The fewest samples with which an agent's batches have their planned size, on average."""
         if self.batch_size is None:
             return 1
         if self.steps_per_pass is not None:
@@ -156,15 +136,19 @@ class ClippedQuery:
         fewer = max(least - 1, 1)
         return fewer if self.batch_size / fewer <= self.sampling_rate else least
 
+    def require_mu(self) -> None:
+        """Raise if no single μ describes a run."""
+        if self.is_subsampled:
+            raise InvalidArgumentError(
+                f"mu is not defined with sampling_rate={self.sampling_rate:g}: no single μ "
+                "describes a subsampled run; use epsilon, delta or precision_cap"
+            )
+
     def participations(self, num_steps: int) -> int:
         """Return the most steps of a run that use the unit's data: all, or one for each pass begun.
 
-        Under Poisson sampling all steps may; the coins make most of them unlikely.
-
-        >>> query = ClippedQuery(
-        ...     1, unit="sample", batch_size=128, sampling="passes", steps_per_pass=21
-        ... )
-        >>> query.participations(1000)
+        >>> every_21 = {"batch_size": 128, "sampling": "passes", "steps_per_pass": 21}
+        >>> ClippedQuery(1, unit="sample", **every_21).participations(1000)
         48
         """
         return -(-num_steps // (self.steps_per_pass or 1))
@@ -188,61 +172,45 @@ class ClippedQuery:
 
 
 def choose_sampling(unit: Unit, sampling: Sampling | None) -> Sampling:
-    """Return the sampling, or the default of the unit: Poisson for samples.
-
-    >>> choose_sampling("sample", None)
-    'poisson'
-    """
+    """Return the sampling, or the default of the unit: Poisson for samples."""
     require_choice("unit", unit, get_args(Unit))
     if sampling is None:
         return "every-step" if unit == "agent" else "poisson"
     require_choice("sampling", sampling, get_args(Sampling))
-    require(
-        unit == "sample" or sampling == "every-step",
-        "sampling",
-        "'every-step' for unit='agent'",
-        repr(sampling),
-        advice="every agent takes part in every step; to protect samples, use unit='sample'",
-    )
+    if unit == "agent":
+        rule, advice = "'every-step' for unit='agent'", "to protect samples, use unit='sample'"
+        require(sampling == "every-step", "sampling", rule, repr(sampling), advice=advice)
     return sampling
 
 
 def describe_queries(queries: Sequence[ClippedQuery]) -> str:
     """Return clipping, sampling and adjacency in words; the queries differ in sampling at most."""
-    # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
-    return f"{_describe_clipping(queries)}; {queries[0].relation} adjacency"
-
-
-def _describe_clipping(queries: Sequence[ClippedQuery]) -> str:
     query = queries[0]
-    if query.unit == "agent":
-        return f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
     clipping = f"each sample's gradient is clipped to {write_exactly(query.clip)}"
-    if query.sampling == "poisson":
+    batches = f"{clipping} and averaged over batches of {query.batch_size}"
+    if query.unit == "agent":
+        recipe = f"its mini-batch gradient is clipped once to {write_exactly(query.clip)}"
+    elif query.sampling == "poisson":
         rates = write_range([q.sampling_rate or 1.0 for q in queries], "{:.6g}".format)
-        return (
+        recipe = (
             f"{clipping}, taken with probability {rates} (Poisson sampling), and the sum divided "
             f"by {query.batch_size}"
         )
-    batches = f"{clipping} and averaged over batches of {query.batch_size}"
-    if query.sampling == "passes":
+    elif query.sampling == "passes":
         lengths = write_range([q.steps_per_pass or 1 for q in queries], "{:.12g}".format)
-        return f"{batches}, each once in a pass of {lengths} batches in a new secret order"
-    return f"{batches}, of which each may have the sample"
+        recipe = f"{batches}, each once in a pass of {lengths} batches in a new secret order"
+    else:
+        recipe = f"{batches}, of which each may have the sample"
+    # Printed beside every ε: under zero-out, Δ and with it μ are half of those of replace-one.
+    return f"{recipe}; {query.relation} adjacency"
 
 
 def describe_adversary(max_colluders: int) -> str:
-    """Return an adversary in words, to stand next to every ε.
-
-    >>> describe_adversary(1)
-    'an eavesdropper together with one insider, who know every seed they share'
-    """
+    """Return an adversary in words, to stand next to every ε."""
     if max_colluders == 0:
         return "an eavesdropper who sees every message but knows no seed"
-    return (
-        f"an eavesdropper together with {describe_insiders(max_colluders)}, who know every seed "
-        "they share"
-    )
+    insiders = describe_insiders(max_colluders)
+    return f"an eavesdropper together with {insiders}, who know every seed they share"
 
 
 def describe_insiders(count: int) -> str:
@@ -250,54 +218,12 @@ def describe_insiders(count: int) -> str:
     return {0: "no insider", 1: "one insider"}.get(count, f"{count} insiders")
 
 
-_COLUMNS = (["agent", "epsilon"], ["agent", "epsilon", "delta"])
-
-
-def read_promises(
-    path: Path, names: Sequence[str] | None = None
-) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
-    """Read ε of each agent, and δ if there is a column for it, from a table with a header.
-
-    The columns are ``agent,epsilon`` or ``agent,epsilon,delta``, separated by commas; rows may have
-    any order.
-
-    Raises:
-        FileFormatError: the file is not such a table of all agents.
-    """
-    try:
-        rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-        header, *table = [[cell.strip() for cell in row] for row in rows if any(row)] or [[]]
-        columns = "agent,epsilon or agent,epsilon,delta"
-        require(header in _COLUMNS, "the first line", columns, quote(",".join(header)))
-        for row in table:
-            entries = f"a row of {len(header)} entries"
-            require(len(row) == len(header), "a promise", entries, quote(",".join(row)))
-        known = list(map(str, range(len(table)))) if names is None else names
-        owners = look_up_agents(known, [row[0] for row in table], argument="column agent")
-        missing = [name for agent, name in enumerate(known) if agent not in owners]
-        given = "given for every agent"
-        require(bool(table) and not missing, "a promise", given, f"none for {list_some(missing)}")
-        promises = dict(zip(owners, ([*map(float, row[1:])] for row in table), strict=True))
-        epsilons, *deltas = zip(*(promises[agent] for agent in range(len(known))), strict=True)
-    # Texts that are no numbers or not UTF-8, and what the checks refuse, are ValueErrors.
-    except OSError as error:
-        raise FileFormatError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, csv.Error) as error:
-        raise FileFormatError(f"{path}: not a table of promises: {error}") from error
-    return epsilons, deltas[0] if deltas else None
-
-
 # Beyond these no promise has a meaning, and arithmetic would not be exact.
 LARGEST_EPSILON = 1e9
 _MOST_STEPS = 10**15
 _LARGEST_WHOLE = 2**53
 _MOST_DECLARED = 10**15
-
-# Sizes within this factor of the least count as the least.
-_SAME_SIZE = 1.02
-
-_OF_EACH = ", each agent with its own,"
-
+_SAME_SIZE = 1.02  # sizes within this factor of the least count as the least
 # The fields that may have a value for each agent.
 _PER_AGENT = ("epsilon", "delta", "sampling_rate", "samples_per_agent")
 
@@ -333,8 +259,8 @@ class PrivacyBudget:
     loss distributions, because the paper has no bound for it.
 
     >>> budget = PrivacyBudget(epsilon=10, delta=1e-5, num_steps=5000, clip=0.1)
-    >>> budget.sensitivity, round(budget.mu, 6), round(budget.precision_cap, 7)
-    (0.2, 2.000446, 0.0200089)
+    >>> round(budget.mu, 6), round(budget.precision_cap, 7)
+    (2.000446, 0.0200089)
     >>> print(budget.describe())
     ε = 10, δ = 1e-05 over 5000 steps for one agent's whole data set (its mini-batch gradient
     is clipped once to 0.1; replace-one adjacency; exact Gaussian DP)
@@ -373,11 +299,10 @@ class PrivacyBudget:
             require_count("batch_size", self.batch_size)
         find_accountant(self.accounting)
         self._check_fields()
-        largest = f"positive, at most {LARGEST_EPSILON:g}"
         # Making the queries checks clip, adjacency, batch size and sampling rates.
         for epsilon, delta, query in dict.fromkeys(self.promises):
-            is_valid = 0 < epsilon <= LARGEST_EPSILON
-            require(is_valid, "epsilon", largest, epsilon, advice="try 1 to 10")
+            rule = f"positive, at most {LARGEST_EPSILON:g}"
+            require(0 < epsilon <= LARGEST_EPSILON, "epsilon", rule, epsilon, advice="try 1 to 10")
             require(0 < delta < 1, "delta", "in (0, 1)", delta, advice="try 1e-5")
             if query.is_subsampled:
                 require_exact(self.accounting)
@@ -400,11 +325,9 @@ class PrivacyBudget:
         require(size is not None, "batch_size", "given for unit='sample'", size)
         rate, samples = fit_sampling(sizes, size, fields.get("sampling"))
         budget = cls(**fields, unit="sample", sampling_rate=rate, samples_per_agent=samples)
-        if budget.adjacency == "add-remove" and budget.sampling == "poisson":
-            raise InvalidArgumentError(
-                "adjacency must be 'replace' for a rate from the data's sizes, found 'add-remove', "
-                "under which sizes are private: give a public number as samples_per_agent"
-            )
+        is_public = budget.adjacency == "replace" or budget.sampling != "poisson"
+        rule, advice = "'replace' for a rate from sizes", "give a public samples_per_agent"
+        require(is_public, "adjacency", rule, repr(budget.adjacency), advice=advice)
         return budget
 
     @property
@@ -416,9 +339,11 @@ class PrivacyBudget:
     @cached_property
     def promises(self) -> tuple[AgentPromise, ...]:
         """The promise of each agent, or one for all agents if ``num_agents`` is None."""
+        values = [getattr(self, name) for name in _PER_AGENT]
+        columns = [v if isinstance(v, tuple) else (v,) * (self.num_agents or 1) for v in values]
         return tuple(
             AgentPromise(epsilon, delta, self._make_query(rate, samples))
-            for epsilon, delta, rate, samples in zip(*self._columns(), strict=True)
+            for epsilon, delta, rate, samples in zip(*columns, strict=True)
         )
 
     @property
@@ -435,19 +360,15 @@ class PrivacyBudget:
         """Return the budget of one agent, in which every field has one value."""
         if self.num_agents is None:
             return self
-        require(0 <= agent < self.num_agents, "agent", f"below {self.num_agents}", agent)
+        require_in_range("agent", agent, 0, self.num_agents - 1)
         values = {name: getattr(self, name) for name in _PER_AGENT}
-        own = {name: v[agent] if isinstance(v, tuple) else v for name, v in values.items()}
-        return replace(self, **own)
+        return replace(self, **{k: v[agent] for k, v in values.items() if isinstance(v, tuple)})
 
     @property
     def promise(self) -> AgentPromise:
         """The promise that all agents have; raises if they differ."""
-        if not self.is_uniform:
-            raise InvalidArgumentError(
-                "this budget has different promises or samplings for different agents, so it has "
-                "no single one: use of_agent(i) for agent i, or precision_caps for all"
-            )
+        rule = "one promise and sampling for all agents here"
+        require(self.is_uniform, "budget", rule, "several", advice="use of_agent(i)")
         return self.promises[0]
 
     @property
@@ -455,32 +376,18 @@ class PrivacyBudget:
         """The clipped gradient that each agent releases at each step; raises if they differ."""
         return self.promise.query
 
-    @property
-    def sensitivity(self) -> float:
-        """Δ: the largest distance between the releases of neighbouring data sets at one step."""
-        # Agents can differ in sampling, which does not change it.
-        return self.promises[0].query.sensitivity
-
     @cached_property
     def mu(self) -> float:
-        """The Gaussian-DP parameter of the whole run when every [R⁻¹]_ii is at the cap.
-
-        Raises ``InvalidArgumentError`` for a subsampled budget: no single μ describes such a run.
-        """
-        promise = self.promise
-        if promise.query.is_subsampled:
-            raise InvalidArgumentError(
-                f"mu is not defined with sampling_rate={promise.query.sampling_rate:g}: no single "
-                "μ describes a subsampled run; use precision_cap"
-            )
-        return self._mu_of(promise)
+        """The Gaussian-DP parameter of the whole run when every [R⁻¹]_ii is at the cap."""
+        epsilon, delta, query = self.promise
+        query.require_mu()
+        return find_accountant(self.accounting).mu_from(epsilon, delta)
 
     @property
     def precision_cap(self) -> float:
         """b: the largest [R⁻¹]_ii that the budget allows, μ²/(Δ²K) for K participations.
 
-        Rounded down: accounting for a run at the cap gives an ε of at most ``epsilon``. Raises if
-        agents have different promises: see ``precision_caps``.
+        It is rounded down. Raises if agents have different promises: see ``precision_caps``.
         """
         return self._caps[self.promise]
 
@@ -503,7 +410,7 @@ class PrivacyBudget:
 
     def describe(self) -> str:
         """Return one line with the promise, the protected data, the sampling and the accounting."""
-        steps = f"{self.num_steps} step" + ("s" if self.num_steps > 1 else "")
+        steps = f"{self.num_steps} step{'s' * (self.num_steps > 1)}"
         epsilons, deltas, queries = zip(*self.promises, strict=True)
         counted = find_accountant(self.accounting).description
         if any(query.is_subsampled for query in queries):
@@ -512,40 +419,32 @@ class PrivacyBudget:
             uses = [query.participations(self.num_steps) for query in queries]
             most = write_range(uses, "{:.12g}".format)
             counted = f"{counted} of at most {most} steps with a sample"
-        whose = "" if len(set(zip(epsilons, deltas, strict=True))) == 1 else _OF_EACH
+        is_one = len(set(zip(epsilons, deltas, strict=True))) == 1
+        whose = "" if is_one else ", each agent with its own,"
         promise = f"ε = {write_range(epsilons)}, δ = {write_range(deltas)}{whose} over {steps}"
         return f"{promise} for {queries[0].protects} ({describe_queries(queries)}; {counted})"
 
     @cached_property
     def _caps(self) -> dict[AgentPromise, float]:
-        # Calibration under Poisson sampling takes a second: once for each distinct promise.
-        return {promise: self._find_cap(promise) for promise in dict.fromkeys(self.promises)}
-
-    def _find_cap(self, promise: AgentPromise) -> float:
-        query = promise.query
+        caps: dict[AgentPromise, float] = {}
         steps = self.num_steps
-        if query.is_subsampled:
-            return subsampling.calibrate_precision(
-                promise.epsilon, promise.delta, num_steps=steps, query=query
-            )
-        ratio = self._mu_of(promise) / query.sensitivity
-        return ratio * ratio / query.participations(steps)
-
-    def _mu_of(self, promise: AgentPromise) -> float:
-        return find_accountant(self.accounting).mu_from(promise.epsilon, promise.delta)
+        # Calibration under Poisson sampling takes a second: once for each distinct promise.
+        for epsilon, delta, query in dict.fromkeys(self.promises):
+            if query.is_subsampled:
+                cap = subsampling.calibrate_precision(epsilon, delta, num_steps=steps, query=query)
+            else:
+                mu = find_accountant(self.accounting).mu_from(epsilon, delta)
+                ratio = mu / query.sensitivity
+                cap = ratio * ratio / query.participations(steps)
+            caps[AgentPromise(epsilon, delta, query)] = cap
+        return caps
 
     def _each(self, num_agents: int, value_of: Callable[[AgentPromise], float]) -> FloatArray:
         values = [value_of(promise) for promise in self.promises]
         if self.num_agents is None:
-            return np.full(num_agents, values[0], dtype=np.float64)
+            values *= num_agents
         require_length("promises of the budget", len(values), num_agents, per="agent")
         return np.array(values, dtype=np.float64)
-
-    def _columns(self) -> list[tuple[float, ...]]:
-        """Return ε, δ, rates and samples, with one value for each agent, or a single one."""
-        count = self.num_agents or 1
-        values = [getattr(self, name) for name in _PER_AGENT]
-        return [value if isinstance(value, tuple) else (value,) * count for value in values]
 
     def _make_query(self, rate: float | None, samples: float | None) -> ClippedQuery:
         size = self.batch_size
@@ -582,14 +481,12 @@ class PrivacyBudget:
         # Beside samples, a rate would be ignored; without both, nothing is known of the sampling.
         given = [name for name in _PER_AGENT[2:] if getattr(self, name) is not None]
         is_enough = samples is not None or self.sampling == "every-step"
-        if self.unit == "sample" and not (
-            len(given) == 1 if self.sampling == "poisson" else is_enough
-        ):
+        is_known = len(given) == 1 if self.sampling == "poisson" else is_enough
+        if self.unit == "sample" and not is_known:
             raise InvalidArgumentError(
                 f"sampling={self.sampling!r} needs samples_per_agent, which is public (poisson: or "
-                f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' (each sample "
-                "by a coin) needs the least noise, 'passes' (batches of fixed size, with a sample "
-                "in one of each pass) more, and 'every-step' the most, but no number"
+                f"sampling_rate), found {' and '.join(given) or 'neither'}; 'poisson' needs the "
+                "least noise, 'passes' more, and 'every-step' the most, but no number"
             )
 
 
@@ -604,10 +501,9 @@ def fit_sampling(
 ) -> tuple[float | None, int | tuple[int, ...] | None]:
     """Return the sampling rate, or else the samples per agent, for data sets of these sizes.
 
-    Poisson sampling has one rate, at which an agent of average size draws ``batch_size`` samples.
-    The largest rate decides how much noise all agents add, so a higher rate for a small agent would
-    cost all others. At the common rate, an agent's batches are in proportion to its samples.
-    Passes are counted for each agent; sizes within 2 % of each other count as the least.
+    Poisson sampling has one rate, at which an agent of average size draws ``batch_size`` samples:
+    the largest rate decides how much noise all agents add. Passes are counted for each agent; sizes
+    within 2 % of each other count as the least.
 
     >>> fit_sampling([80, 120], 10, "poisson")
     (0.1, None)

@@ -1,11 +1,8 @@
 """Composition of the releases under several plans into one total ε of an agent or a sample.
 
 Privacy losses on the same data add up, whatever plans, keys and machines they were released with.
-The totals here are computed from the mechanisms themselves, not from their ε:
-
-- Gaussian mechanisms compose to one with μ² = Σ Δ² K y, over K uses of the unit at [R⁻¹]_ii = y.
-- Poisson sampling composes by privacy loss distributions (``dp_accounting``); the Gaussian rest is
-  one more distribution.
+Gaussian mechanisms compose to one with μ² = Σ Δ² K y, over K uses of the unit at [R⁻¹]_ii = y.
+Poisson sampling composes by privacy loss distributions; the Gaussian rest is one more.
 
 **Unit.** A release that protects an agent's whole data protects each sample of it: whatever
 happens to one sample moves the agent's gradient by 2C at most. A release that protects a sample
@@ -17,32 +14,27 @@ twice its contribution (under Poisson sampling: two opposite shifts).
 
 **Adversary.** The total holds against as many insiders as every plan covers.
 
-**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``), and those
-of all plans together (Σε₁, Σδ′)-close. If the ideal releases are (ε₀, δ₀)-private, the computed
-ones are (ε₀ + 2Σε₁, δ)-private with either of
+**Floats.** Releases of a plan are (ε₁, δ′)-close to ideal ones (``corn.privacy.floats``). If the
+ideal releases of all plans are (ε₀, δ₀)-private, the computed ones are (ε₀ + 2Σε₁, δ)-private with
 
-    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan;
+    δ = e^Σε₁ δ₀ + Σδ′ (1 + e^(ε₀ + Σε₁))      all plans at once, as for a single plan, or
     δ = e^Σε₁ (δ₀ + Σδ″) + Σδ′                 plan by plan.
 
-In the second, δ″ bounds the ideal probability under one data set of outcomes of a plan that have
-probability δ′ under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x). It does
-not grow with the total ε₀. ``docs/floats.md`` has the proof.
+δ″ bounds the ideal probability under one data set of outcomes of a plan that have probability δ′
+under its neighbour: it is e^x δ′ + δ(x) for any x, with the plan's own δ(x) (``docs/floats.md``).
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from corn.checks import require, require_count, require_in_range
-from corn.errors import InvalidArgumentError
-from corn.parsing import build, parse_json
 from corn.privacy import gaussian
 from corn.privacy.budget import (
     PROTECTED,
@@ -66,9 +58,8 @@ _NUM_LEVELS = 80
 class PlanTerms:
     """The public terms under which one agent releases by a plan.
 
-    Attributes:
-        budget: the plan's promise to this agent, with one number in each field.
-        max_colluders: the number of insiders against whom it holds.
+    ``budget`` is the plan's promise to this agent, with one number in each field;
+    ``max_colluders`` is the number of insiders against whom it holds.
     """
 
     budget: PrivacyBudget
@@ -76,11 +67,8 @@ class PlanTerms:
 
     def __post_init__(self) -> None:
         require_count("max_colluders", self.max_colluders, least=0)
-        if self.budget.num_agents is not None:
-            raise InvalidArgumentError(
-                "budget must be that of one agent, with one number in each field: use "
-                "budget.of_agent(i)"
-            )
+        is_one = self.budget.num_agents is None
+        require(is_one, "budget", "that of one agent", "more", advice="use budget.of_agent(i)")
         # The accountant that designed the noise does not change what was released. Its name in a
         # file would repeat its warnings wherever the file is read.
         if self.budget.accounting != "gdp":
@@ -93,25 +81,12 @@ class PlanTerms:
         margin = 1.01 if self.budget.query.is_subsampled else 1 + 1e-9
         return margin * set_aside(self.budget).precision_cap
 
-    def to_text(self) -> str:
-        """Return one line of JSON, the same for equal terms."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def from_text(cls, text: str) -> PlanTerms:
-        """Read what :meth:`to_text` wrote, or raise ``InvalidArgumentError``."""
-        terms: PlanTerms = build(cls, parse_json(text.encode()), "the terms")
-        return terms
-
 
 @dataclass(frozen=True)
 class Expense:
-    """The releases of one agent under one plan.
+    """The releases of one agent under one plan: as many as there were, or may have been.
 
-    Attributes:
-        terms: the terms of the plan.
-        precision: the largest [R⁻¹]_ii of the noise, against the plan's adversary.
-        num_releases: the number of releases that there were, or may have been.
+    ``precision`` is the largest [R⁻¹]_ii of the noise, against the plan's adversary.
     """
 
     terms: PlanTerms
@@ -132,14 +107,11 @@ class Expense:
 class TotalLoss:
     """The privacy of everything that was released of one agent's data, as an upper bound.
 
-    Attributes:
-        epsilon: ε at ``delta``, effects of floating point included. It is infinite where nothing is
-            promised: for unit ``agent`` if any release protects only samples.
-        delta: δ of the total.
-        unit: the data that it protects.
-        relation: the adjacency, which is zero-out if any release with the adjacency add-remove is
-            of a batch of fixed size, or of an agent; None without releases.
-        max_colluders: the insiders against whom all of it holds; None without releases.
+    ``epsilon`` is ε at ``delta`` for ``unit``, effects of floating point included. It is infinite
+    where nothing is promised: for unit ``agent`` if any release protects only samples. ``relation``
+    is the adjacency, which is zero-out if any release with the adjacency add-remove is of a batch
+    of fixed size, or of an agent. All of it holds against ``max_colluders`` insiders. Both are None
+    without releases.
     """
 
     epsilon: float
@@ -152,19 +124,14 @@ class TotalLoss:
         """Return the total in words, with unit, neighbours and adversary."""
         if self.max_colluders is None:
             return "ε = 0, as nothing was released"
-        return (
-            f"{self.describe_epsilon()} at δ = {write_exactly(self.delta)} for "
-            f"{PROTECTED[self.unit]} ({self.relation} adjacency), against "
-            f"{describe_adversary(self.max_colluders)}"
-        )
+        promise = f"{self.describe_epsilon()} at δ = {write_exactly(self.delta)}"
+        whose = f"{PROTECTED[self.unit]} ({self.relation} adjacency)"
+        return f"{promise} for {whose}, against {describe_adversary(self.max_colluders)}"
 
     def describe_epsilon(self) -> str:
         """Return ε, rounded up."""
-        return (
-            f"ε = {round_up(self.epsilon)}"
-            if math.isfinite(self.epsilon)
-            else "no ε that can be proved"
-        )
+        is_proved = math.isfinite(self.epsilon)
+        return f"ε = {round_up(self.epsilon)}" if is_proved else "no ε that can be proved"
 
 
 def common_unit(expenses: Iterable[Expense]) -> Unit:
@@ -265,13 +232,12 @@ def _include_floats(
     ideal = _idealise(expenses, unit, adjacency)
     reserves = [bound_reserve(expense.terms.budget) for expense in expenses]
     ratio, failure = (math.fsum(part) for part in zip(*reserves, strict=True))
-    exposed = [
-        _expose_failure(_idealise([expense], unit, adjacency), own)
-        for expense, (_, own) in zip(expenses, reserves, strict=True)
-    ]
-    by_plan = ideal.epsilon((delta - failure) * math.exp(-ratio) - math.fsum(exposed))
+    singles = (_idealise([expense], unit, adjacency) for expense in expenses)
+    exposed = [_expose_failure(k, own) for k, (_, own) in zip(singles, reserves, strict=True)]
+    shrink = math.exp(-ratio)
+    by_plan = ideal.epsilon((delta - failure) * shrink - math.fsum(exposed))
     at_once = _solve_at_once(
-        ideal.epsilon, lambda x: (delta - failure * (1 + math.exp(x + ratio))) * math.exp(-ratio)
+        lambda x: ideal.epsilon((delta - failure * (1 + math.exp(x + ratio))) * shrink)
     )
     return (min(by_plan, at_once) + 2 * ratio) * (1 + _ROUNDING)
 
@@ -282,18 +248,16 @@ def _expose_failure(ideal: _Ideal, failure: float) -> float:
     return min(math.exp(level) * failure + ideal.delta(level) for level in levels)
 
 
-def _solve_at_once(
-    epsilon_at: Callable[[float], float], delta_left: Callable[[float], float]
-) -> float:
-    """Return an x with ``epsilon_at(delta_left(x))`` ≤ x, or ∞; the less δ is left, the larger."""
-    x = epsilon_at(delta_left(0.0))
+def _solve_at_once(epsilon_at: Callable[[float], float]) -> float:
+    """Return an x with ``epsilon_at(x)`` ≤ x, or ∞; the less δ is left, the larger."""
+    x = epsilon_at(0.0)
     for _ in range(_MAX_ROUNDS):
         # e^x overflows beyond this, and no δ would be left long before.
         if not x < 500:
             return math.inf
         # A little above the last round: rounds approach the solution from below.
         x *= 1 + 1e-9
-        found = epsilon_at(delta_left(x))
+        found = epsilon_at(x)
         if found <= x:
             return x
         x = found

@@ -27,9 +27,8 @@ from corn.privacy.accounting import account_precision, account_promises
 from corn.privacy.budget import LARGEST_EPSILON, PrivacyBudget
 from corn.privacy.rounding import write_exactly
 
+# The part of ε, and of δ, that is set aside for floating point.
 RESERVE = 2.0**-9
-"""The part of ε, and of δ, that is set aside for floating point."""
-
 # Of ε₁, for which the proof needs e^ε₁ < 2.
 _LARGEST_LOG_RATIO = math.log(2)
 _ROUNDING = 1e-9
@@ -40,26 +39,16 @@ _MAX_ROUNDS = 10
 class FloatLoss:
     """The distance of one coordinate of a step, over all agents, from a release of real numbers.
 
-    Attributes:
-        log_ratio: ξ, a bound on the logarithm of the ratio of probabilities.
-        failure: β, the total variation in addition to it.
+    The logarithm of the ratio of probabilities is at most ξ, up to a total variation β.
     """
 
     log_ratio: float
     failure: float
 
     def max_values(self, budget: PrivacyBudget) -> float:
-        """Return how many coordinates, steps × parameters, the reserve of a budget covers.
-
-        >>> budget = PrivacyBudget(1, 1e-5, num_steps=1000, clip=0.1)
-        >>> FloatLoss(log_ratio=1e-9, failure=1e-40).max_values(budget) > 1e9
-        True
-        """
+        """Return how many coordinates, steps × parameters, the reserve of a budget covers."""
         # The strictest promise decides: all agents release values of the same model.
-        return min(
-            self._max_values(epsilon, delta)
-            for epsilon, delta in {(p.epsilon, p.delta) for p in budget.promises}
-        )
+        return min(self._max_values(p.epsilon, p.delta) for p in set(budget.promises))
 
     def _max_values(self, epsilon: float, delta: float) -> float:
         each = RESERVE * epsilon / 2  # ε₁, of which there are two
@@ -81,7 +70,7 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
     (True, True)
     """
     largest = max(p.epsilon for p in budget.promises)
-    # Otherwise δ₀ could be rounded to zero.
+    # Beyond, δ₀ could be rounded to zero.
     if RESERVE * largest / 2 >= _LARGEST_LOG_RATIO:
         raise InfeasibleError(
             f"epsilon={write_exactly(largest)} cannot be promised in floating point: try 1 to 10"
@@ -97,10 +86,9 @@ def set_aside(budget: PrivacyBudget) -> PrivacyBudget:
 
 
 def bound_reserve(budget: PrivacyBudget) -> tuple[float, float]:
-    """Return ε₁ and δ′ = e^ε₁ (δ₁ + Nβ), at the most, of a run within the limits of a budget.
+    """Return ε₁ and δ′ = e^ε₁ (δ₁ + Nβ), at the most, of a run within a budget of one promise.
 
-    On the same data, the computed releases are (ε₁, δ′)-close to the ideal ones. ``budget`` is that
-    of one agent, or has the same promise for all.
+    On the same data, the computed releases are (ε₁, δ′)-close to the ideal ones.
     """
     epsilon, delta, _ = budget.promise
     each = RESERVE * epsilon / 2
@@ -112,13 +100,8 @@ def bound_reserve(budget: PrivacyBudget) -> tuple[float, float]:
 def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: int) -> FloatArray:
     """Return each agent's ε at its own δ, reserve included, for a run within the budget's limits.
 
-    Args:
-        precision: [R⁻¹]_ii of each agent, shape (n,).
-        budget: the promise of the run; a run of more values than it allows is not covered.
-        num_steps: the number of steps released; without any, nothing is spent.
-
-    It is infinite for an agent with less privacy than ``budget`` promises: the reserve is then not
-    proved to be sufficient; see :func:`find_promise`.
+    ``precision`` is [R⁻¹]_ii of each agent, shape (n,). For an agent with less privacy than
+    ``budget`` promises ε is infinite: the reserve is not proved to be sufficient (`find_promise`).
     """
     ideal = set_aside(budget)
     real = account_promises(precision, ideal, num_steps=num_steps)
@@ -130,10 +113,7 @@ def account_floats(precision: ArrayLike, budget: PrivacyBudget, *, num_steps: in
 
 
 def find_promise(precision: float, budget: PrivacyBudget, *, num_steps: int) -> PrivacyBudget:
-    """Return the smallest budget at the same δ that this many steps at this [R⁻¹]_ii keep.
-
-    ``budget`` is that of one agent, or has the same promise for all.
-    """
+    """Return the smallest budget at the δ of a promise that steps at this [R⁻¹]_ii keep."""
     loss = account_precision([precision], budget.query, num_steps=num_steps)
     promise = replace(budget, num_steps=num_steps, accounting="gdp")
     # The reserve of δ depends on ε, if only a little. Each round comes closer from below.

@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.special import erfcx
@@ -34,9 +33,6 @@ def delta_from(mu: float, epsilon: float) -> float:
 
     The relative error is below 1e-12·(1 + μ) wherever δ is a normal number, against 60-digit
     arithmetic. Both ends are defined: μ = 0 gives 0, μ = ∞ gives 1, and no ε overflows.
-
-    >>> round(delta_from(1.0, 0.0), 12)  # the total variation distance
-    0.382924922548
     """
     require_in_range("mu", mu, 0)
     require_in_range("epsilon", epsilon, 0)
@@ -63,9 +59,6 @@ def epsilon_from(mu: float, delta: float) -> float:
     """Return the least ε ≥ 0 for which δ(ε) ≤ ``delta``, rounded up: ``delta_from`` confirms it.
 
     It is infinite where no finite ε suffices: ``delta`` = 0 or μ = ∞.
-
-    >>> round(epsilon_from(2.00044562, 1e-5), 6)
-    10.0
     """
     require_in_range("mu", mu, 0)
     require_in_range("delta", delta, 0, 1)
@@ -88,12 +81,8 @@ def epsilon_from(mu: float, delta: float) -> float:
 def mu_from(epsilon: float, delta: float) -> float:
     """Return the largest μ that is (ε, δ)-DP, rounded down.
 
-    The margin is four times the rounding error of ``delta_from``, of which ``epsilon_from`` uses
-    up one: so ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε, and for ε in [0.01, 100] within
-    1e-9 of it, even after the μ has been through a few more operations.
-
-    >>> round(mu_from(10, 1e-5), 8)
-    2.00044562
+    The margin is four times the rounding error of ``delta_from``, of which ``epsilon_from`` uses up
+    one: so ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε, also after a few operations.
     """
     require_in_range("epsilon", epsilon, 0)
     require_in_range("delta", delta, 0, 1)
@@ -118,11 +107,7 @@ def round_down(value: float) -> float:
 
 
 def bisect(accepts: Callable[[float], bool], *, accepted: float, rejected: float) -> float:
-    """Return an accepted number with a rejected one right beside it in floating point.
-
-    The result was itself tested, unless it is ``accepted``, for which the caller is responsible. So
-    the search ends on the accepted side by construction, not by tolerance.
-    """
+    """Return an accepted number, tested unless it is ``accepted``, right beside a rejected one."""
     middle = accepted + (rejected - accepted) / 2
     while middle not in (accepted, rejected):
         if accepts(middle):
@@ -151,16 +136,12 @@ def _erfcx_drop(centre: float, half_width: float) -> float:
 
 Accounting: TypeAlias = Literal["gdp", "rdp", "paper"]
 
+# Theorem 2 proves eq. (13b) for ε up to this times ln(1/δ).
 LIMIT_FACTOR = 8 * (1 - 1 / math.sqrt(2))
-"""Theorem 2 proves eq. (13b) for ε up to this times ln(1/δ)."""
 
 
-@dataclass(frozen=True)
-class Accountant:
-    """Two functions that agree with each other, and a description for people.
-
-    ``mu_from`` rounds down, so that ``epsilon_from(mu_from(ε, δ), δ)`` is never above ε.
-    """
+class Accountant(NamedTuple):
+    """Two functions with ``epsilon_from(mu_from(ε, δ), δ)`` ≤ ε, and a description for people."""
 
     description: str
     epsilon_from: Callable[[float, float], float]
@@ -173,14 +154,9 @@ def find_accountant(accounting: Accounting) -> Accountant:
 
 
 def require_exact(accounting: Accounting) -> None:
-    """Raise unless accounting is exact, as it must be under Poisson sampling."""
-    require(
-        accounting == "gdp",
-        "accounting",
-        "'gdp' under Poisson sampling",
-        repr(accounting),
-        advice="the paper's bounds do not cover sampling",
-    )
+    """Raise unless accounting is exact: the paper's bounds do not cover Poisson sampling."""
+    rule = "'gdp' under Poisson sampling"
+    require(accounting == "gdp", "accounting", rule, repr(accounting))
 
 
 def is_proved(epsilon: float, delta: float) -> bool:
@@ -213,11 +189,7 @@ def _make_bound(
     epsilon_of: Callable[[float, float], float],
     mu_of: Callable[[float, float], float],
 ) -> Accountant:
-    """Return the accountant of a formula in μ, ε and L = ln(1/δ), with its limits.
-
-    ``epsilon_of`` is given μ and L, ``mu_of`` ε and L: all positive and finite, but for L, which
-    may be zero.
-    """
+    """Return the accountant of formulas in positive μ and L, or ε and L, with L = ln(1/δ) ≥ 0."""
 
     def find_epsilon(mu: float, delta: float) -> float:
         require_in_range("mu", mu, 0)
@@ -236,6 +208,7 @@ def _make_bound(
     return Accountant(description, find_epsilon, find_mu)
 
 
+# ``gdp`` is exact; ``rdp`` is a bound, and so is ``paper`` as far as Theorem 2 proves it.
 ACCOUNTANTS: dict[Accounting, Accountant] = {
     "gdp": Accountant("exact Gaussian DP", epsilon_from, mu_from),
     "rdp": _make_bound(
@@ -250,5 +223,3 @@ ACCOUNTANTS: dict[Accounting, Accountant] = {
         mu_of=lambda epsilon, L: epsilon / (2 * math.sqrt(L)) if L else math.inf,
     ),
 }
-"""The accountant of each name. ``gdp`` is exact; ``rdp`` is a bound, and so is ``paper`` as far as
-Theorem 2 proves it: see ``warn_if_unproved``."""

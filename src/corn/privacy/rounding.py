@@ -20,42 +20,26 @@ def round_up(value: float, digits: int = 6) -> str:
 
 
 def round_bound_down(value: float, digits: int = 6) -> str:
-    """Return this many digits, rounded down: a printed lower bound must hold too.
-
-    >>> round_bound_down(1.2399, 3), round_bound_down(0.0)
-    ('1.23', '0')
-    """
+    """Return this many digits, rounded down: a printed lower bound must hold too."""
     return _round(value, digits, ROUND_FLOOR)
 
 
 def write_exactly(value: float) -> str:
-    """Return the shortest usual text that reads back as this number: for commands to copy.
-
-    >>> write_exactly(10.0), write_exactly(1e-5), write_exactly(0.1234567)
-    ('10', '1e-05', '0.1234567')
-    """
+    """Return the shortest usual text that reads back as this number: for commands to copy."""
     short = f"{value:g}"
     # A rounded ε would be another promise.
     return short if float(short) == value else repr(float(value))
 
 
 def write_range(values: Any, write: Callable[[float], str] = write_exactly) -> str:
-    """Return one number, by default as it is, or the least and the largest of several.
-
-    >>> write_range([1.0, 1.0]), write_range([0.1234567, 8.0])
-    ('1', '0.1234567 to 8')
-    """
+    """Return one number, by default as it is, or the least and the largest of several."""
     least, most = (write(float(bound)) for bound in (np.min(values), np.max(values)))
     # By their text, as values that differ in later digits would be shown as "1 to 1".
     return least if least == most else f"{least} to {most}"
 
 
 def round_up_range(values: Any) -> str:
-    """Return one ε, or the least and the largest of several, each rounded up.
-
-    >>> round_up_range(1.00000001), round_up_range([0.5, 2.0])
-    ('1.00001', '0.5 to 2')
-    """
+    """Return one ε, or the least and the largest of several, each rounded up."""
     return write_range(values, round_up)
 
 
