@@ -49,7 +49,7 @@ def test_a_flood_of_strangers_does_not_displace_an_agent(
         credentials.prologue(Purpose.LINK, NO_SESSION, 1, 0),
         is_initiator=True,
     )
-    first = Greeting(Purpose.LINK, 1, 0).encode() + handshake.write_first()
+    first = Greeting(Purpose.LINK, 1, 0).encode() + handshake.write()
     with socket.create_connection((LOCALHOST, listener.port), timeout=20) as connection:
         if is_proved:
             connection.sendall(first)
@@ -57,7 +57,7 @@ def test_a_flood_of_strangers_does_not_displace_an_agent(
         strangers = flood(listener, source)
         if not is_proved:
             connection.sendall(first)
-        handshake.read_second(connection.recv(HANDSHAKE_BYTES, socket.MSG_WAITALL))
+        handshake.read(connection.recv(HANDSHAKE_BYTES, socket.MSG_WAITALL))
         Channel(connection, 0, handshake.split()).send(b"")
         channel = arrived.get(timeout=20)
         channel.close()
