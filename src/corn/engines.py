@@ -77,6 +77,8 @@ CONSORTIUM_FILE, PLAN_FILE = "consortium.toml", "plan.corn"
 PARAMETERS = "parameters"
 """The one array of a model whose task has no module with names."""
 
+# As they are named in messages: anybody may have sent one.
+_WORDS: dict[str, np.dtype[Any]] = {np.dtype(each).str: np.dtype(each) for each in WORDS.values()}
 _SUMS_KEPT = 4
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 _LOGGER = logging.getLogger("corn.engines")
@@ -133,12 +135,9 @@ class AbortedError(CornError):
 class Hello(NamedTuple):
     """An agent's signed statement that it is ready for a sum.
 
-    Attributes:
-        agent: Its number.
-        plan: The fingerprint of its plan of all agents.
-        model: A digest of the model that its update starts from; see ``sum_releases``.
-        nonce: Its contribution to the nonce of the sum, which it has never used before.
-        signature: By the agent's key of the roster, over the other fields.
+    It has the fingerprint of its plan of all agents, a digest of the model that its update starts
+    from, and its contribution to the nonce of the sum, which it has never used before. The
+    signature is by the agent's key of the roster.
     """
 
     agent: int
@@ -147,14 +146,9 @@ class Hello(NamedTuple):
     nonce: bytes
     signature: bytes = b""
 
-    @property
-    def start(self) -> tuple[bytes, bytes]:
-        """What all agents of a sum must have in common."""
-        return self.plan, self.model
-
     def statement(self) -> bytes:
         """Return what is signed."""
-        return encode_fields("corn hello 1", self.agent, self.plan, self.model, self.nonce)
+        return encode_fields("corn hello 1", *self[:-1])
 
     def encode(self) -> bytes:
         """Return the hello as a message."""
@@ -234,7 +228,7 @@ class AgentRelease:
         roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
         said = [read_hello(each, roster) for each in hellos]
         start = fingerprint(self.plan), model
-        if other := [hello.agent for hello in said if hello.start != start]:
+        if other := [hello.agent for hello in said if (hello.plan, hello.model) != start]:
             who = add_names(name_agents(other), roster.names)
             raise PublicError(f"refuses to release: {who} have another plan or model")
         nonces = {hello.agent: hello.nonce for hello in said}
@@ -394,10 +388,9 @@ class SumRounds:
     def answer(self, request: Mapping[str, Any], sender: str = "") -> dict[str, Any]:
         """Return the answer to one message of an agent; anybody may have sent it.
 
-        Args:
-            request: The message: an encoded hello; or the number of a sum, and masked integers.
-            sender: The name by which the engine knows the site that sent it. Messages of one agent
-                in one sum must come from one site.
+        ``request`` has an encoded hello; or the number of a sum, and masked integers. ``sender`` is
+        the name by which the engine knows the site that sent it: messages of one agent in one sum
+        must come from one site.
         """
         with self._lock:
             try:
@@ -408,11 +401,10 @@ class SumRounds:
                 return {"status": "refused", "reason": str(error)}
 
     def _meet(self, hello: Hello, sender: str) -> dict[str, Any]:
-        for number, known in self._sums.items():
+        for known in self._sums.values():
             if known.hellos.get(hello.agent) == hello:
-                return {"status": "begun", "sum": number, "hellos": known.encode_hellos()}
-            is_same = hello.start in (each.start for each in known.hellos.values())
-            if is_same and not known.check_deadline():
+                return known.announce()
+            if _have_one_start([hello, *known.hellos.values()]) and not known.check_deadline():
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited.add(hello.agent)
                 return {"status": "late"}
@@ -420,11 +412,8 @@ class SumRounds:
         # The last one counts: an agent that was restarted has a new nonce.
         if self._ready.get(hello.agent, (None,))[0] != hello:
             self._ready[hello.agent] = hello, sender, now
-        group = {
-            agent: each
-            for agent, each in sorted(self._ready.items())
-            if each[0].start == hello.start
-        }
+        ready = sorted(self._ready.items())
+        group = {agent: each for agent, each in ready if _have_one_start([hello, each[0]])}
         is_enough = len(group) >= self._min_agents
         is_late = now - min(since for *_, since in group.values()) > self._wait
         if not (is_enough and self._awaited <= group.keys()) and not is_late:
@@ -435,15 +424,15 @@ class SumRounds:
             return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
         self._awaited = set(group)
         self._num_sums += 1
-        begun = _Sum(
+        begun = self._sums[self._num_sums] = _Sum(
+            self._num_sums,
             hellos={agent: each for agent, (each, *_) in group.items()},
             senders={agent: name for agent, (_, name, _) in group.items()},
             deadline=now + self._wait,
         )
-        self._sums[self._num_sums] = begun
         # Slower agents may still ask for the sum before; nobody needs older ones.
         self._sums.pop(self._num_sums - _SUMS_KEPT, None)
-        return {"status": "begun", "sum": self._num_sums, "hellos": begun.encode_hellos()}
+        return begun.announce()
 
     def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
         agent, number = request.get("agent"), request.get("sum")
@@ -451,7 +440,7 @@ class SumRounds:
         if known is None or type(agent) is not int or known.senders.get(agent) != sender:
             raise PublicError("refuses a message to a sum that its sender is not in")
         if not known.check_deadline() and "integers" in request:
-            known.add(agent, request["integers"], request.get("offset_seed"))
+            known.add(agent, request)
         if known.is_void:
             lost = sorted(known.hellos.keys() - known.seeds.keys())
             self._awaited.difference_update(lost)
@@ -459,17 +448,22 @@ class SumRounds:
         if not known.is_complete:
             return {"status": "wait"}
         seeds = [known.seeds[each] for each in known.hellos]
-        return {"status": "sum", "integers": known.total, "offset_seeds": seeds}
+        return {"status": "sum", "integers": known.total.tobytes(), "offset_seeds": seeds}
+
+
+def _have_one_start(hellos: Sequence[Hello]) -> bool:
+    return len({(each.plan, each.model) for each in hellos}) == 1
 
 
 @dataclass(eq=False)
 class _Sum:
     """One sum at a server: who is in it, and what was added so far."""
 
+    number: int
     hellos: dict[int, Hello]
     senders: dict[int, str]
     deadline: float
-    total: MaskWords | None = None
+    total: MaskWords = field(default_factory=lambda: np.empty(0, np.uint16))
     seeds: dict[int, bytes] = field(default_factory=dict)
     is_void: bool = False
 
@@ -482,23 +476,25 @@ class _Sum:
         self.is_void |= time.monotonic() > self.deadline and not self.is_complete
         return self.is_void
 
-    def encode_hellos(self) -> list[bytes]:
-        return [hello.encode() for hello in self.hellos.values()]
+    def announce(self) -> dict[str, Any]:
+        said = [hello.encode() for hello in self.hellos.values()]
+        return {"status": "begun", "sum": self.number, "hellos": said}
 
-    def add(self, agent: int, integers: Any, seed: object) -> None:
+    def add(self, agent: int, message: Mapping[str, Any]) -> None:
         """Add an agent's message, once, or raise ``PublicError``."""
         if agent in self.seeds:
             return
-        is_whole = isinstance(integers, np.ndarray) and integers.ndim == 1
-        if not is_whole or integers.dtype not in WORDS.values() or not is_seed(seed):
+        seed, data = message.get("offset_seed"), message["integers"]
+        words = _WORDS.get(str(message.get("words")))
+        is_whole = words is not None and isinstance(data, bytes) and not len(data) % words.itemsize
+        if not is_whole or not is_seed(seed):
             raise PublicError("refuses a message that has no masked integers and seed of an offset")
-        if self.total is None:
-            self.total = np.zeros_like(integers)
-        if integers.shape != self.total.shape or integers.dtype != self.total.dtype:
+        integers = np.frombuffer(data, words)
+        if self.seeds and (integers.shape, words) != (self.total.shape, self.total.dtype):
             # Which of them is wrong cannot be known here.
             self.is_void = True
             return
-        self.total += integers
+        self.total = self.total + integers if self.seeds else integers
         self.seeds[agent] = seed
 
 
@@ -516,10 +512,8 @@ class Reduction(Protocol):
 class ServerSums:
     """Sums at a server, through messages to :meth:`SumRounds.answer`.
 
-    Args:
-        ask: Sends a message and returns its answer, or None if the server was not reached.
-        wait: The seconds after which an unreachable server is given up.
-        is_aborted: Whether the engine has aborted the job: who waits then raises ``AbortedError``.
+    ``ask`` sends a message and returns its answer, or None if the server was not reached; after
+    ``wait`` seconds it is given up. Once ``is_aborted``, who waits raises ``AbortedError``.
     """
 
     def __init__(
@@ -545,12 +539,21 @@ class ServerSums:
     def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
         """See ``Reduction``."""
         place = {"sum": self._number, "agent": agent}
-        first = {**place, "integers": message.integers, "offset_seed": message.offset_seed}
+        dtype = message.integers.dtype
+        first = {
+            **place,
+            "words": dtype.str,
+            "integers": message.integers.tobytes(),
+            "offset_seed": message.offset_seed,
+        }
         done = self._ask_until(first, "sum", again=place)
         if done["status"] == "void":
             _LOGGER.warning("a sum lacks agents %s", done.get("lost"))
             return None
-        return done["integers"], done["offset_seeds"]
+        data = done["integers"]
+        if not isinstance(data, bytes) or len(data) != message.integers.nbytes:
+            raise PublicError("refuses a sum of another size than its own message")
+        return np.frombuffer(data, dtype), done["offset_seeds"]
 
     def _ask_until(
         self, request: dict[str, Any], status: str, *, again: dict[str, Any] | None = None
@@ -582,13 +585,7 @@ class RankSums:
     """Sums by ``all_reduce`` of ``torch.distributed``, for agents that are the ranks of a cluster.
 
     A rank that is lost ends the others, as it does with ``torch.distributed`` itself.
-
-    Args:
-        group: The process group; by default that of all ranks.
     """
-
-    def __init__(self, group: Any = None) -> None:
-        self._group = group
 
     def meet(self, hello: Hello) -> Sequence[object]:
         """See ``Reduction``."""
@@ -598,13 +595,13 @@ class RankSums:
         """See ``Reduction``."""
         # Gloo adds up signed integers, which overflow modulo 2⁶⁴ and so modulo 2^B.
         total = torch.from_numpy(message.integers.astype(np.int64))
-        torch.distributed.all_reduce(total, group=self._group)
+        torch.distributed.all_reduce(total)
         seeds = dict(self._gather((agent, message.offset_seed)))
         return total.numpy().astype(message.integers.dtype), [seeds[each] for each in sorted(seeds)]
 
     def _gather(self, value: object) -> list[Any]:
-        gathered: list[Any] = [None] * torch.distributed.get_world_size(self._group)
-        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        gathered: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, value)
         return gathered
 
 
@@ -618,15 +615,10 @@ def sum_releases(
     agent, which then released nothing. No sum is void for some honest agents and applied by
     others without notice, as long as sums follow: their models differ, and they refuse each other.
 
-    Args:
-        own: This agent's releases.
-        clipped: One gradient, clipped as the plan's unit demands.
-        model: A digest of the public model at which the gradient was computed and of the number of
-            sums before it, so that no two sums begin at the same.
-        reduction: Carries and adds up messages. It is trusted with nothing.
-
-    Raises:
-        PublicError: With what others sent nothing may be released.
+    ``clipped`` is one gradient, clipped as the plan's unit demands. ``model`` is a digest of the
+    public model at which it was computed and of the number of sums before it, so that no two sums
+    begin at the same. ``reduction`` is trusted with nothing: ``PublicError`` says that nothing may
+    be released with what others sent.
     """
     hellos = reduction.meet(own.say_hello(model))
     if hellos is None:
@@ -639,10 +631,8 @@ def sum_releases(
         _LOGGER.warning("a sum is void: the release counts")
         return None
     total, seeds = done
-    is_whole = isinstance(total, np.ndarray) and total.shape == message.integers.shape
-    is_whole = is_whole and total.dtype == message.integers.dtype
-    if not is_whole or len(seeds) != len(nonces) or not all(map(is_seed, seeds)):
-        raise PublicError("refuses a sum of another shape than its own message")
+    if len(seeds) != len(nonces) or not all(map(is_seed, seeds)):
+        raise PublicError("refuses a sum without the seed of the offset of each agent")
     average = _read_sum(plan_for(own.plan, tuple(sorted(nonces))), total, seeds)
     if average is None:
         _LOGGER.warning("a sum of %s agents is void, as its masks did not cancel", len(nonces))
@@ -654,12 +644,8 @@ class GradientSteps:
     """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
 
     Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
-    protocol have the same model after every step.
-
-    Args:
-        own: This agent's releases.
-        problem: The model, its training loss, and this agent's samples alone.
-        step_size: The step size, or learning rate; 0 where somebody else takes the steps.
+    protocol have the same model after every step. ``problem`` has this agent's samples alone;
+    ``step_size`` is 0 where somebody else takes the steps.
     """
 
     def __init__(
@@ -667,9 +653,9 @@ class GradientSteps:
     ) -> None:
         budget = own.plan.budget.of_agent(own.agent)
         query = budget.query
-        passes = query.steps_per_pass
         # The order of a pass lasts as long as its run, and a run here is one sum.
-        require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
+        is_by_coins = query.steps_per_pass is None
+        require(is_by_coins, "sampling", "by coins: plan with --sampling poisson", "passes")
         require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
         size = query.batch_size
         settings = SweepSettings(1, size, dtype=own.plan.dtype)
@@ -784,8 +770,15 @@ class SiteFolder:
         """Return the releases of this site."""
         return AgentRelease(self.plan, self.agent, self.path, requirements=requirements)
 
-    def load_problem(self) -> SiteProblem:
-        """Return what the consortium file describes, with the rows of this site."""
+    def load_problem(
+        self, make: Callable[[], tuple[Any, MeanLoss, DataSource]] | None = None
+    ) -> SiteProblem:
+        """Return what the consortium file describes, with the rows of this site.
+
+        Without a consortium file it is what ``make`` returns: module, loss of a batch, data set.
+        """
+        if self.consortium is None and make is not None:
+            return SiteProblem.from_module(*make())
         found = sorted(self.path.glob("data.*"))
         if self.consortium is None or len(found) != 1:
             raise FileFormatError(
@@ -795,16 +788,12 @@ class SiteFolder:
         workload = self.consortium.make_workload(found[0])
         return SiteProblem(workload.build(self.plan.num_agents, [self.agent]))
 
-    def save_model(self, own: SiteProblem, parameters: Tensor) -> None:
-        """Write the model to ``model.pt``, for ``corn export``, ``predict`` and ``report``."""
-        save_model(own.problem, parameters, self.plan, self.path / MODEL_FILE)
 
-
-def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, path: Path) -> None:
-    """Write a model with preprocessing, classes and the promise of its plan."""
+def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, folder: Path) -> None:
+    """Write ``model.pt``: a model with preprocessing, classes and the promise of its plan."""
     model = TrainedModel.from_problem(problem, parameters, ModelPromise.of_plan(plan))
     if model is not None:
-        model.save(path)
+        model.save(folder / MODEL_FILE)
 
 
 def make_sites(folder: Path, plan: Plan | Path, names: Sequence[str]) -> Roster:
@@ -873,7 +862,7 @@ class ConsortiumModel:
         self._out.mkdir(parents=True, exist_ok=True)
         with writing_whole(self._out / "parameters.npy") as partial, partial.open("wb") as stream:
             np.save(stream, parameters)
-        save_model(self._problem, torch.from_numpy(parameters), self.plan, self._out / MODEL_FILE)
+        save_model(self._problem, torch.from_numpy(parameters), self.plan, self._out)
 
 
 @contextmanager

@@ -43,13 +43,13 @@ from corn.engines import (
     GradientSteps,
     ServerSums,
     SiteFolder,
-    SiteProblem,
     SumRounds,
     TooFewAgentsError,
     add_to_arrays,
     calling_users_code,
     flatten,
     hiding_errors,
+    save_model,
     sum_releases,
 )
 from corn.errors import CornError, MissingExtraError, PublicError
@@ -271,7 +271,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         agreed = site.consortium
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
-            trained = self._load_problem(site, fl_ctx)
+            # A site with a consortium file calls no function that a job names.
+            trained = site.load_problem(lambda: self._make_problem(fl_ctx))
             steps = GradientSteps(own, trained.problem, step_size=step_size)
         parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
@@ -290,7 +291,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
                 _LOGGER.warning("training ends before step %s: %s", step, error)
                 break
             parameters = parameters if moved is None else moved
-        site.save_model(trained, parameters)
+        save_model(trained.problem, parameters, site.plan, site.path)
         # What is not trained goes back as it came.
         data = dict(given.data)
         for name, array in trained.write(parameters).items():
@@ -301,13 +302,10 @@ class CornExecutor(Executor):  # type: ignore[misc]
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
         return reply
 
-    def _load_problem(self, site: SiteFolder, fl_ctx: FLContext) -> SiteProblem:
-        # A site with a consortium file calls no function that a job names.
-        if site.consortium is not None:
-            return site.load_problem()
+    def _make_problem(self, fl_ctx: FLContext) -> Any:
         module_name, _, function = self.problem.rpartition(".")
         make_problem = getattr(importlib.import_module(module_name), function)
-        return SiteProblem.from_module(*make_problem(fl_ctx.get_identity_name()))
+        return make_problem(fl_ctx.get_identity_name())
 
 
 class CornSums(FLComponent):  # type: ignore[misc]
@@ -339,9 +337,8 @@ class CornSums(FLComponent):  # type: ignore[misc]
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
         sender = fl_ctx.get_peer_context().get_identity_name()
-        answer = self._rounds.answer(_unpack(request), sender)
         reply = make_reply(ReturnCode.OK)
-        reply.update(_pack(answer))
+        reply.update(self._rounds.answer(request, sender))
         return reply
 
 
@@ -507,33 +504,14 @@ def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
 
 def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
     message = Shareable()
-    message.update(_pack(request))
+    message.update(request)
     replies = fl_ctx.get_engine().send_aux_request(
         targets=None, topic=_TOPIC, request=message, timeout=_MESSAGE_SECONDS, fl_ctx=fl_ctx
     )
     for reply in (replies or {}).values():
         if reply.get_return_code() == ReturnCode.OK:
-            return _unpack(reply)
+            return reply
     return None
-
-
-def _pack(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose arrays of whole numbers are bytes, which NVFlare sends as they are."""
-    integers = message.get("integers")
-    if integers is None:
-        return dict(message)
-    return {**message, "words": integers.dtype.str, "integers": integers.tobytes()}
-
-
-def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in message.items() if not name.startswith("__")}
-    words, data = found.pop("words", None), found.get("integers")
-    if data is not None:
-        # Anybody may have sent it: other types of numbers are refused as no array at all.
-        is_known = words in ("<u2", "<u4", "<u8") and isinstance(data, bytes)
-        is_known = is_known and len(data) % np.dtype(cast("str", words)).itemsize == 0
-        found["integers"] = np.frombuffer(data, words).copy() if is_known else None
-    return found
 
 
 def _read_model(shareable: Shareable) -> DXO:

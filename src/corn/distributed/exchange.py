@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -74,10 +74,9 @@ class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
     A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
-    numbers in messages.
-    ``on_send`` is called with every message once all its numbers are known, for audits.
-    ``check_call`` is called with every call for a recovery, and raises ``ProtocolError`` for a
-    false one.
+    numbers in messages: integers of sums, which may be under way in pieces, or floats of models.
+    ``on_send`` gets every message once all its numbers are known, for audits. ``check_call`` raises
+    ``ProtocolError`` for a false call for a recovery.
     """
 
     def __init__(
@@ -132,15 +131,14 @@ class Exchange:
     @property
     def traffic(self) -> dict[int, Traffic]:
         """Traffic over each link so far, broken ones included."""
-        now = {peer: link.traffic for peer, link in self._links.items()}
-        return {
-            peer: _add(own[peer] for own in (self._closed, now) if peer in own)
-            for peer in self._closed.keys() | now
-        }
+        found = dict(self._closed)
+        for peer, link in self._links.items():
+            found[peer] = found.get(peer, Traffic()).add(link.traffic)
+        return found
 
     def count_bytes(self) -> int:
         """Return how many bytes were sent."""
-        return sum(link.bytes_sent for link in self.traffic.values())
+        return sum(each.bytes_sent for each in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
@@ -152,8 +150,8 @@ class Exchange:
     def finish(self, number: int = 0) -> dict[int, Tensor]:
         """Return the parameters of every neighbour; ``number`` is the round's, over all steps.
 
-        Raises:
-            StepStopped: neighbours were lost, and are none any more, or one calls for a recovery.
+        Raise ``StepStopped`` if neighbours were lost, and are none any more, or one calls for a
+        recovery.
         """
         received: dict[int, Tensor] = {}
         dropouts: dict[int, LinkError] = {}
@@ -203,29 +201,24 @@ class Exchange:
         peer: int,
         check: Callable[[Header], None],
         *,
-        in_pieces: bool = False,
+        deadline: float,
         since: float | None = None,
-        deadline: float | None = None,
     ) -> Received:
-        """Return the next message of a neighbour.
+        """Return the next message of a neighbour, or raise ``LinkError``.
 
-        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. With
-        ``in_pieces`` sums may be under way in pieces: of them the first is returned, and pieces of
-        one that was given up are skipped. The neighbour's silence counts ``since`` a time of the
-        monotonic clock, by default from now; heartbeats extend the wait until ``deadline``, by
-        default n + 1 time-outs from now.
-
-        Raises:
-            LinkError: the neighbour is lost, or sent something that it may not.
+        Of a sum in pieces, that is the first; pieces of one that was given up are skipped.
+        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. The
+        neighbour's silence counts ``since`` a time of the monotonic clock, by default from now;
+        heartbeats extend the wait until ``deadline``.
         """
         if peer in self._put_back:
             found = self._put_back.pop(peer)
             check(found.header)
             return found
         data = self._read(peer, since, deadline)
-        while in_pieces and is_piece(data):
+        while is_piece(data) and not self.dtype.is_floating_point:
             data = self._read(peer, since, deadline)
-        return self._decode(peer, data, check, in_pieces=in_pieces)
+        return self._decode(peer, data, check)
 
     def receive_piece(
         self, peer: int, number: int, like: Tensor, *, deadline: float
@@ -234,11 +227,9 @@ class Exchange:
         data = self._read(peer, None, deadline)
         if is_piece(data):
             return decode_piece(data, number, like, sender=peer)
-        return self._decode(peer, data, self._check_recovery, in_pieces=False)
+        return self._decode(peer, data, self._check_recovery)
 
-    def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
-        if deadline is None:
-            deadline = time.monotonic() + self.patience
+    def _read(self, peer: int, since: float | None, deadline: float) -> memoryview:
         while True:
             limit = deadline - time.monotonic()
             # What has arrived is read even now, but not for ever.
@@ -275,18 +266,16 @@ class Exchange:
             data, num_agents=self.membership.num_agents, sender=peer, dtype=self.dtype
         )
 
-    def _decode(
-        self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
-    ) -> Received:
+    def _decode(self, peer: int, data: memoryview, check: Callable[[Header], None]) -> Received:
         header, values = self._parse(peer, data)
         check(header)
         self.membership.check(header)
+        is_model = values.dtype.is_floating_point
         # A recovery sends whole sums.
-        is_whole = values.nbytes == header.payload_bytes
-        if not is_whole and (header.attempt or not in_pieces):
+        if values.nbytes != header.payload_bytes and (header.attempt or is_model):
             raise ProtocolError(f"agent {peer} sent a part of a message")
         # Integers of exact sums have no meaning on their own: only the total can be checked.
-        if values.dtype.is_floating_point and not is_sane(values):
+        if is_model and not is_sane(values):
             raise ProtocolError(f"agent {peer} sent a model that is not finite, or absurdly large")
         return Received(header, values)
 
@@ -398,7 +387,3 @@ def _write(start: bytes, values: Tensor) -> bytearray:
     if len(values):
         torch.frombuffer(message, dtype=values.dtype, offset=len(start)).copy_(values)
     return message
-
-
-def _add(counts: Iterable[Traffic]) -> Traffic:
-    return Traffic(*map(sum, zip(*map(astuple, counts), strict=True)))

@@ -359,9 +359,7 @@ class Recovery:
         # and must not lose patience first.
         deadline = began + self._exchange.patience + number * self._exchange.timeout
         while True:
-            found = self._exchange.receive(
-                peer, check, in_pieces=True, since=began, deadline=deadline
-            )
+            found = self._exchange.receive(peer, check, since=began, deadline=deadline)
             if found.header.attempt > self.attempt:
                 self._membership.merge(found.header.news)
                 self._exchange.put_back(peer, found)

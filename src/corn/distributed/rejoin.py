@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
@@ -52,6 +52,7 @@ from corn.transport import (
     Callers,
     Channel,
     ChannelClosedError,
+    Credentials,
     Link,
     LinkError,
     LinkOpener,
@@ -92,6 +93,9 @@ class RejoinError(PublicError):
     """No neighbour lets this agent in."""
 
 
+_FAILURES = (UnreachableError, LinkError, ChannelClosedError, TamperedError, RejoinError)
+
+
 @dataclass(frozen=True)
 class Welcome:
     """Answer of a sponsor: session and nonce of the run, in hexadecimal, or why it refuses.
@@ -112,6 +116,13 @@ class Welcome:
             check_nonce(parse_hex(self.nonce, "nonce"))
             parse_hex(self.session, "session")
 
+    def encode(self) -> bytes:
+        """Return the answer as a message."""
+        return json.dumps(asdict(self)).encode()
+
+
+_ENDED = Welcome(refusal="the run ends before it could take part again")
+
 
 @dataclass(frozen=True, eq=False)
 class Admission:
@@ -131,56 +142,55 @@ class Admission:
 
 
 def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission:
-    """Return to a run with the help of the first neighbour that answers.
+    """Return to a run with the help of the first neighbour that lets this agent in.
 
-    Raises:
-        RejoinError: no neighbour lets this agent in; the message has the reasons.
+    Raise ``RejoinError`` with the reasons of all if none does.
     """
     rendezvous = run.rendezvous
-    credentials = rendezvous.credentials
-    accepts = credentials.roster.accepts
-    check = rendezvous.check_interruption
-    sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
-    callers = Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)
+    own, check = rendezvous.credentials, rendezvous.check_interruption
+    accepts = own.roster.accepts
+    sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
     reasons: dict[int, CornError] = {}
-
-    def open_channel(sponsor: int, seconds: float) -> Channel:
-        if not accepts[sponsor]:
-            return callers.wait(sponsor, timeout=seconds, check=check)
-        purpose, where = Purpose.REJOIN, addresses[sponsor]
-        return dial(
-            where, credentials, sponsor, purpose, session=NO_SESSION, timeout=seconds, check=check
-        )
-
-    with closing(callers):
+    with closing(Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)) as callers:
         # A neighbour may be lost too, or wait for its own return: the others are asked before this
         # agent waits for it.
         for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-            for sponsor in sorted(sponsors):
+            for sponsor in sponsors:
                 # A neighbour that refused does so again; one that was not there may come up.
                 if not isinstance(reasons.get(sponsor), UnreachableError | LinkError | None):
                     continue
                 try:
-                    with closing(open_channel(sponsor, patience)) as channel:
+                    channel = (
+                        _dial(addresses[sponsor], own, sponsor, patience, check)
+                        if accepts[sponsor]
+                        else callers.wait(sponsor, timeout=patience, check=check)
+                    )
+                    with closing(channel):
                         return _negotiate(run, channel, addresses)
-                except (
-                    *(UnreachableError, LinkError, ChannelClosedError, TamperedError),
-                    *(ProtocolError, RejoinError),
-                ) as error:
-                    reasons[sponsor] = error
                 except InvalidArgumentError as error:
                     reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
+                except _FAILURES as error:
+                    reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
 
 
+def _dial(
+    where: Address,
+    own: Credentials,
+    agent: int,
+    seconds: float,
+    check: Callable[[], None] = lambda: None,
+) -> Channel:
+    purpose = Purpose.REJOIN
+    return dial(where, own, agent, purpose, session=NO_SESSION, timeout=seconds, check=check)
+
+
 def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
-    rendezvous = run.rendezvous
-    hello = run.hello
-    start = run.start
-    agent = rendezvous.agent
+    rendezvous, hello, start = run.rendezvous, run.hello, run.start
+    own = rendezvous.credentials
     channel.send(json.dumps(asdict(hello)).encode())
     # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
     channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
@@ -196,37 +206,30 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         )
     session = bytes.fromhex(welcome.session)
     opener = LinkOpener(
-        rendezvous.listener,
-        rendezvous.credentials,
-        session=session,
-        addresses=addresses,
-        max_bytes=run.max_bytes,
+        rendezvous.listener, own, session=session, addresses=addresses, max_bytes=run.max_bytes
     )
-    accepts = rendezvous.credentials.roster.accepts
     links: dict[int, Link] = {}
+    # Agents that are lost would cost a time-out.
+    present = run.neighbours & set(welcome.present)
 
-    def connect(peer: int) -> None:
+    def connect_all(*, connects: bool) -> None:
+        """Connect to the neighbours that accept connections, or take those of the others."""
         # Briefly, as the run goes on: the links must be there before the step that was named.
         seconds = min(rendezvous.timeout, _SECONDS_TO_CONNECT)
-        with suppress(LinkError):
-            links[peer] = (
-                opener.connect(peer, addresses[peer], timeout=seconds)
-                if accepts[peer]
-                else opener.wait(peer, timeout=seconds)
-            )
 
-    def connect_all(peers: Iterable[int]) -> None:
+        def connect(peer: int) -> None:
+            with suppress(LinkError):
+                links[peer] = opener.open(peer, timeout=seconds, connects=connects)
+
         with ThreadPoolExecutor(max(len(run.neighbours), 1)) as pool:
-            list(pool.map(connect, peers))
+            list(pool.map(connect, (p for p in present if own.roster.accepts[p] is connects)))
 
     with ExitStack() as stack:
         stack.callback(opener.callers.close)
-        stack.callback(_close_all, links)
-        keys = NewsKeys(rendezvous.credentials, session)
-        channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
-        # Agents that are lost would cost a time-out.
-        present = run.neighbours & set(welcome.present)
-        connect_all(peer for peer in present & addresses.keys() if accepts[peer])
+        stack.callback(lambda: [link.close() for link in links.values()])
+        subject = Subject(Kind.CALL, own.agent, own.agent, own.agent)
+        channel.send(NewsKeys(own, session).sign(subject, welcome.return_step))
+        connect_all(connects=True)
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
@@ -244,7 +247,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         limit = _MAX_INDEX_BYTES + _MAX_COPIES * 8 * len(start)
         state = decode_state(channel.receive(max_bytes=limit))
         # The others connect at the step of the return, which the sponsor has reached.
-        connect_all(peer for peer in present if not accepts[peer])
+        connect_all(connects=False)
         stack.pop_all()
     last_total = state.pop(_LAST_TOTAL, None)
     return Admission(welcome, links, opener, header, parameters, state, last_total)
@@ -285,10 +288,9 @@ class _Applicant:
             self.channel.set_timeout(_SECONDS_TO_ANSWER)
             self.channel.send(message)
 
-    def answer(self, welcome: Welcome) -> None:
-        self.send(json.dumps(asdict(welcome)).encode())
-        if welcome.refusal:
-            self.channel.close()
+    def refuse(self, welcome: Welcome) -> None:
+        self.send(welcome.encode())
+        self.channel.close()
 
     def read_signature(self) -> bytes:
         """Return the agent's signature of its call; nothing if it sends none in time."""
@@ -348,22 +350,14 @@ class Returns:
         while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
             excluded = self._refused.keys() | self._waiting.keys() | self._called.keys()
             for agent in sorted(self._lost_neighbours - excluded):
+                where = rendezvous.meeting.addresses[agent]
                 with suppress(UnreachableError):
-                    channel = dial(
-                        rendezvous.meeting.addresses[agent],
-                        rendezvous.credentials,
-                        agent,
-                        Purpose.REJOIN,
-                        session=NO_SESSION,
-                        timeout=_SECONDS_TO_ANSWER,
-                    )
-                    self._accept(channel)
+                    self._accept(_dial(where, rendezvous.credentials, agent, _SECONDS_TO_ANSWER))
 
     def _take_waiting(self) -> dict[int, _Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
         with self._lock:
-            asked = self._waiting
-            self._waiting = {}
+            asked, self._waiting = self._waiting, {}
         # Nobody is announced who will not come: all its neighbours would wait for it.
         gone = [agent for agent, applicant in asked.items() if applicant.channel.is_over]
         for agent in gone:
@@ -386,39 +380,43 @@ class Returns:
                     # It may have asked again meanwhile.
                     if self._waiting.setdefault(agent, applicant) is not applicant:
                         applicant.channel.close()
-                continue
-            return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
-            refusal = self._refuse(agent, applicant.hello, return_step)
-            meeting = self._run.rendezvous.meeting
-            welcome = Welcome(
-                session=meeting.session.hex(),
-                nonce=self._run.agreement.nonce.hex(),
-                return_step=return_step,
-                last_step=self._run.last_step,
-                present=membership.present,
-            )
-            applicant.answer(Welcome(refusal=refusal) if refusal else welcome)
-            if refusal:
-                continue
-            # Nobody announces the return of an agent but itself.
-            if membership.note_call(agent, return_step, applicant.read_signature()):
-                applicant.step = return_step
-                self._called[agent] = applicant
             else:
-                # Each time would cost this agent a wait.
-                self._refused[agent] = "it asked before, and did not confirm its return"
-                applicant.channel.close()
+                self._answer(agent, applicant, step, membership)
         for applicant in self._called.values():
             # It shows that the run goes on.
             applicant.send(json.dumps(step).encode())
 
-    def _refuse(self, agent: int, hello: Hello, return_step: int) -> str:
+    def _answer(self, agent: int, applicant: _Applicant, step: int, membership: Membership) -> None:
+        return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
+        if refusal := self._find_refusal(agent, applicant.hello, return_step):
+            applicant.refuse(Welcome(refusal=refusal))
+            return
+        run = self._run
+        applicant.send(
+            Welcome(
+                session=run.rendezvous.meeting.session.hex(),
+                nonce=run.agreement.nonce.hex(),
+                return_step=return_step,
+                last_step=run.last_step,
+                present=membership.present,
+            ).encode()
+        )
+        # Nobody announces the return of an agent but itself.
+        if membership.note_call(agent, return_step, applicant.read_signature()):
+            applicant.step = return_step
+            self._called[agent] = applicant
+        else:
+            # Each time would cost this agent a wait.
+            self._refused[agent] = "it asked before, and did not confirm its return"
+            applicant.channel.close()
+
+    def _find_refusal(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
         left = self._run.last_step - return_step
         if agent in self._refused:
             return self._refused[agent]
         if left <= 0:
-            return "the run ends before it could take part again"
+            return _ENDED.refusal
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
         # made for the steps that are left, and all agents must count the same.
         if hello.remaining < left:
@@ -439,13 +437,7 @@ class Returns:
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
-        addresses = self._run.rendezvous.meeting.addresses
-        if self._can_accept:
-            link = self._opener.wait(agent, timeout=timeout)
-        elif agent in addresses:
-            link = self._opener.connect(agent, addresses[agent], timeout=timeout)
-        else:
-            raise LinkError(f"agent {agent} published no address at which it accepts")
+        link = self._opener.open(agent, timeout=timeout, connects=not self._can_accept)
         self._absent.discard(agent)
         return link
 
@@ -486,7 +478,7 @@ class Returns:
         """Let nobody in any more."""
         self._closed.set()
         for applicant in self._take_waiting().values():
-            applicant.answer(Welcome(refusal="the run ends before it could take part again"))
+            applicant.refuse(_ENDED)
         # A stop may come before the step of a return that was promised.
         self.cancel()
 
@@ -534,8 +526,3 @@ def decode_state(data: memoryview) -> dict[str, Tensor]:
     if len(rest):
         raise ProtocolError("sent a state that is longer than it says")
     return state
-
-
-def _close_all(links: Mapping[int, Link]) -> None:
-    for link in links.values():
-        link.close()

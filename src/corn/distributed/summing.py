@@ -137,7 +137,7 @@ class TreeSum:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
 
         check = self._exchange.expect(expected)
-        found = self._exchange.receive(peer, check, in_pieces=True, deadline=deadline)
+        found = self._exchange.receive(peer, check, deadline=deadline)
         if not found.header.attempt:
             if found.parameters.nbytes != like.nbytes:
                 raise ProtocolError(f"agent {peer} sent a piece of another size")

@@ -128,8 +128,8 @@ class StoreHost:
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
-            # The peer is proved by the handshake, so the host enforces whose entry a key holds. A
-            # refusal closes the connection, as an honest agent never writes under another's number.
+            # The peer is proved by the handshake. An honest agent never writes under another's
+            # number, so a refusal closes the connection.
             if not self._may_write(peer, key, len(request[2])):
                 return None
             return self.entries.set(key, request[2])
@@ -146,8 +146,7 @@ class StoreHost:
 
     def _may_write(self, peer: int, key: str, size: int) -> bool:
         """Return whether an agent writes under its own number, and not too much."""
-        # Signatures protect readers from false entries. This keeps agents from taking others'
-        # places.
+        # Signatures protect readers from false entries, and this the places of other agents.
         # Counted before the check, so that refused entries use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
@@ -160,10 +159,9 @@ class StoreHost:
 class RemoteStore:
     """A store that another process hosts, at the other end of a channel.
 
-    A connection that somebody cuts or disturbs is opened again. Requests may be repeated: an entry
-    is written once, and reading changes nothing.
-    ``connect`` opens a channel to the host within so many seconds: ``wait`` at first. Its answers
-    must come within ``timeout``.
+    A connection that somebody cuts or disturbs is opened again, and the request repeated: an entry
+    is written once, and reading changes nothing. ``connect`` opens a channel to the host within so
+    many seconds: ``wait`` at first. Answers must come within ``timeout``.
     """
 
     def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
@@ -194,11 +192,10 @@ class RemoteStore:
             # The lock is held across attempts: an answer belongs to the request that was sent last.
             try:
                 for _ in range(_MAX_ATTEMPTS - 1):
-                    try:
+                    with suppress(ChannelClosedError, TamperedError):
                         return self._ask_once(request)
-                    except (ChannelClosedError, TamperedError):
-                        # A host that is gone should not keep agents waiting.
-                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
+                    # A host that is gone should not keep agents waiting.
+                    self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
                 return self._ask_once(request)
             except (ChannelClosedError, TamperedError, UnreachableError) as error:
                 raise StoreLostError from error
@@ -214,6 +211,6 @@ class RemoteStore:
 
     def _open(self, seconds: float) -> Channel:
         channel = self._connect(seconds)
-        # A host that is suspended, or a network that swallows everything, must not hang an agent.
+        # A host that is suspended must not hang an agent.
         channel.set_timeout(self._timeout + _LONGEST_WAIT)
         return channel
