@@ -27,7 +27,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -142,7 +141,7 @@ class CornFilter(Filter):  # type: ignore[misc]
                 "the site's logs must not be streamed to the server, as errors quote data: set "
                 "allow_log_streaming to false in local/resources.json, or use protect_site"
             )
-        fl_ctx.set_prop(_TASK, _Task.read(task), private=True, sticky=False)
+        fl_ctx.set_prop(_TASK, _Task(task), private=True, sticky=False)
         # An executor of a job must not choose other keys, plans and requirements than the site's.
         fl_ctx.set_prop(_SITE, (self.folder, self.require), private=True, sticky=False)
 
@@ -165,11 +164,12 @@ class CornFilter(Filter):  # type: ignore[misc]
         names = sorted(trained.data)
         start = [task.arrays[name] for name in names]
         update = flatten([_as_array(trained.data[name]) for name in names], like=start)
-        is_difference = trained.data_kind == DataKind.WEIGHT_DIFF
-        if not is_difference:
+        moved = [np.zeros_like(array) for array in start]
+        if trained.data_kind == DataKind.WEIGHTS:
             # Subtracted in float64, the type in which the update is clipped and released.
-            update = update - flatten(start, like=start)
-        own = _open_site(self.folder, fl_ctx).make_release(Requirements.parse(self.require))
+            update, moved = update - flatten(start, like=start), start
+        site = SiteFolder.open(_find_folder(self.folder, fl_ctx))
+        own = site.make_release(Requirements.parse(self.require))
         try:
             average = sum_releases(
                 own,
@@ -179,43 +179,31 @@ class CornFilter(Filter):  # type: ignore[misc]
             )
         except AbortedError:
             return task.add_headers(make_reply(ReturnCode.TASK_ABORTED))
-        moved = start
-        if is_difference:
-            moved = [np.zeros_like(array) for array in start]
         if average is not None:
             moved = add_to_arrays(moved, average)
         # A new record: nothing of the site's own result but the average leaves.
-        data = {
-            name: _like(array, trained.data[name]) for name, array in zip(names, moved, strict=True)
-        }
+        pairs = zip(names, moved, strict=True)
+        data = {name: _like(array, trained.data[name]) for name, array in pairs}
         return task.add_headers(_make_reply(trained.data_kind, data, task.round_number))
 
 
-@dataclass(frozen=True, eq=False)
 class _Task:
-    """What the server sent, in copies: training may change its arrays in place.
+    """What the server sent, in copies: training may change its arrays in place."""
 
-    ``arrays`` are the parameters by name, None for a task without a model; ``headers`` are those
-    that a reply needs.
-    """
-
-    arrays: dict[str, np.ndarray[Any, Any]] | None
-    round_number: int
-    headers: dict[str, Any]
-
-    @classmethod
-    def read(cls, task: Shareable) -> _Task:
-        headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
-        number = headers[AppConstants.CURRENT_ROUND]
-        arrays = None
+    def __init__(self, task: Shareable) -> None:
+        # Those that a reply needs.
+        self._headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
+        number = self._headers[AppConstants.CURRENT_ROUND]
+        self.round_number = number if type(number) is int else 0
+        # The parameters by name; None for a task without a model.
+        self.arrays: dict[str, np.ndarray[Any, Any]] | None = None
         with suppress(PublicError):
             dxo = _read_model(task)
             if dxo.data_kind == DataKind.WEIGHTS:
-                arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
-        return cls(arrays, number if type(number) is int else 0, headers)
+                self.arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
 
     def add_headers(self, reply: Shareable) -> Shareable:
-        for name, value in self.headers.items():
+        for name, value in self._headers.items():
             if value is not None:
                 reply.set_header(name, value)
         return reply
@@ -263,7 +251,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
     def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         given = _read_model(shareable)
         folder, require = fl_ctx.get_prop(_SITE) or (self.folder, ())
-        site = _open_site(folder, fl_ctx)
+        site = SiteFolder.open(_find_folder(folder, fl_ctx))
         own = site.make_release(Requirements.parse(require))
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
@@ -451,41 +439,12 @@ def make_consortium_job(
     return job
 
 
-def make_private(
-    recipe: Any,
-    public_keys: Sequence[str],
-    *,
-    folder: str | None = None,
-    min_agents: int = 2,
-    wait: float = 600.0,
-) -> None:
-    """Add ``CornSums`` to the server of a recipe whose controller averages models.
-
-    With ``folder``, that of each site with ``{site}`` for its name, ``CornFilter`` is added to the
-    sites too, for the task ``train`` only. Sites should have it in their own ``privacy.json``. The
-    other arguments are those of ``CornSums``.
-    """
-    job = recipe._job  # a recipe has no other way to leave a package out of the job
-    # Sites use the CorN that they installed. NVFlare would copy its source, and that of what it
-    # imports, into the job.
-    job.set_app_packages(["corn"])
-    job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
-    if folder is not None:
-        own = CornFilter(folder)
-        recipe.add_client_input_filter(own, tasks=["train"])
-        recipe.add_client_output_filter(own, tasks=["train"])
-
-
 def _find_folder(folder: str, fl_ctx: FLContext) -> Path:
     """Return a party's own folder, by default ``corn`` in its ``local`` folder."""
     if folder:
         return Path(folder.replace("{site}", fl_ctx.get_identity_name()))
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     return Path(workspace.get_site_config_dir()) / "corn"
-
-
-def _open_site(folder: str, fl_ctx: FLContext) -> SiteFolder:
-    return SiteFolder.open(_find_folder(folder, fl_ctx))
 
 
 def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
@@ -496,22 +455,20 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
 
 
 def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
-    return ServerSums(
-        lambda request: _ask(request, fl_ctx),
-        is_aborted=lambda: abort_signal is not None and bool(abort_signal.triggered),
-    )
+    def ask(request: dict[str, Any]) -> Mapping[str, Any] | None:
+        replies = fl_ctx.get_engine().send_aux_request(
+            targets=None,
+            topic=_TOPIC,
+            request=Shareable(request),
+            timeout=_MESSAGE_SECONDS,
+            fl_ctx=fl_ctx,
+        )
+        found = [
+            each for each in (replies or {}).values() if each.get_return_code() == ReturnCode.OK
+        ]
+        return found[0] if found else None
 
-
-def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
-    message = Shareable()
-    message.update(request)
-    replies = fl_ctx.get_engine().send_aux_request(
-        targets=None, topic=_TOPIC, request=message, timeout=_MESSAGE_SECONDS, fl_ctx=fl_ctx
-    )
-    for reply in (replies or {}).values():
-        if reply.get_return_code() == ReturnCode.OK:
-            return reply
-    return None
+    return ServerSums(ask, is_aborted=lambda: bool(abort_signal and abort_signal.triggered))
 
 
 def _read_model(shareable: Shareable) -> DXO:
