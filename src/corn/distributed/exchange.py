@@ -1,17 +1,13 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A message is a header and d parameters. The link seals it, so what arrives is what was sent. But a
-neighbour may send anything: every message is checked here, and one that breaks a rule costs its
+A neighbour may send anything: every message is checked here, and one that breaks a rule costs its
 sender the link to this agent, as if it were lost.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
-that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
-run without trouble there are no heartbeats.
-
-An agent that sends nothing but heartbeats is lost too, after n + 1 time-outs. In a mixing round
-those that wait for its neighbours must not lose patience first. So heartbeats say for whom their
-sender waits, with the signed waits of all agents behind it, and each of them is worth a time-out.
+third of the time-out sends a *heartbeat*, and its neighbours keep waiting. One that sends nothing
+but heartbeats is lost too, after n + 1 time-outs. In a mixing round those that wait for its
+neighbours must not lose patience first. So heartbeats say for whom their sender waits, with the
+signed waits of all agents behind it, and each of them is worth a time-out.
 """
 
 from __future__ import annotations
@@ -103,12 +99,9 @@ class Exchange:
         self._lock = threading.RLock()
         self._last_sent = time.monotonic()
         self._last_check = self._began = self._last_sent
-        # At the start no pause has happened: the count begins where was_suspended is False.
-        self._ended = threading.Event()
         self._exchanges_since_pause = _PROOF_OF_LIFE
-        self._heart = threading.Thread(
-            target=self._send_heartbeats, name="corn heartbeat", daemon=True
-        )
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
         self._heart.start()
 
     @property
@@ -158,8 +151,7 @@ class Exchange:
         is_called = False
         for peer in self.neighbours:
             try:
-                # The silence of all neighbours counts from the same moment, so that several
-                # lost ones cost one time-out together.
+                # The silence of all counts from the same moment: lost ones cost one time-out.
                 self._awaited = peer, number
                 deadline = self._began + self.patience
                 found = self.receive(peer, self._check, since=self._began, deadline=deadline)
@@ -248,9 +240,8 @@ class Exchange:
         if self._awaited is None:
             return deadline
         self._gather_waits()
-        return (
-            self._began + self.patience + self.timeout * self.membership.count_waits(*self._awaited)
-        )
+        num_waits = self.membership.count_waits(*self._awaited)
+        return self._began + self.patience + self.timeout * num_waits
 
     def _gather_waits(self) -> None:
         """Read for whom neighbours wait, from their last heartbeats."""
@@ -262,9 +253,8 @@ class Exchange:
                         self.membership.merge_waits(self._parse(peer, link.note)[0].news)
 
     def _parse(self, peer: int, data: memoryview) -> tuple[Header, Tensor]:
-        return decode_message(
-            data, num_agents=self.membership.num_agents, sender=peer, dtype=self.dtype
-        )
+        n = self.membership.num_agents
+        return decode_message(data, num_agents=n, sender=peer, dtype=self.dtype)
 
     def _decode(self, peer: int, data: memoryview, check: Callable[[Header], None]) -> Received:
         header, values = self._parse(peer, data)
@@ -317,8 +307,7 @@ class Exchange:
     def close(self) -> None:
         """Close all links, once the neighbours have read the last messages."""
         self.stop_heartbeats()
-        # All part before any is closed: closing waits for the other end to part, and agents that
-        # parted one by one could wait in a circle.
+        # All part before any is closed: agents that parted one by one could wait in a circle.
         for link in self._links.values():
             link.part()
         deadline = time.monotonic() + _SECONDS_TO_PART

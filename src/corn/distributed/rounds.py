@@ -48,17 +48,10 @@ class LostError(PublicError):
 
 @final
 class TrainingRounds:
-    """All steps of one agent, from the first of a run to the last.
-
-    Attributes:
-        step: the number of steps that are done.
-        parameters: the model, of shape (d,).
-    """
+    """All steps of one agent: ``step`` are done, and have led to the model ``parameters``, (d,)."""
 
     def __init__(self, run: AgentRun, journal: Journal, parameters: Tensor) -> None:
-        plan = run.plan
-        exchange = run.exchange
-        admission = run.admission
+        plan, exchange, admission = run.plan, run.exchange, run.admission
         self._run = run
         self._plan = plan
         self._settings = run.settings
@@ -82,7 +75,6 @@ class TrainingRounds:
         self._is_settled = False
         self._num_void = 0
         self._void_since_loss = 0
-        self._noted_cuts: frozenset[int] = frozenset()
         self._noted_leavers: frozenset[int] = frozenset()
         # The sum of the step before, which other agents may lack.
         self._last_total: Tensor | None = None
@@ -215,14 +207,8 @@ class TrainingRounds:
         The sum is there then if any survivor has it.
         """
         model = digest_model(self.parameters)
-
-        def make_header(message: int) -> Header:
-            return self._make_header(message, own.nbytes, model)
-
-        total: Tensor | None = own
-        next_step = None
         try:
-            tree.add_up(own, make_header)
+            tree.add_up(own, lambda message: self._make_header(message, own.nbytes, model))
         except StepStopped as stopped:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
@@ -230,7 +216,8 @@ class TrainingRounds:
             next_step, total = self._agree(
                 stopped.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-        return total, next_step
+            return total, next_step
+        return own, None
 
     def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
@@ -259,8 +246,7 @@ class TrainingRounds:
     def _take_agents_back(self) -> bool:
         """Let agents in that were called for this step, by a recovery; return if there were any.
 
-        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
-        takes part in the recovery like any other, and in the plan that follows.
+        All agents know of a call, and wait here. One that comes has all that its sponsor has.
         """
         called = self._called_at(self.step)
         if not called and not self._is_returning:
@@ -326,7 +312,11 @@ class TrainingRounds:
         own = self._membership
         before = self._active.members
         self._skip_to(next_step)
-        self._note_losses()
+        for agent in own.leavers.keys() - self._noted_leavers:
+            self._journal.note(
+                f"agent {self._name(agent)} left the run at step {own.leavers[agent]}"
+            )
+        self._noted_leavers = frozenset(own.leavers)
         if self._stop is not NO_STOP:
             self._stop = replace(self._stop, step=self.step)
             self._is_settled = True
@@ -387,34 +377,15 @@ class TrainingRounds:
         skipped = ", ".join(map(str, range(self.step, step)))
         lost = self._membership.lost
         who = f" without {name_agents(lost)}" if lost else ", as a link broke or agents left"
-        count = f"{step - self.step} of {self._num_steps} steps"
         self._journal.note(
-            f"the sum of step {skipped} is void{who}: no agent applied it, and it counts as "
-            f"released ({count})"
+            f"the sum of step {skipped} is void{who}: it counts as released, and nobody applied it"
             if self._tree is not None
-            else f"step {skipped} was left out{who} ({count}): what was begun counts as released, "
-            "and its noise does not cancel where some agents completed it"
+            else f"step {skipped} was left out{who}: what was begun counts as released, and its "
+            "noise does not cancel where some agents completed it"
         )
         self.step = step
         self._last_total = None
         self._journal.record_step(step, self.parameters, no_statistics())
-
-    def _note_losses(self) -> None:
-        """Note what a recovery has shown of broken links."""
-        own = self._membership
-        cut_links, leavers, present = own.cut_links, own.leavers, own.present
-        for peer in cut_links.keys() - self._noted_cuts:
-            self._journal.note(
-                f"agent {self._name(peer)} is alive, as others reach it: only its link to agent "
-                f"{self._name(self._agent)} was cut at step {cut_links[peer]}"
-            )
-        self._noted_cuts = frozenset(cut_links)
-        for agent in leavers.keys() - self._noted_leavers:
-            self._journal.note(f"agent {self._name(agent)} left the run at step {leavers[agent]}")
-        self._noted_leavers = frozenset(leavers)
-        if set(range(self._plan.num_agents)) - set(present) - own.lost.keys() and len(present) > 1:
-            who = ", ".join(map(self._name, present))
-            self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
 
     def _name(self, agent: int) -> str:
         return label_agent(self._plan.network.agent_names, agent)
