@@ -1,8 +1,8 @@
 """One agent's releases under a plan of exact sums, for an engine that carries the messages.
 
-CorN runs neither the server nor the connections of such an engine (Flower, NVFlare). Each round the
-agent clips its update, adds its share of the noise, rounds the sum to the grid and hides it under
-masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum and nothing else.
+Each round the agent clips its update, adds its share of the noise, rounds the sum to the grid and
+hides it under masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum and
+nothing else.
 
 The guarantee is the plan's, against the server and anybody else who reads all messages and models,
 together with as many curious agents as the plan's threat names. The server need not follow the
@@ -50,7 +50,6 @@ from corn.learn.step import (
     ClippedGradients,
     clip_gradients,
     compute_gradients,
-    smooth,
 )
 from corn.learn.tasks import Gradients, MeanLoss
 from corn.learn.tasks.module import make_task
@@ -86,7 +85,7 @@ _LOGGER = logging.getLogger("corn.engines")
 
 @dataclass(frozen=True, eq=False)
 class MaskedUpdate:
-    """The message of one agent in one round: integers modulo 2^B, shape (d,). It may be public.
+    """The message of one agent in one round, which may be public: integers modulo 2^B, shape (d,).
 
     The agent's offset of the grid follows from ``offset_seed``, 32 random bytes.
     """
@@ -100,8 +99,8 @@ class MaskedUpdate:
 def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     """Return the plan of a round in which some agents take part, renumbered in their order.
 
-    Every client computes it for itself. Each release under it keeps the agent's precision cap of
-    the plan of all, against as many insiders, or against all other agents of the set.
+    Each release under it keeps the agent's precision cap of the plan of all, against as many
+    insiders, or against all other agents of the set.
     """
     if len(agents) == plan.num_agents:
         return plan
@@ -133,17 +132,12 @@ class AbortedError(CornError):
 
 
 class Hello(NamedTuple):
-    """An agent's signed statement that it is ready for a sum.
-
-    It has the fingerprint of its plan of all agents, a digest of the model that its update starts
-    from, and its contribution to the nonce of the sum, which it has never used before. The
-    signature is by the agent's key of the roster.
-    """
+    """An agent's statement that it is ready for a sum, signed by its key of the roster."""
 
     agent: int
-    plan: bytes
-    model: bytes
-    nonce: bytes
+    plan: bytes  # the fingerprint of its plan of all agents
+    model: bytes  # a digest of the model that its update starts from
+    nonce: bytes  # its contribution to the nonce of the sum, which it has never used before
     signature: bytes = b""
 
     def statement(self) -> bytes:
@@ -362,10 +356,8 @@ class SumRounds:
 
     A sum is of agents that start from one model under one plan. It begins when all agents of the
     roster are ready, or those that were in the last sum, or after ``wait`` seconds at least
-    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds.
-
-    The server is trusted with nothing: see :meth:`AgentRelease.release`. It knows public keys only,
-    so that one agent cannot speak for another.
+    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds. The server
+    is trusted with nothing: see :meth:`AgentRelease.release`.
     """
 
     def __init__(
@@ -662,12 +654,13 @@ class GradientSteps:
         data, _ = problem.place(settings)
         self._own = own
         self._task = problem.task
+        self._query = query
         self._step_size = step_size
-        self._is_sample = query.unit == "sample"
         self._batches = BatchSampler.of_agent(query, data, batch_size=size)
-        self._clip = torch.tensor([query.clip], dtype=torch.float64)
         self._dtype = settings.torch_dtype
-        self._memory: Tensor | None = None
+        # Of it only the step along an average is used: releases are those of ``own``.
+        num_parameters, momentum = problem.task.num_parameters, own.plan.momentum
+        self._stepper = AgentStepper(query, int, num_parameters=num_parameters, momentum=momentum)
         self._num_drawn = 0
 
     @torch.no_grad()
@@ -676,17 +669,16 @@ class GradientSteps:
         model = parameters.to(self._dtype).view(1, 1, -1)
         batch = self._batches.draw(self._num_drawn)
         self._num_drawn += 1
-        return compute_gradients(
-            self._task, model, batch, self._clip, clips_samples=self._is_sample
-        )
+        clip = torch.tensor([self._query.clip], dtype=torch.float64)
+        is_sample = self._query.unit == "sample"
+        return compute_gradients(self._task, model, batch, clip, clips_samples=is_sample)
 
     def take(
         self, parameters: Tensor, clipped: ClippedGradients, *, step: int, reduction: Reduction
     ) -> Tensor | None:
         """Return the model after a step, shape (d,), or None where the sum is void.
 
-        ``clipped`` is what :meth:`differentiate` returned for it, ``step`` its number from 0, and
-        ``reduction`` that of ``sum_releases``.
+        ``clipped`` is what :meth:`differentiate` returned for it, and ``step`` its number from 0.
         """
         model = parameters.to(self._dtype)
         state = hashlib.sha256(encode_fields("step", step))
@@ -694,26 +686,22 @@ class GradientSteps:
         average = sum_releases(self._own, clipped, model=state.digest(), reduction=reduction)
         if average is None:
             return None
-        released = torch.from_numpy(average).to(model)
-        if self._own.plan.momentum:
-            memory = torch.zeros_like(model) if self._memory is None else self._memory
-            released = self._memory = smooth(memory, released, self._own.plan.momentum)
-        return model - released * model.new_full((1,), self._step_size)
+        self._stepper.parameters = model
+        return self._stepper.move(torch.from_numpy(average).to(model), step_size=self._step_size)
 
 
 @final
 class SiteProblem:
     """What a site trains, and how the messages of an engine name and shape its parameters.
 
-    ``shapes`` are those of the trained arrays by name, in the order of the flat parameters. By
-    default there is one array ``parameters``.
+    ``shapes`` are those of the trained arrays by name, in the order of the flat parameters.
     """
 
     def __init__(
         self, problem: TrainingProblem, shapes: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         self.problem = problem
-        self.shapes = dict(shapes or {PARAMETERS: (problem.task.num_parameters,)})
+        self.shapes = shapes or {PARAMETERS: (problem.task.num_parameters,)}
 
     @classmethod
     def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
@@ -725,9 +713,7 @@ class SiteProblem:
 
     def read(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the parameters in a server's arrays, shape (d,), or raise ``PublicError``."""
-        if any(
-            name not in arrays or arrays[name].shape != self.shapes[name] for name in self.shapes
-        ):
+        if {name: arrays[name].shape for name in self.shapes if name in arrays} != self.shapes:
             raise PublicError("the server's model must have all trained parameters of the site's")
         flat = np.concatenate([arrays[name].reshape(-1) for name in self.shapes])
         return torch.from_numpy(flat.astype(np.float64))
@@ -743,10 +729,9 @@ class SiteProblem:
 class SiteFolder:
     """The folder of one site: its key, its ledger, ``roster.json``, and what all sites agreed on.
 
-    That is either a plan, ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan
-    and its public test data. With a consortium file the site's rows are in ``data.csv``, ``.tsv``
-    or ``.parquet`` (a link will do), and nothing else is configured. Only the owner can open the
-    folder.
+    That is either ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan and its
+    public test data. Then the site's rows are in ``data.csv``, ``.tsv`` or ``.parquet`` (a link
+    will do), and nothing else is configured. Only the owner can open the folder.
     """
 
     path: Path
@@ -827,11 +812,10 @@ def copy_public_files(consortium: Path, folder: Path) -> None:
 
 @final
 class ConsortiumModel:
-    """The model of a consortium at a server, which keeps it after every round.
+    """The public model of a consortium at a server, which keeps it after every round.
 
-    A server that was killed goes on from the last model that it kept. The model is public: it
-    follows from noisy sums. The folder ``out`` gets ``model.pt``, which ``corn export``,
-    ``predict`` and ``report`` take, and ``parameters.npy``, from which training goes on.
+    The folder ``out`` gets ``model.pt``, which ``corn export``, ``predict`` and ``report`` take,
+    and ``parameters.npy``, from which a server that was killed goes on.
     """
 
     def __init__(self, consortium: Path, out: Path) -> None:
@@ -879,21 +863,18 @@ def hiding_errors() -> Iterator[None]:
         raise PublicError(f"the site failed: {name_kind(error)}") from None
 
 
-# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
-# would take each other's draws for randomness of their models, which is refused.
+# Torch has one generator in a process: sites in threads of a simulator would take each other's
+# draws for randomness of their models, which is refused.
 _USERS_CODE = threading.RLock()
 
 
 @contextmanager
 def calling_users_code() -> Iterator[None]:
-    """Let one site of a process at a time run a user's code, and make all of its errors private.
-
-    A user's code may use CorN too, and raise a ``PublicError`` about its data.
-    """
+    """Let one site of a process at a time run a user's code, and make all of its errors private."""
     with _USERS_CODE:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # also a ``PublicError``, about the user's data
             raise CornError("the site's own code failed") from error
 
 

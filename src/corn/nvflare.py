@@ -1,19 +1,14 @@
 """Agents of a plan as sites of NVFlare: any FedAvg job becomes private by one filter at each site.
 
-``CornFilter`` takes a site's trained model, clips its difference from the server's model, adds the
-site's share of the noise, rounds the sum to the grid and hides it under masks. ``CornSums`` at the
-server adds up the integers of all sites modulo 2^B, where the masks cancel. Each site puts the
-average in the place of its own result, so that all results are equal, and whatever the job's
-controller makes of them is post-processing: averages with any weights, FedOpt, early stopping.
+``CornFilter`` makes the update of a site's model a release, and ``CornSums`` at the server adds up
+the releases of all sites. Each site puts the average in the place of its own result, so that all
+results are equal, and whatever the job's controller makes of them is post-processing.
+``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample.
 
-The guarantee is that of :mod:`corn.engines`, for one site's whole data (unit agent). It does not
-rest on NVFlare: sites know each other by the keys of the roster (docs/nvflare.md).
-
-``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample. With a
-consortium file in the folder of each party, a job of it has neither code nor settings.
-
-A job is written by others. The filter belongs into the site's own ``local/privacy.json``, which no
-job can change: ``protect_site`` writes it, and closes the site to what its server could run there.
+The guarantee is that of :mod:`corn.engines`. It does not rest on NVFlare: sites know each other by
+the keys of the roster. But a job is written by others: ``protect_site`` puts the filter into the
+site's own ``local/privacy.json``, and closes the site to what its server could run there
+(docs/nvflare.md).
 
 NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 """
@@ -212,13 +207,9 @@ class _Task:
 class CornExecutor(Executor):  # type: ignore[misc]
     """An executor of training tasks that takes private gradient steps, one sum for each.
 
-    It fits the unit sample, for which a model after several steps cannot be clipped, and the unit
-    agent. A task begins with the server's model and ends with the common model of all sites after
-    ``steps`` steps, so that a job of several rounds has a model to go on with after each. Any
-    controller that averages models will do, such as ``FedAvg``.
-
-    Each task leaves the model in the folder of the site, for ``corn export``, ``predict`` and
-    ``report``.
+    A task begins with the server's model and ends with the common model of all sites after
+    ``steps`` steps, which it also leaves in the folder of the site. Any controller that averages
+    models will do, such as ``FedAvg``.
 
     Args:
         problem: ``MODULE.FUNCTION`` in the job's own code: (site's name) → module, loss of a batch,
@@ -333,9 +324,8 @@ class CornSums(FLComponent):  # type: ignore[misc]
 class CornModel(ModelPersistor):  # type: ignore[misc]
     """The component of a server that keeps the model of a consortium file after every round.
 
-    The file, and its plan, are in ``local/corn`` of the server, and so is the model afterwards, for
-    ``corn export``, ``predict`` and ``report``. A job that is submitted again after the server was
-    killed goes on from there.
+    File, plan and model are in ``local/corn`` of the server. A job that is submitted again after
+    the server was killed goes on from there.
     """
 
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
@@ -354,9 +344,8 @@ class CornModel(ModelPersistor):  # type: ignore[misc]
 class SiteGuard(FLComponent):  # type: ignore[misc]
     """A component of a site's ``resources.json``: the server may not read files of the site.
 
-    The process of a site runs ``cat FILE`` and similar commands for a server that asks for it. Who
-    may do so is checked at the site only if the server's message says so, and which files only at
-    the server.
+    The process of a site runs ``cat FILE`` and similar commands for a server that asks for it, and
+    checks permissions only if the server's message says so.
     """
 
     def __init__(self) -> None:

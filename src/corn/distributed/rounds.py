@@ -73,7 +73,6 @@ class TrainingRounds:
         self._stop = NO_STOP
         # Whether all survivors have agreed on the end of the run.
         self._is_settled = False
-        self._num_void = 0
         self._void_since_loss = 0
         self._noted_leavers: frozenset[int] = frozenset()
         # The sum of the step before, which other agents may lack.
@@ -102,25 +101,17 @@ class TrainingRounds:
         Each step yields the stepper once it has begun: the caller has it compute the gradient.
         """
         self._interruption = interruption
-        try:
-            while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
-                if self._is_asked_to_leave():
-                    self._leave(StopReason.INTERRUPTED)
-                elif self._tree is None:
-                    yield from self._take_gossip_step()
-                else:
-                    yield from self._take_sum_step(self._tree)
-            if self._tree is not None and not self._is_settled:
-                self._close_sum(self._tree)
-            if self.step == self._last_step and not self._is_settled:
-                self._cool_down()
-        finally:
-            if (broken := self._stepper.num_broken) > 1:
-                self._journal.note_privately(
-                    f"{broken} gradients in all were not finite and counted as zero"
-                )
-            if self._num_void > 1:
-                self._journal.note(f"the sums of {self._num_void} steps in all were void")
+        while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
+            if self._is_asked_to_leave():
+                self._leave(StopReason.INTERRUPTED)
+            elif self._tree is None:
+                yield from self._take_gossip_step()
+            else:
+                yield from self._take_sum_step(self._tree)
+        if self._tree is not None and not self._is_settled:
+            self._close_sum(self._tree)
+        if self.step == self._last_step and not self._is_settled:
+            self._cool_down()
 
     def _begin(self) -> Iterator[AgentStepper]:
         """Begin a release, and wait for its gradient."""
@@ -221,9 +212,8 @@ class TrainingRounds:
 
     def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
-        self._num_void += 1
         self._void_since_loss += 1
-        if self._num_void == 1:
+        if self._void_since_loss == 1:
             self._journal.note(
                 f"the sum of step {self.step} is void, as masks did not cancel: no agent applied "
                 "it, and it counts as released; some agent's keys or messages are wrong"

@@ -275,8 +275,7 @@ class Channel:
         header = bytearray(_LENGTH.size)
         self._receive_record(memoryview(header), deadline)
         (length,) = _LENGTH.unpack(header)
-        # Checked before memory is allocated. The length is sealed, so only the peer can have sent
-        # it, but a peer of a damaged or other program may.
+        # Checked before memory is allocated: the peer may be damaged.
         if length > max_bytes:
             self._is_broken = True
             raise TamperedError(
@@ -292,8 +291,8 @@ class Channel:
     def is_over(self) -> bool:
         """Whether this end or the other closed the connection, as far as can be known at once."""
         try:
-            # A closed connection is readable and has no bytes. Peeking leaves those of a live one
-            # in place. poll, unlike select, has no limit of 1024 descriptors.
+            # A closed connection is readable and has no bytes. poll, unlike select, has no limit of
+            # 1024 descriptors.
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
             return bool(waiting.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
@@ -425,13 +424,12 @@ def receive_exactly(
 ) -> None:
     """Fill a buffer from a connection before a time of the clock, or raise ``ChannelClosedError``.
 
-    Without a deadline the time-out of the connection counts, for each part that arrives.
+    Without a deadline the time-out of the connection counts for each part that arrives.
     """
     begin = 0
     while begin < len(into):
         try:
-            # The system's time-out begins anew with every byte. Somebody who sends one at a time
-            # could make this end wait for hours.
+            # The system's time-out begins anew with every byte that somebody sends.
             if deadline is not None:
                 connection.settimeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
             count = connection.recv_into(into[begin:])
