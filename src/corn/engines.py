@@ -45,12 +45,7 @@ from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.step import (
-    AgentStepper,
-    ClippedGradients,
-    clip_gradients,
-    compute_gradients,
-)
+from corn.learn.step import AgentStepper, ClippedGradients, clip_gradients, compute_gradients
 from corn.learn.tasks import Gradients, MeanLoss
 from corn.learn.tasks.module import make_task
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model

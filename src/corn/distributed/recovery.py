@@ -205,10 +205,7 @@ class Recovery:
     """
 
     def __init__(
-        self,
-        exchange: Exchange,
-        network: Network,
-        note_dropout: Callable[[int, LinkError], None],
+        self, exchange: Exchange, network: Network, note_dropout: Callable[[int, LinkError], None]
     ) -> None:
         self._exchange = exchange
         self._membership = exchange.membership

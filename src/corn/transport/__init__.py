@@ -15,13 +15,7 @@ from corn.transport.channel import (
 )
 from corn.transport.links import Callers, Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
-from corn.transport.store import (
-    MemoryStore,
-    RemoteStore,
-    Store,
-    StoreHost,
-    StoreLostError,
-)
+from corn.transport.store import MemoryStore, RemoteStore, Store, StoreHost, StoreLostError
 
 __all__ = [
     "NO_SESSION",
