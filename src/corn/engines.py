@@ -33,10 +33,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corn.checks import FloatArray, require
-from corn.covariance import ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
 from corn.distributed.membership import name_agents
-from corn.distributed.recovery import budget_left
+from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
@@ -54,8 +53,7 @@ from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, 
 from corn.noise.ledger import find_agents, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
-from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
-from corn.threads import one_thread
+from corn.plan import Plan, fingerprint, load_plan, save_plan
 from corn.topology import load_network
 from corn.topology.graphs import add_names, label_agent
 
@@ -102,15 +100,10 @@ def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     # No message takes the links of a plan here, so they may be any that join these agents.
     network = load_network(f"star:{len(agents)}", mixing="sum")
     source = f"agents {','.join(map(str, agents))} of {plan.network.source}"
-    with one_thread():  # BLAS threads would change the order of sums, and so the last bits
-        return make_plan(
-            replace(network, source=source),
-            # For as many steps as the plan of all: the cap on each step is the same, and one ledger
-            # counts the releases under all of these plans together.
-            budget_left(plan, agents, plan.budget.num_steps),
-            threat=ThreatModel(min(plan.threat.max_colluders, len(agents) - 1)),
-            dtype=plan.dtype,
-        )
+    # For as many steps as the plan of all: the cap on each step is the same, and one ledger counts
+    # the releases under all of these plans together.
+    num_steps = plan.budget.num_steps
+    return replan(plan, agents, steps_left=num_steps, network=replace(network, source=source))
 
 
 @lru_cache(maxsize=64)

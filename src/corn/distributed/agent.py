@@ -443,7 +443,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self._opened.callback(opener.callers.close)
+        self._opened.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -472,7 +472,7 @@ class AgentRun:
             )
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self._opened.callback(admission.opener.callers.close)
+        self._opened.callback(admission.opener.close)
         welcome = admission.welcome
         step = admission.welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses

@@ -26,7 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, final
 
 import networkx as nx
@@ -76,26 +76,24 @@ class ActivePlan:
         weights = zip(self.members, row, strict=True)
         return {member: float(weight) for member, weight in weights if member != agent}
 
-    def describe_noise(self) -> str:
-        """Return how much noise the plan has."""
-        if self.plan.network.mixing == "sum":
-            ratio = self.plan.central_ratio
-            return f"noise variance of the average {ratio:.4g} × a trusted server's"
-        return f"noise energy per agent {self.plan.certificate.value / self.plan.num_agents:.4g}"
-
 
 def replan(
-    plan: Plan, survivors: tuple[int, ...], *, steps_left: int, cuts: Collection[Edge] = ()
+    plan: Plan,
+    survivors: tuple[int, ...],
+    *,
+    steps_left: int,
+    cuts: Collection[Edge] = (),
+    network: Network | None = None,
 ) -> Plan:
     """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
 
     It keeps the plan's precision caps for each of the steps left, so the run spends Δ²b_i per step
     as planned: t steps before and T − t after make agent i's μ². Every survivor computes the same
-    plan, to the bit.
+    plan, to the bit. ``network`` is by default what is left of the plan's without ``cuts``.
     """
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
         return make_plan(
-            _network_of(plan, survivors, cuts),
+            network or _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan, survivors),
             objective=_objective_for(plan, survivors),
@@ -110,12 +108,9 @@ def budget_left(plan: Plan, survivors: tuple[int, ...], steps_left: int) -> Priv
     if plan.budget.num_agents is None:
         return _promise_left(plan.budget, float(plan.precision_caps[0]), steps_left)
     # Each distinct promise is sought once: under Poisson sampling that takes seconds.
-    found: dict[tuple[PrivacyBudget, float], PrivacyBudget] = {}
-    own = [(plan.budget.of_agent(agent), float(plan.precision_caps[agent])) for agent in survivors]
-    for budget, cap in own:
-        if (budget, cap) not in found:
-            found[budget, cap] = _promise_left(budget, cap, steps_left)
-    left = [found[key] for key in own]
+    find = cache(_promise_left)
+    caps = plan.precision_caps
+    left = [find(plan.budget.of_agent(a), float(caps[a]), steps_left) for a in survivors]
     return replace(
         left[0],
         epsilon=tuple(promise.promise.epsilon for promise in left),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
@@ -49,10 +49,8 @@ from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
-    Callers,
     Channel,
     ChannelClosedError,
-    Credentials,
     Link,
     LinkError,
     LinkOpener,
@@ -91,9 +89,6 @@ _DTYPES = {
 
 class RejoinError(PublicError):
     """No neighbour lets this agent in."""
-
-
-_FAILURES = (UnreachableError, LinkError, ChannelClosedError, TamperedError, RejoinError)
 
 
 @dataclass(frozen=True)
@@ -150,41 +145,36 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
     own, check = rendezvous.credentials, rendezvous.check_interruption
     accepts = own.roster.accepts
     sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
+    opener = LinkOpener(
+        rendezvous.listener,
+        own,
+        session=NO_SESSION,
+        addresses=addresses,
+        purpose=Purpose.REJOIN,
+    )
     reasons: dict[int, CornError] = {}
-    with closing(Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)) as callers:
+    with closing(opener):
         # A neighbour may be lost too, or wait for its own return: the others are asked before this
         # agent waits for it.
         for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
             for sponsor in sponsors:
                 # A neighbour that refused does so again; one that was not there may come up.
-                if not isinstance(reasons.get(sponsor), UnreachableError | LinkError | None):
+                if not isinstance(reasons.get(sponsor), LinkError | None):
                     continue
                 try:
-                    channel = (
-                        _dial(addresses[sponsor], own, sponsor, patience, check)
-                        if accepts[sponsor]
-                        else callers.wait(sponsor, timeout=patience, check=check)
+                    connects = accepts[sponsor]
+                    channel = opener.open_channel(
+                        sponsor, timeout=patience, check=check, connects=connects
                     )
                     with closing(channel):
                         return _negotiate(run, channel, addresses)
                 except InvalidArgumentError as error:
                     reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
-                except _FAILURES as error:
+                except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
                     reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
-
-
-def _dial(
-    where: Address,
-    own: Credentials,
-    agent: int,
-    seconds: float,
-    check: Callable[[], None] = lambda: None,
-) -> Channel:
-    purpose = Purpose.REJOIN
-    return dial(where, own, agent, purpose, session=NO_SESSION, timeout=seconds, check=check)
 
 
 def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
@@ -225,7 +215,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
             list(pool.map(connect, (p for p in present if own.roster.accepts[p] is connects)))
 
     with ExitStack() as stack:
-        stack.callback(opener.callers.close)
+        stack.callback(opener.close)
         stack.callback(lambda: [link.close() for link in links.values()])
         subject = Subject(Kind.CALL, own.agent, own.agent, own.agent)
         channel.send(NewsKeys(own, session).sign(subject, welcome.return_step))
@@ -350,9 +340,16 @@ class Returns:
         while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
             excluded = self._refused.keys() | self._waiting.keys() | self._called.keys()
             for agent in sorted(self._lost_neighbours - excluded):
-                where = rendezvous.meeting.addresses[agent]
                 with suppress(UnreachableError):
-                    self._accept(_dial(where, rendezvous.credentials, agent, _SECONDS_TO_ANSWER))
+                    channel = dial(
+                        rendezvous.meeting.addresses[agent],
+                        rendezvous.credentials,
+                        agent,
+                        Purpose.REJOIN,
+                        session=NO_SESSION,
+                        timeout=_SECONDS_TO_ANSWER,
+                    )
+                    self._accept(channel)
 
     def _take_waiting(self) -> dict[int, _Applicant]:
         """Return the agents that asked since the last call, and still wait for an answer."""
@@ -432,7 +429,7 @@ class Returns:
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
         if self._refused.get(agent) == _MISBEHAVED:
-            self._opener.callers.reject(agent)
+            self._opener.reject(agent)
             raise LinkError(f"agent {agent} is not linked again: {_MISBEHAVED}")
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
@@ -466,7 +463,7 @@ class Returns:
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
         for agent in agents:
-            self._opener.callers.reject(agent)
+            self._opener.reject(agent)
 
     def cancel(self, step: float = math.inf) -> None:
         """Let agents ask again that were to return by a step, and have not."""

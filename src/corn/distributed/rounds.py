@@ -346,7 +346,7 @@ class TrainingRounds:
             self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
         self._journal.note(
             f"new plan {fingerprint(plan).hex()[:16]} for {plan.num_agents} agents from step "
-            f"{self.step} on: {self._active.describe_noise()}"
+            f"{self.step} on: noise in the average {plan.central_ratio:.4g} × a trusted server's"
         )
 
     def _follow(self, active: ActivePlan) -> None:

@@ -201,20 +201,94 @@ class Link:
 
 
 @final
-class Callers:
-    """Connections of other agents to this one for one purpose, each until it is taken."""
+class LinkOpener:
+    """Opens channels to other agents for one purpose, and takes those that they open.
 
-    def __init__(self, listener: Listener, purpose: Purpose, session: bytes) -> None:
+    By default they are those of links, whose messages have ``max_bytes`` at most.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        credentials: Credentials,
+        *,
+        session: bytes,
+        addresses: Mapping[int, Address],
+        max_bytes: int = 0,
+        purpose: Purpose = Purpose.LINK,
+    ) -> None:
+        self._credentials = credentials
+        self._session = session
+        self._addresses = addresses
+        self._max_bytes = max_bytes
+        self._purpose = purpose
+        # Channels that others have opened, each until it is taken.
         self._waiting: dict[int, Channel] = {}
         self._changed = threading.Condition(threading.RLock())
         self._is_closed = False
         # Agents may connect before this one asks for them.
         listener.handle(purpose, session, self._accept)
 
-    def wait(
-        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
+    def open(
+        self,
+        peer: int,
+        *,
+        timeout: float,
+        check: Callable[[], None] = lambda: None,
+        connects: bool | None = None,
+    ) -> Link:
+        """Return a link to a neighbour, which must do the same; see :meth:`open_channel`."""
+        channel = self.open_channel(peer, timeout=timeout, check=check, connects=connects)
+        return Link(channel, max_bytes=self._max_bytes)
+
+    def open_channel(
+        self,
+        peer: int,
+        *,
+        timeout: float,
+        check: Callable[[], None] = lambda: None,
+        connects: bool | None = None,
     ) -> Channel:
-        """Return the channel that another agent opens, or raise ``LinkError``."""
+        """Return a channel to an agent, which must do the same, or raise ``LinkError``.
+
+        This end ``connects`` or waits for the other end; by default the roster says which.
+        """
+        own = self._credentials
+        if connects is None:
+            # Each edge is opened by exactly one end, so two connections never cross.
+            connects = opens_link(own.agent, peer, own.roster.accepts)
+        if not connects:
+            return self._wait(peer, timeout, check)
+        # The address is the other agent's own statement, and may be missing.
+        if peer not in self._addresses:
+            raise LinkError(f"agent {peer} published no address at which it accepts")
+        try:
+            return dial(
+                self._addresses[peer],
+                own,
+                peer,
+                self._purpose,
+                session=self._session,
+                timeout=timeout,
+                check=check,
+            )
+        except UnreachableError as error:
+            raise LinkError(str(error)) from error
+
+    def reject(self, peer: int) -> None:
+        """Close the channel of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
+    def close(self) -> None:
+        """Close the channels that nobody took, and those that come."""
+        with self._changed:
+            self._is_closed = True
+            for peer in list(self._waiting):
+                self.reject(peer)
+
+    def _wait(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel:
         deadline = time.monotonic() + timeout
         with self._changed:
             while peer not in self._waiting:
@@ -225,19 +299,6 @@ class Callers:
                 self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
             return self._waiting.pop(peer)
 
-    def reject(self, peer: int) -> None:
-        """Close the connection of an agent that waits here, if any."""
-        with self._changed:
-            if peer in self._waiting:
-                self._waiting.pop(peer).close()
-
-    def close(self) -> None:
-        """Close the connections that nobody took."""
-        with self._changed:
-            self._is_closed = True
-            for peer in list(self._waiting):
-                self.reject(peer)
-
     def _accept(self, channel: Channel) -> None:
         with self._changed:
             # An agent that connects again has given up its first connection.
@@ -247,57 +308,6 @@ class Callers:
             if self._is_closed:
                 self.reject(channel.peer)
             self._changed.notify_all()
-
-
-@final
-class LinkOpener:
-    """Opens links to neighbours, or accepts those that neighbours open, the ``callers``."""
-
-    def __init__(
-        self,
-        listener: Listener,
-        credentials: Credentials,
-        *,
-        session: bytes,
-        addresses: Mapping[int, Address],
-        max_bytes: int,
-    ) -> None:
-        self._credentials = credentials
-        self._max_bytes = max_bytes
-        self._session = session
-        self._addresses = addresses
-        self.callers = Callers(listener, Purpose.LINK, session)
-
-    def open(
-        self,
-        peer: int,
-        *,
-        timeout: float,
-        check: Callable[[], None] = lambda: None,
-        connects: bool | None = None,
-    ) -> Link:
-        """Return a link to a neighbour, which must do the same, or raise ``LinkError``.
-
-        This end ``connects`` or waits for the other end; by default the roster says which.
-        """
-        own = self._credentials
-        if connects is None:
-            # Each edge is opened by exactly one end, so two connections never cross.
-            connects = opens_link(own.agent, peer, own.roster.accepts)
-        if not connects:
-            channel = self.callers.wait(peer, timeout=timeout, check=check)
-            return Link(channel, max_bytes=self._max_bytes)
-        # The address is the other agent's own statement, and may be missing.
-        if peer not in self._addresses:
-            raise LinkError(f"agent {peer} published no address at which it accepts")
-        where, session = self._addresses[peer], self._session
-        try:
-            channel = dial(
-                where, own, peer, Purpose.LINK, session=session, timeout=timeout, check=check
-            )
-        except UnreachableError as error:
-            raise LinkError(str(error)) from error
-        return Link(channel, max_bytes=self._max_bytes)
 
 
 def open_links(
