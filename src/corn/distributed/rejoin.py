@@ -56,8 +56,6 @@ from corn.transport import (
     LinkOpener,
     Purpose,
     TamperedError,
-    UnreachableError,
-    dial,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +70,7 @@ _SECONDS_TO_CONNECT = 5.0
 _STEPS_OF_NOTICE = 2
 # Between two calls of a neighbour that only connects outward.
 _SECONDS_BETWEEN_CALLS = 2.0
+_ENDED = "the run ends before it could take part again"
 _MISBEHAVED = "it broke the protocol in this run"
 _ADDRESSES = "addresses.json"
 _LAST_TOTAL = "sum of the step before"
@@ -114,9 +113,6 @@ class Welcome:
     def encode(self) -> bytes:
         """Return the answer as a message."""
         return json.dumps(asdict(self)).encode()
-
-
-_ENDED = Welcome(refusal="the run ends before it could take part again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,33 +260,6 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
         raise FileFormatError(f"{path}: not addresses of a run: {error}") from error
 
 
-@dataclass(eq=False)
-class _Applicant:
-    """An agent that waits to return, at its sponsor; its step once it was called."""
-
-    channel: Channel
-    hello: Hello
-    step: int = -1
-
-    def send(self, message: bytes) -> None:
-        # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
-        with suppress(ChannelClosedError):
-            self.channel.set_timeout(_SECONDS_TO_ANSWER)
-            self.channel.send(message)
-
-    def refuse(self, welcome: Welcome) -> None:
-        self.send(welcome.encode())
-        self.channel.close()
-
-    def read_signature(self) -> bytes:
-        """Return the agent's signature of its call; nothing if it sends none in time."""
-        # It answers at once. A sponsor waits for nobody else, and for each agent once.
-        with suppress(ChannelClosedError, TamperedError):
-            self.channel.set_timeout(_SECONDS_TO_ANSWER)
-            return bytes(self.channel.receive(max_bytes=64))
-        return b""
-
-
 @final
 class Returns:
     """The agents that ask this one to let them in again.
@@ -302,64 +271,35 @@ class Returns:
     def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
         self._run = run
         self._opener = opener
-        # One place for each agent, so that none takes those of others.
-        self._waiting: dict[int, _Applicant] = {}
-        self._lock = threading.Lock()
-        self._called: dict[int, _Applicant] = {}
+        rendezvous = run.rendezvous
+        self._callers = LinkOpener(
+            rendezvous.listener,
+            rendezvous.credentials,
+            session=NO_SESSION,
+            addresses=rendezvous.meeting.addresses,
+            purpose=Purpose.REJOIN,
+        )
+        # The agents that were called, each with its step.
+        self._called: dict[int, tuple[int, Channel]] = {}
         # Why agents are not let in again.
         self._refused: dict[int, str] = {}
         self._absent: set[int] = set()
         self._closed = threading.Event()
-        self._can_accept = run.rendezvous.credentials.roster.accepts[run.rendezvous.agent]
-        # Replaced as a whole, so that the thread reads it without the lock.
+        self._can_accept = rendezvous.credentials.roster.accepts[rendezvous.agent]
+        # Replaced as a whole, so that the thread reads it without a lock.
         self._lost_neighbours: frozenset[int] = frozenset()
         self._caller: threading.Thread | None = None
-        run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
-
-    def _accept(self, channel: Channel) -> None:
-        try:
-            channel.set_timeout(5.0)
-            data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
-            hello = build(Hello, parse_json(data), "the request")
-            channel.set_timeout(None)
-        except (ChannelClosedError, TamperedError, InvalidArgumentError):
-            channel.close()
-            return
-        with self._lock:
-            before = self._waiting.pop(channel.peer, None)
-            self._waiting[channel.peer] = _Applicant(channel, hello)
-        if before is not None:
-            before.channel.close()
-        # Nobody else would answer it any more.
-        if self._closed.is_set():
-            self.close()
 
     def _call(self) -> None:
         """Call lost neighbours at intervals, in case they have started again and want to return."""
-        rendezvous = self._run.rendezvous
         while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
-            excluded = self._refused.keys() | self._waiting.keys() | self._called.keys()
+            excluded = self._refused.keys() | self._called.keys() | self._callers.waiting
             for agent in sorted(self._lost_neighbours - excluded):
-                with suppress(UnreachableError):
-                    channel = dial(
-                        rendezvous.meeting.addresses[agent],
-                        rendezvous.credentials,
-                        agent,
-                        Purpose.REJOIN,
-                        session=NO_SESSION,
-                        timeout=_SECONDS_TO_ANSWER,
+                with suppress(LinkError):
+                    channel = self._callers.open_channel(
+                        agent, timeout=_SECONDS_TO_ANSWER, connects=True
                     )
-                    self._accept(channel)
-
-    def _take_waiting(self) -> dict[int, _Applicant]:
-        """Return the agents that asked since the last call, and still wait for an answer."""
-        with self._lock:
-            asked, self._waiting = self._waiting, {}
-        # Nobody is announced who will not come: all its neighbours would wait for it.
-        gone = [agent for agent, applicant in asked.items() if applicant.channel.is_over]
-        for agent in gone:
-            asked.pop(agent).channel.close()
-        return asked
+                    self._callers.put_back(channel)
 
     def serve(self, step: int, membership: Membership) -> None:
         """Answer all requests before a step."""
@@ -369,43 +309,53 @@ class Returns:
             if self._lost_neighbours and self._caller is None:
                 self._caller = threading.Thread(target=self._call, daemon=True)
                 self._caller.start()
-        for agent, applicant in self._take_waiting().items():
+        for channel in self._callers.take_all():
+            has_asked = channel.poll()
+            # Nobody is announced who will not come: all its neighbours would wait for it.
+            if has_asked is None:
+                channel.close()
             # It may ask before its loss has been noticed: its old link ends first. And one agent
             # returns at a time.
-            if agent not in membership.lost or max(membership.calls.values(), default=0) >= step:
-                with self._lock:
-                    # It may have asked again meanwhile.
-                    if self._waiting.setdefault(agent, applicant) is not applicant:
-                        applicant.channel.close()
+            elif (
+                has_asked
+                and channel.peer in membership.lost
+                and max(membership.calls.values(), default=0) < step
+            ):
+                self._answer(channel, step, membership)
             else:
-                self._answer(agent, applicant, step, membership)
-        for applicant in self._called.values():
+                self._callers.put_back(channel)
+        for _, channel in self._called.values():
             # It shows that the run goes on.
-            applicant.send(json.dumps(step).encode())
+            _send(channel, json.dumps(step).encode())
 
-    def _answer(self, agent: int, applicant: _Applicant, step: int, membership: Membership) -> None:
-        return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
-        if refusal := self._find_refusal(agent, applicant.hello, return_step):
-            applicant.refuse(Welcome(refusal=refusal))
-            return
-        run = self._run
-        applicant.send(
-            Welcome(
-                session=run.rendezvous.meeting.session.hex(),
-                nonce=run.agreement.nonce.hex(),
-                return_step=return_step,
-                last_step=run.last_step,
-                present=membership.present,
-            ).encode()
-        )
-        # Nobody announces the return of an agent but itself.
-        if membership.note_call(agent, return_step, applicant.read_signature()):
-            applicant.step = return_step
-            self._called[agent] = applicant
-        else:
+    def _answer(self, channel: Channel, step: int, membership: Membership) -> None:
+        agent, run = channel.peer, self._run
+        try:
+            data = _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+            hello: Hello = build(Hello, parse_json(data), "the request")
+        except InvalidArgumentError:
             # Each time would cost this agent a wait.
+            self._refused[agent] = "its request could not be read"
+            channel.close()
+            return
+        return_step = max(step + _STEPS_OF_NOTICE, hello.first_free_step)
+        if refusal := self._find_refusal(agent, hello, return_step):
+            _refuse(channel, refusal)
+            return
+        welcome = Welcome(
+            session=run.rendezvous.meeting.session.hex(),
+            nonce=run.agreement.nonce.hex(),
+            return_step=return_step,
+            last_step=run.last_step,
+            present=membership.present,
+        )
+        _send(channel, welcome.encode())
+        # Nobody announces the return of an agent but itself.
+        if membership.note_call(agent, return_step, _receive(channel, max_bytes=64)):
+            self._called[agent] = return_step, channel
+        else:
             self._refused[agent] = "it asked before, and did not confirm its return"
-            applicant.channel.close()
+            channel.close()
 
     def _find_refusal(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
@@ -413,7 +363,7 @@ class Returns:
         if agent in self._refused:
             return self._refused[agent]
         if left <= 0:
-            return _ENDED.refusal
+            return _ENDED
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
         # made for the steps that are left, and all agents must count the same.
         if hello.remaining < left:
@@ -453,10 +403,10 @@ class Returns:
         """Send all that this agent has to the one whose step has come, and takes part from now."""
         if last_total is not None:
             state = {**state, _LAST_TOTAL: last_total}
-        for applicant in self._called.values():
-            if applicant.step == step:
-                applicant.send(header.encode() + parameters.numpy().tobytes())
-                applicant.send(encode_state(state))
+        for return_step, channel in self._called.values():
+            if return_step == step:
+                _send(channel, header.encode() + parameters.numpy().tobytes())
+                _send(channel, encode_state(state))
         # The system still delivers what was sent, as nothing is left to be read here.
         self.cancel(step)
 
@@ -467,17 +417,47 @@ class Returns:
 
     def cancel(self, step: float = math.inf) -> None:
         """Let agents ask again that were to return by a step, and have not."""
-        for agent, applicant in list(self._called.items()):
-            if applicant.step <= step:
-                self._called.pop(agent).channel.close()
+        for agent, (return_step, channel) in list(self._called.items()):
+            if return_step <= step:
+                del self._called[agent]
+                channel.close()
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._closed.set()
-        for applicant in self._take_waiting().values():
-            applicant.refuse(_ENDED)
+        # Whoever asks from now on is answered too.
+        self._run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, _turn_away)
+        for channel in self._callers.take_all():
+            _turn_away(channel)
+        self._callers.close()
         # A stop may come before the step of a return that was promised.
         self.cancel()
+
+
+def _send(channel: Channel, message: bytes) -> None:
+    # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
+    with suppress(ChannelClosedError):
+        channel.set_timeout(_SECONDS_TO_ANSWER)
+        channel.send(message)
+
+
+def _refuse(channel: Channel, reason: str) -> None:
+    _send(channel, Welcome(refusal=reason).encode())
+    channel.close()
+
+
+def _turn_away(channel: Channel) -> None:
+    # A connection that is closed with unread bytes may lose the answer.
+    _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+    _refuse(channel, _ENDED)
+
+
+def _receive(channel: Channel, *, max_bytes: int) -> bytes:
+    """Return what an applicant has sent, or nothing: it answers at once."""
+    with suppress(ChannelClosedError, TamperedError):
+        channel.set_timeout(_SECONDS_TO_ANSWER)
+        return bytes(channel.receive(max_bytes=max_bytes))
+    return b""
 
 
 def encode_state(state: Mapping[str, Tensor]) -> bytes:

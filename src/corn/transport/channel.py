@@ -91,18 +91,6 @@ class Credentials:
     def __post_init__(self) -> None:
         check_identity(self.identity, self.agent, roster=self.roster)
 
-    def prologue(self, purpose: Purpose, session: bytes, initiator: int, responder: int) -> bytes:
-        """Return the public terms that both ends must have in common."""
-        return encode_fields(
-            "corn channel",
-            PROTOCOL_VERSION,
-            self.roster.fingerprint,
-            int(purpose),
-            session,
-            initiator,
-            responder,
-        )
-
 
 class Greeting(NamedTuple):
     """The first bytes of a connection: who wants what. Nothing of it is proved yet."""
@@ -287,17 +275,16 @@ class Channel:
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
 
-    @property
-    def is_over(self) -> bool:
-        """Whether this end or the other closed the connection, as far as can be known at once."""
+    def poll(self) -> bool | None:
+        """Return whether bytes have arrived, or None if either end has closed the connection."""
         try:
             # A closed connection is readable and has no bytes. poll, unlike select, has no limit of
             # 1024 descriptors.
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
-            return bool(waiting.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+            return bool(waiting.poll(0)) and (bool(self._socket.recv(1, socket.MSG_PEEK)) or None)
         except (OSError, ValueError):  # a closed connection has no number
-            return True
+            return None
 
     def set_timeout(self, seconds: float | None) -> None:
         """Set the seconds after which an incomplete message fails; None waits for ever."""
@@ -340,6 +327,18 @@ class Channel:
             ) from None
 
 
+def begin_handshake(
+    own: Credentials, greeting: Greeting, session: bytes, *, is_initiator: bool
+) -> NoiseHandshake:
+    """Return one end of a handshake. Its prologue has the terms that both ends must have."""
+    terms = (PROTOCOL_VERSION, own.roster.fingerprint, int(greeting.purpose), session)
+    prologue = encode_fields("corn channel", *terms, greeting.initiator, greeting.responder)
+    # Whoever claims another agent's number cannot compute ss, and the first read raises.
+    peer = greeting.responder if is_initiator else greeting.initiator
+    key = own.roster.public_key(peer)
+    return NoiseHandshake(own.identity, key, prologue, is_initiator=is_initiator)
+
+
 def initiate(
     connection: socket.socket,
     credentials: Credentials,
@@ -353,14 +352,9 @@ def initiate(
     Raise ``TamperedError`` or ``ChannelClosedError`` where the other end is not this agent of the
     roster, or has other terms.
     """
-    own = credentials.agent
-    handshake = NoiseHandshake(
-        credentials.identity,
-        credentials.roster.public_key(peer),
-        credentials.prologue(purpose, session, own, peer),
-        is_initiator=True,
-    )
-    _send_all(connection, Greeting(purpose, own, peer).encode() + handshake.write(), peer)
+    greeting = Greeting(purpose, credentials.agent, peer)
+    handshake = begin_handshake(credentials, greeting, session, is_initiator=True)
+    _send_all(connection, greeting.encode() + handshake.write(), peer)
     answer = bytearray(HANDSHAKE_BYTES)
     receive_exactly(connection, memoryview(answer), deadline)
     handshake.read(bytes(answer))
@@ -368,6 +362,7 @@ def initiate(
     # The first message of a handshake could be a copy of an earlier one. The responder trusts the
     # connection once it reads a message under the keys that both ends made just now.
     channel.send(b"")
+    channel.set_timeout(None)
     return channel
 
 
@@ -386,16 +381,9 @@ def respond(
     earlier first message does too.
     """
     peer = greeting.initiator
-    own = credentials.agent
-    if greeting.responder != own:
-        raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
-    handshake = NoiseHandshake(
-        credentials.identity,
-        # Whoever claims another agent's number cannot compute ss, and the first read raises.
-        credentials.roster.public_key(peer),
-        credentials.prologue(greeting.purpose, session, peer, own),
-        is_initiator=False,
-    )
+    if greeting.responder != credentials.agent:
+        raise TamperedError(f"a connection for agent {greeting.responder} came to another")
+    handshake = begin_handshake(credentials, greeting, session, is_initiator=False)
     handshake.read(first)
     on_proof()
     _send_all(connection, handshake.write(), peer)
@@ -405,6 +393,7 @@ def respond(
     # The initiator's empty message is the proof of freshness: a replayed first message of an
     # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
+    channel.set_timeout(None)
     return channel
 
 

@@ -275,6 +275,24 @@ class LinkOpener:
         except UnreachableError as error:
             raise LinkError(str(error)) from error
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The agents that wait here."""
+        with self._changed:
+            return frozenset(self._waiting)
+
+    def take_all(self) -> list[Channel]:
+        """Return the channels of all agents that wait here."""
+        with self._changed:
+            taken, self._waiting = self._waiting, {}
+            return list(taken.values())
+
+    def put_back(self, channel: Channel) -> None:
+        """Let an agent wait on, unless it has connected again meanwhile."""
+        with self._changed:
+            if self._is_closed or self._waiting.setdefault(channel.peer, channel) is not channel:
+                channel.close()
+
     def reject(self, peer: int) -> None:
         """Close the channel of an agent that waits here, if any."""
         with self._changed:

@@ -25,6 +25,7 @@ from corn.transport.channel import (
     Channel,
     ChannelClosedError,
     Credentials,
+    Greeting,
     Purpose,
     TamperedError,
     decode_greeting,
@@ -165,20 +166,17 @@ class Listener:
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
         try:
-            purpose, handler, channel = self._shake_hands(connection)
-        except (OSError, TamperedError, ChannelClosedError):
+            greeting, handler, channel = self._shake_hands(connection)
+        except (OSError, KeyError, TamperedError, ChannelClosedError):
             # A stranger, or an agent of another run. A flood of log entries would fill the disk.
             _close(connection)
             return
         finally:
             self._forget(connection)
-        # After the place is free: a handler may keep its channel for the whole run.
-        self._serve(handler, channel, purpose)
-
-    def _serve(self, handler: Handler, channel: Channel, purpose: Purpose) -> None:
-        """Run a handler, and end the oldest one of an agent that opens too many connections."""
+        # After the place is free: a handler may keep its channel for the whole run. An agent that
+        # opens too many connections loses the oldest.
         with self._lock:
-            served = self._served.setdefault((purpose, channel.peer), [])
+            served = self._served.setdefault((greeting.purpose, channel.peer), [])
             served.append(channel)
             surplus = served[:-_MAX_SERVED]
             del served[:-_MAX_SERVED]
@@ -189,19 +187,17 @@ class Listener:
             if channel in served:
                 served.remove(channel)
 
-    def _shake_hands(self, connection: socket.socket) -> tuple[Purpose, Handler, Channel]:
+    def _shake_hands(self, connection: socket.socket) -> tuple[Greeting, Handler, Channel]:
         deadline = time.monotonic() + _SECONDS_TO_GREET
         connection.settimeout(_SECONDS_TO_GREET)
         # A handshake and a step wait for small messages, which Nagle's algorithm would hold back.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = bytearray(GREETING_BYTES)
         receive_exactly(connection, memoryview(data), deadline)
-        greeting = decode_greeting(bytes(data), self._credentials.roster)
-        found = self._handlers.get(greeting.purpose)
-        if found is None:
-            raise TamperedError(f"nobody expects a connection for {greeting.purpose.name}")
+        own = self._credentials
+        greeting = decode_greeting(bytes(data), own.roster)
         # The session is that of this end: the handshake of an agent of another run fails.
-        session, handler = found
+        session, handler = self._handlers[greeting.purpose]
 
         def note_proof() -> None:
             with self._lock:
@@ -209,11 +205,8 @@ class Listener:
                     self._proved.add(connection)
 
         first = bytes(data[-HANDSHAKE_BYTES:])
-        channel = respond(
-            connection, greeting, first, self._credentials, session, deadline, note_proof
-        )
-        channel.set_timeout(None)
-        return greeting.purpose, handler, channel
+        channel = respond(connection, greeting, first, own, session, deadline, note_proof)
+        return greeting, handler, channel
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -245,9 +238,8 @@ def dial(
         connection = None
         try:
             _check_port(address)
-            connection = socket.create_connection(
-                address, timeout=max(min(left, _SECONDS_TO_CONNECT), 0.1)
-            )
+            seconds = max(min(left, _SECONDS_TO_CONNECT), 0.1)
+            connection = socket.create_connection(address, timeout=seconds)
             # The system may lend a free port of this machine to the socket that connects to it.
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError
@@ -256,15 +248,12 @@ def dial(
             now = time.monotonic()
             seconds = max(min(deadline - now, _SECONDS_TO_GREET), 0.1)
             connection.settimeout(seconds)
-            channel = initiate(connection, credentials, peer, purpose, session, now + seconds)
-            channel.set_timeout(None)
+            return initiate(connection, credentials, peer, purpose, session, now + seconds)
         # UnicodeError is for names with a label that is empty or too long.
         except (OSError, UnicodeError, TamperedError, ChannelClosedError):
             # The other end may not be ready, or somebody disturbed this attempt: try again.
             if connection is not None:
                 _close(connection)
-        else:
-            return channel
         if time.monotonic() + pause > deadline:
             raise UnreachableError(address, peer, timeout, is_listening=is_listening)
         time.sleep(pause)

@@ -135,7 +135,7 @@ class StoreHost:
             return self.entries.set(key, request[2])
         if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
             keys = [field.decode(errors="replace") for field in request[2:]]
-            # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
+            # Nine digits at most: int() raises beyond a limit.
             found = self.entries.get(keys, int(request[1][:9]) / 1000)
             # A short request could ask for one long entry a million times.
             if sum(len(entry or b"") for entry in found) > _MAX_ANSWER_BYTES:
