@@ -128,6 +128,11 @@ class Hello(NamedTuple):
     nonce: bytes  # its contribution to the nonce of the sum, which it has never used before
     signature: bytes = b""
 
+    @property
+    def start(self) -> tuple[bytes, bytes]:
+        """What all agents of a sum must have in common."""
+        return self.plan, self.model
+
     def statement(self) -> bytes:
         """Return what is signed."""
         return encode_fields("corn hello 1", *self[:-1])
@@ -210,7 +215,7 @@ class AgentRelease:
         roster = load_credentials(self._keys, self.agent, self.plan.num_agents).roster
         said = [read_hello(each, roster) for each in hellos]
         start = fingerprint(self.plan), model
-        if other := [hello.agent for hello in said if (hello.plan, hello.model) != start]:
+        if other := [hello.agent for hello in said if hello.start != start]:
             who = add_names(name_agents(other), roster.names)
             raise PublicError(f"refuses to release: {who} have another plan or model")
         nonces = {hello.agent: hello.nonce for hello in said}
@@ -288,11 +293,12 @@ class AgentRelease:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return history.compose(delta).epsilon
 
-    def _open(self, precision: float, *, continues: bool = False) -> ReleaseLedger:
-        ledger = open_ledger(
+    @contextmanager
+    def _open(self, precision: float, *, continues: bool = False) -> Iterator[ReleaseLedger]:
+        opened = open_ledger(
             self._keys, self.agent, self.plan, precision=precision, continues=continues
         )
-        try:
+        with opened as ledger:
             if self._required.total_epsilon is not None:
                 # As if all rounds of the plan were released, so that no run ends in the middle.
                 compose_total(
@@ -303,10 +309,7 @@ class AgentRelease:
                     requirements=self._required,
                     num_steps=self.plan.budget.num_steps,
                 )
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
+            yield ledger
 
 
 def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray | None:
@@ -360,8 +363,7 @@ class SumRounds:
         self._wait = wait
         self._lock = threading.Lock()
         self._awaited = set(range(n))
-        # One hello of each agent, with its sender and the time at which it came.
-        self._ready: dict[int, tuple[Hello, str, float]] = {}
+        self._ready: dict[int, _Ready] = {}
         self._sums: dict[int, _Sum] = {}
         self._num_sums = 0
 
@@ -382,20 +384,20 @@ class SumRounds:
 
     def _meet(self, hello: Hello, sender: str) -> dict[str, Any]:
         for known in self._sums.values():
-            if known.hellos.get(hello.agent) == hello:
+            if hello.agent in known.members and known.members[hello.agent].hello == hello:
                 return known.announce()
-            if _have_one_start([hello, *known.hellos.values()]) and not known.check_deadline():
+            if hello.start == known.start and not known.check_deadline():
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited.add(hello.agent)
                 return {"status": "late"}
         now = time.monotonic()
         # The last one counts: an agent that was restarted has a new nonce.
-        if self._ready.get(hello.agent, (None,))[0] != hello:
-            self._ready[hello.agent] = hello, sender, now
+        if hello.agent not in self._ready or self._ready[hello.agent].hello != hello:
+            self._ready[hello.agent] = _Ready(hello, sender, now)
         ready = sorted(self._ready.items())
-        group = {agent: each for agent, each in ready if _have_one_start([hello, each[0]])}
+        group = {agent: each for agent, each in ready if each.hello.start == hello.start}
         is_enough = len(group) >= self._min_agents
-        is_late = now - min(since for *_, since in group.values()) > self._wait
+        is_late = now - min(each.since for each in group.values()) > self._wait
         if not (is_enough and self._awaited <= group.keys()) and not is_late:
             return {"status": "wait"}
         for agent in group:
@@ -404,12 +406,8 @@ class SumRounds:
             return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
         self._awaited = set(group)
         self._num_sums += 1
-        begun = self._sums[self._num_sums] = _Sum(
-            self._num_sums,
-            hellos={agent: each for agent, (each, *_) in group.items()},
-            senders={agent: name for agent, (_, name, _) in group.items()},
-            deadline=now + self._wait,
-        )
+        begun = _Sum(self._num_sums, group, deadline=now + self._wait)
+        self._sums[self._num_sums] = begun
         # Slower agents may still ask for the sum before; nobody needs older ones.
         self._sums.pop(self._num_sums - _SUMS_KEPT, None)
         return begun.announce()
@@ -417,22 +415,28 @@ class SumRounds:
     def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
         agent, number = request.get("agent"), request.get("sum")
         known = self._sums.get(number) if type(number) is int else None
-        if known is None or type(agent) is not int or known.senders.get(agent) != sender:
+        if known is None or type(agent) is not int or agent not in known.members:
             raise PublicError("refuses a message to a sum that its sender is not in")
+        if known.members[agent].sender != sender:
+            raise PublicError("refuses a message to a sum from another sender than its hello")
         if not known.check_deadline() and "integers" in request:
             known.add(agent, request)
         if known.is_void:
-            lost = sorted(known.hellos.keys() - known.seeds.keys())
+            lost = sorted(known.members.keys() - known.seeds.keys())
             self._awaited.difference_update(lost)
             return {"status": "void", "lost": lost}
         if not known.is_complete:
             return {"status": "wait"}
-        seeds = [known.seeds[each] for each in known.hellos]
+        seeds = [known.seeds[each] for each in known.members]
         return {"status": "sum", "integers": known.total.tobytes(), "offset_seeds": seeds}
 
 
-def _have_one_start(hellos: Sequence[Hello]) -> bool:
-    return len({(each.plan, each.model) for each in hellos}) == 1
+class _Ready(NamedTuple):
+    """A hello, with its sender and the time at which it came."""
+
+    hello: Hello
+    sender: str
+    since: float
 
 
 @dataclass(eq=False)
@@ -440,8 +444,7 @@ class _Sum:
     """One sum at a server: who is in it, and what was added so far."""
 
     number: int
-    hellos: dict[int, Hello]
-    senders: dict[int, str]
+    members: dict[int, _Ready]
     deadline: float
     total: MaskWords = field(default_factory=lambda: np.empty(0, np.uint16))
     seeds: dict[int, bytes] = field(default_factory=dict)
@@ -449,7 +452,11 @@ class _Sum:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.seeds) == len(self.hellos)
+        return len(self.seeds) == len(self.members)
+
+    @property
+    def start(self) -> tuple[bytes, bytes]:
+        return next(iter(self.members.values())).hello.start
 
     def check_deadline(self) -> bool:
         """Return whether the sum is void: for all agents once it is for one of them."""
@@ -457,7 +464,7 @@ class _Sum:
         return self.is_void
 
     def announce(self) -> dict[str, Any]:
-        said = [hello.encode() for hello in self.hellos.values()]
+        said = [each.hello.encode() for each in self.members.values()]
         return {"status": "begun", "sum": self.number, "hellos": said}
 
     def add(self, agent: int, message: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Membership:
     ) -> None:
         self._graph = graph
         self.agent = agent
-        self.num_agents = len(graph)
+        self.num_agents, self.num_links = len(graph), graph.number_of_edges()
         self._keys = keys
         self._last_step = last_step
         self.news: News = {}

@@ -199,19 +199,19 @@ class Recovery:
     ``note_dropout`` is called for each neighbour that is lost, before others hear of it.
     """
 
-    def __init__(
-        self, exchange: Exchange, network: Network, note_dropout: Callable[[int, LinkError], None]
-    ) -> None:
+    def __init__(self, exchange: Exchange, note_dropout: Callable[[int, LinkError], None]) -> None:
         self._exchange = exchange
         self._membership = exchange.membership
         self._note_dropout = note_dropout
-        self._num_agents = n = network.num_agents
+        self._num_agents = n = exchange.membership.num_agents
         # Each reason for another attempt is new to somebody, so there are not that many.
-        self._max_attempts = 4 * (n + network.graph.number_of_edges())
+        self._max_attempts = 4 * (n + exchange.membership.num_links)
         # A chain of all agents, one round in which losses may be noticed, and one to tell the step.
         self._num_rounds = n + 2
         self._is_running = False
         self._payload_bytes = 0
+        # The sum of the step under way, once a neighbour has given it.
+        self._total: Tensor | None = None
         # What this agent has learnt on the way in the last attempt.
         self._has_learnt_breaks = self._has_learnt_steps = False
         self.attempt = 0
@@ -235,10 +235,10 @@ class Recovery:
         self._is_running = True
         self._payload_bytes = payload_bytes
         self._membership.note(Kind.BEGUN, step + has_released)
-        total: list[Tensor] = []
+        self._total = None
         for _ in range(self._max_attempts):
             try:
-                self._flood(step, before, total, make_header)
+                self._flood(step, before, make_header)
                 break
             except _Restart as restart:
                 self.attempt = restart.attempt
@@ -248,7 +248,7 @@ class Recovery:
         self._membership.forget_before(next_step)
         self._is_running = False
         self._has_learnt_steps = False
-        return next_step, total[0] if total else None
+        return next_step, self._total
 
     def check_call(self, header: Header) -> None:
         """Raise ``ProtocolError`` unless a call for a recovery is the next one, with a reason."""
@@ -262,18 +262,12 @@ class Recovery:
         if not (is_later or has_learnt or own.learns_from(header.news)):
             raise ProtocolError(f"{who} called for recovery {header.attempt} without a reason")
 
-    def _flood(
-        self,
-        step: int,
-        before: Tensor | None,
-        total: list[Tensor],
-        make_header: Callable[[], Header],
-    ) -> None:
-        """Run all rounds of an attempt. Keep the sum of the own step in ``total``."""
+    def _flood(self, step: int, before: Tensor | None, make_header: Callable[[], Header]) -> None:
+        """Run all rounds of an attempt."""
         own = self._membership
         # With the sum of its step, this agent is where those are that had it before.
-        step += len(total)
-        held, step_held = (total[0] if total else before), step - 1
+        step += self._total is not None
+        held, step_held = (before if self._total is None else self._total), step - 1
         steps: dict[int, int] = {}
         self._has_learnt_breaks = self._has_learnt_steps = False
         for number in range(self._num_rounds):
@@ -289,9 +283,9 @@ class Recovery:
                 if number == 0:
                     steps[peer] = found.header.step
                     continue
-                if found.header.payload_bytes and not total:
+                if found.header.payload_bytes and self._total is None:
                     held, step_held = found.parameters.clone(), step
-                    total.append(held)
+                    self._total = held
                 has_new = own.breaks != breaks, count_begun(own.news) != begun
                 self._has_learnt_breaks |= has_new[0]
                 self._has_learnt_steps |= has_new[1]

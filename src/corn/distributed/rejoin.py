@@ -44,7 +44,7 @@ from corn.errors import (
     make_printable,
 )
 from corn.files import writing_whole
-from corn.noise.stream import check_nonce
+from corn.noise.stream import check_nonce, decode_fields, encode_fields
 from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
@@ -73,6 +73,7 @@ _SECONDS_BETWEEN_CALLS = 2.0
 _ENDED = "the run ends before it could take part again"
 _MISBEHAVED = "it broke the protocol in this run"
 _ADDRESSES = "addresses.json"
+_STATE = "corn state"
 _LAST_TOTAL = "sum of the step before"
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
 _MAX_COPIES = 8
@@ -469,37 +470,29 @@ def encode_state(state: Mapping[str, Tensor]) -> bytes:
     >>> found["memory"].tolist()
     [0.0, 1.0, 2.0]
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    index = [
-        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in tensors.items()
-    ]
-    head = json.dumps(index).encode()
-    parts = (each.reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors.values())
-    return b"".join([len(head).to_bytes(4, "big"), head, *parts])
+    fields: list[bytes | str] = [_STATE]
+    for name, tensor in state.items():
+        values = tensor.detach().cpu().contiguous()
+        kind = str(values.dtype).removeprefix("torch.")
+        shape = ",".join(map(str, values.shape))
+        fields += [name, kind, shape, values.reshape(-1).view(torch.uint8).numpy().tobytes()]
+    return encode_fields(*fields)
 
 
 def decode_state(data: memoryview) -> dict[str, Tensor]:
     """Return the state that a neighbour sent; raise ``ProtocolError`` for anything else."""
-    size = int.from_bytes(data[:4], "big")
-    rest = data[4 + size :]
+    fields = decode_fields(bytes(data)) or []
+    if fields[:1] != [_STATE.encode()] or len(fields) % 4 != 1:
+        raise ProtocolError("sent a state that cannot be read")
     state = dict[str, Tensor]()
-    try:
-        kinds = tuple[tuple[str, str, tuple[int, ...]], ...]
-        index = build(kinds, parse_json(bytes(data[4 : 4 + size])), "the state")
-    except InvalidArgumentError as error:
-        raise ProtocolError(f"sent a state that cannot be read: {error}") from error
-    for name, kind, shape in index:
-        dtype = _DTYPES.get(kind)
-        if dtype is None or min(shape, default=0) < 0:
-            raise ProtocolError("sent a state of unknown tensors")
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > len(rest):
-            raise ProtocolError("sent a state that was cut short")
-        values = bytearray(rest[:num_bytes])
-        rest = rest[num_bytes:]
-        empty = torch.empty(shape, dtype=dtype)
-        state[name] = torch.frombuffer(values, dtype=dtype).view(shape) if values else empty
-    if len(rest):
-        raise ProtocolError("sent a state that is longer than it says")
+    for name, kind, shape, values in zip(*[iter(fields[1:])] * 4, strict=True):
+        try:
+            dtype = _DTYPES[kind.decode()]
+            sizes = [int(size) for size in shape.decode().split(",") if size]
+            if len(values) != math.prod(sizes) * dtype.itemsize or min(sizes, default=0) < 0:
+                raise ProtocolError("sent a tensor of another shape than it says")
+            flat = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0)
+            state[name.decode()] = flat.to(dtype).view(sizes)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ProtocolError("sent a state of unknown tensors") from error
     return state

@@ -63,7 +63,7 @@ class TrainingRounds:
         self._num_steps = run.settings.steps_of(plan)
         self._last_step = run.last_step
         self._observed_steps = run.settings.evaluation_steps(plan)
-        self._recovery = Recovery(exchange, plan.network, self._note_dropout)
+        self._recovery = Recovery(exchange, self._note_dropout)
         exchange.check_call = self._recovery.check_call
         # Members keep their first numbers in headers and links, whatever a new plan calls them.
         self._active = run.activate(plan, tuple(range(plan.num_agents)))

@@ -116,9 +116,12 @@ class Listener:
             self._handlers = {**self._handlers, purpose: (session, handler)}
 
     def close(self) -> None:
-        """Listen no more. Channels that were handed over stay open."""
+        """Listen no more, and end the handlers that still run. Other channels stay open."""
         with self._lock:
             self._is_closed = True
+            for served in self._served.values():
+                for channel in served:
+                    channel.close()
             for connection in self._greeting:
                 _close(connection)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.

@@ -95,7 +95,6 @@ class StoreHost:
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.entries = MemoryStore()
         self._used: dict[int, int] = {}
-        self._channels: set[Channel] = set()
         self.listener = Listener(address, credentials)
         # Agents agree on the session by way of the store, so its channels cannot be bound to one.
         # Words are, by their signatures.
@@ -109,12 +108,9 @@ class StoreHost:
     def close(self) -> None:
         """End the store; agents that still need it notice."""
         self.listener.close()
-        for channel in list(self._channels):
-            channel.close()
 
     def _serve(self, channel: Channel) -> None:
         """Answer one agent's requests until it leaves."""
-        self._channels.add(channel)
         with suppress(ChannelClosedError, TamperedError):
             while True:
                 request = decode_fields(bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES)))
@@ -122,7 +118,6 @@ class StoreHost:
                 if answer is None:  # not a request of this version
                     break
                 channel.send(answer)
-        self._channels.discard(channel)
         channel.close()
 
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
