@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import final
 
 import networkx as nx
@@ -46,15 +47,11 @@ class Membership:
         self._graph = graph
         self.agent = agent
         self.num_agents, self.num_links = len(graph), graph.number_of_edges()
+        self.planned_neighbours = tuple(sorted(graph.neighbors(agent)))
         self._keys = keys
         self._last_step = last_step
         self.news: News = {}
         self._waits: News = {}
-
-    @property
-    def planned_neighbours(self) -> tuple[int, ...]:
-        """The neighbours of this agent by the plan."""
-        return tuple(sorted(self._graph.neighbors(self.agent)))
 
     def note(self, kind: Kind, step: int, peer: int | None = None) -> None:
         """Say something of a step in this agent's name: about its link to a peer, or itself."""
@@ -104,20 +101,20 @@ class Membership:
         This agent waits for its message of a number; so the neighbour waits for the one before of
         somebody else. Only the last waits of an agent count.
         """
-        last: dict[int, int] = {}
+        last: dict[int, tuple[int, set[int]]] = {}
         for subject, said in self._waits.items():
-            last[subject.author] = max(said.step, last.get(subject.author, 0))
-        lengths: dict[int, int] = {}
-        for agent in sorted(last, key=lambda author: last[author]):
-            awaited = (
-                {subject.first, subject.second} - {agent}
-                for subject, said in self._waits.items()
-                if subject.author == agent and said.step == last[agent]
-            )
-            behind = {other for others in awaited for other in others} - {self.agent}
-            rest = (lengths[each] for each in behind if last.get(each) == last[agent] - 1)
-            lengths[agent] = 1 + max(rest, default=0) if behind else 0
-        return lengths[peer] if last.get(peer) == number - 1 else 0
+            if said.step > last.get(subject.author, (-1,))[0]:
+                last[subject.author] = said.step, set()
+            if said.step == last[subject.author][0]:
+                last[subject.author][1].update({subject.first, subject.second} - {subject.author})
+
+        @cache
+        def count(agent: int, number: int) -> int:
+            step, awaited = last.get(agent, (-1, set[int]()))
+            behind = awaited - {self.agent} if step == number else ()
+            return 1 + max(count(each, number - 1) for each in behind) if behind else 0
+
+        return count(peer, number - 1)
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""
