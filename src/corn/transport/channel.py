@@ -116,9 +116,9 @@ def decode_greeting(data: bytes, roster: Roster) -> Greeting:
 
 
 # Which keys of initiator and responder each of the two messages of KK agrees on: ephemeral or
-# static ones. Only the holders of the static keys can compute es, ss and se; ee gives forward
-# secrecy. ss proves the initiator's key in the first message, so a stranger gets no answer.
-_AGREEMENTS = (("es", "ss"), ("ee", "se"))
+# static ones. Only holders of static keys can compute es, ss and se; ee gives forward secrecy. ss
+# proves the initiator's key in the first message, so a stranger gets no answer.
+_AGREEMENTS = ((("e", "s"), ("s", "s")), (("e", "e"), ("s", "e")))
 
 
 @final
@@ -178,7 +178,7 @@ class NoiseHandshake:
 
     def _agree(self) -> None:
         for pair in _AGREEMENTS[self._num_messages]:
-            own, peer = pair if self._is_initiator else pair[::-1]
+            own, peer = pair if self._is_initiator else reversed(pair)
             try:
                 secret = self._own[own].agree(self._peer[peer])
             except ValueError:

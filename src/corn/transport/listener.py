@@ -101,7 +101,7 @@ class Listener:
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
         if self._socket is not None:
             threading.Thread(target=self._accept, args=(self._socket,), daemon=True).start()
 
@@ -118,7 +118,7 @@ class Listener:
     def close(self) -> None:
         """Listen no more, and end the handlers that still run. Other channels stay open."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             for served in self._served.values():
                 for channel in served:
                     channel.close()
@@ -129,7 +129,7 @@ class Listener:
             _close(self._socket)
 
     def _accept(self, listening: socket.socket) -> None:
-        while not self._is_closed:
+        while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
             except OSError:
@@ -138,7 +138,7 @@ class Listener:
                 time.sleep(_FIRST_PAUSE)
                 continue
             with self._lock:
-                if self._is_closed:
+                if self._closed.is_set():
                     _close(connection)
                     return
                 if len(self._greeting) >= _MAX_GREETING:
