@@ -212,8 +212,9 @@ def test_one_agent_cannot_speak_for_another(agents: list[AgentRelease], rounds: 
     message = {**place, "words": "<u2", "integers": bytes(2 * D)}
     assert rounds.answer(message, "site-1")["status"] == "refused"
     assert rounds.answer({**message, "sum": 99}, "site-2")["status"] == "refused"
-    for wrong in ({"words": "<f8"}, {"words": [2]}, {"integers": bytes(3)}, {"integers": None}):
-        assert rounds.answer({**message, **wrong}, "site-2")["status"] == "refused"
+    changes: list[dict[str, Any]] = [{"words": "<f8"}, {"words": [2]}, {"integers": None}]
+    for change in [*changes, {"integers": bytes(3)}]:
+        assert rounds.answer({**message, **change}, "site-2")["status"] == "refused"
     assert rounds.answer({**message, "offset_seed": b""}, "site-2")["status"] == "refused"
     assert rounds.answer(message, "site-2")["status"] == "wait"
 

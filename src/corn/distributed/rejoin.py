@@ -213,7 +213,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
 
     with ExitStack() as stack:
         stack.callback(opener.close)
-        stack.callback(lambda: [link.close() for link in links.values()])
+        stack.callback(lambda: list(map(Link.close, links.values())))
         subject = Subject(Kind.CALL, own.agent, own.agent, own.agent)
         channel.send(NewsKeys(own, session).sign(subject, welcome.return_step))
         connect_all(connects=True)
