@@ -685,18 +685,12 @@ class GradientSteps:
         return self._stepper.move(torch.from_numpy(average).to(model), step_size=self._step_size)
 
 
-@final
+@dataclass(frozen=True, eq=False)
 class SiteProblem:
-    """What a site trains, and how the messages of an engine name and shape its parameters.
+    """What a site trains, and the shapes of its parameters in messages, by name and in order."""
 
-    ``shapes`` are those of the trained arrays by name, in the order of the flat parameters.
-    """
-
-    def __init__(
-        self, problem: TrainingProblem, shapes: Mapping[str, tuple[int, ...]] | None = None
-    ) -> None:
-        self.problem = problem
-        self.shapes = shapes or {PARAMETERS: (problem.task.num_parameters,)}
+    problem: TrainingProblem
+    shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
@@ -766,7 +760,8 @@ class SiteFolder:
                 f".parquet, found {len(found)} files of data"
             )
         workload = self.consortium.make_workload(found[0])
-        return SiteProblem(workload.build(self.plan.num_agents, [self.agent]))
+        problem = workload.build(self.plan.num_agents, [self.agent])
+        return SiteProblem(problem, {PARAMETERS: (problem.task.num_parameters,)})
 
 
 def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, folder: Path) -> None:

@@ -16,9 +16,9 @@ import json
 import math
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -56,6 +56,7 @@ from corn.transport import (
     LinkOpener,
     Purpose,
     TamperedError,
+    open_links,
 )
 
 if TYPE_CHECKING:
@@ -198,25 +199,17 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
     links: dict[int, Link] = {}
     # Agents that are lost would cost a time-out.
     present = run.neighbours & set(welcome.present)
-
-    def connect_all(*, connects: bool) -> None:
-        """Connect to the neighbours that accept connections, or take those of the others."""
-        # Briefly, as the run goes on: the links must be there before the step that was named.
-        seconds = min(rendezvous.timeout, _SECONDS_TO_CONNECT)
-
-        def connect(peer: int) -> None:
-            with suppress(LinkError):
-                links[peer] = opener.open(peer, timeout=seconds, connects=connects)
-
-        with ThreadPoolExecutor(max(len(run.neighbours), 1)) as pool:
-            list(pool.map(connect, (p for p in present if own.roster.accepts[p] is connects)))
-
+    accepting = {peer for peer in present if own.roster.accepts[peer]}
+    # Briefly, as the run goes on: the links must be there before the step that was named.
+    connect = partial(
+        open_links, opener, timeout=min(rendezvous.timeout, _SECONDS_TO_CONNECT), needs_all=False
+    )
     with ExitStack() as stack:
         stack.callback(opener.close)
         stack.callback(lambda: list(map(Link.close, links.values())))
         subject = Subject(Kind.CALL, own.agent, own.agent, own.agent)
         channel.send(NewsKeys(own, session).sign(subject, welcome.return_step))
-        connect_all(connects=True)
+        links.update(connect(accepting, connects=True))
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
@@ -234,7 +227,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         limit = _MAX_INDEX_BYTES + _MAX_COPIES * 8 * len(start)
         state = decode_state(channel.receive(max_bytes=limit))
         # The others connect at the step of the return, which the sponsor has reached.
-        connect_all(connects=False)
+        links.update(connect(present - accepting, connects=False))
         stack.pop_all()
     last_total = state.pop(_LAST_TOTAL, None)
     return Admission(welcome, links, opener, header, parameters, state, last_total)

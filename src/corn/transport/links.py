@@ -329,15 +329,25 @@ class LinkOpener:
 
 
 def open_links(
-    opener: LinkOpener, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
+    opener: LinkOpener,
+    peers: Iterable[int],
+    *,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    connects: bool | None = None,
+    needs_all: bool = True,
 ) -> dict[int, Link]:
-    """Connect to every neighbour, which must do the same; see :meth:`LinkOpener.open`."""
+    """Connect to agents, which must do the same; see :meth:`LinkOpener.open_channel`."""
     links: dict[int, Link] = {}
 
     def open_one(peer: int) -> None:
-        links[peer] = opener.open(peer, timeout=timeout, check=check)
+        try:
+            links[peer] = opener.open(peer, timeout=timeout, check=check, connects=connects)
+        except LinkError:
+            if needs_all:
+                raise
 
-    peers = sorted(neighbours)
+    peers = sorted(peers)
     try:
         # All at the same time: whoever waits for one that is gone still connects to the others,
         # which would otherwise miss this agent too, and name it.
