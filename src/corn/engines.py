@@ -597,10 +597,10 @@ def sum_releases(
 ) -> FloatArray | None:
     """Release a gradient into a sum; return the average of all agents, shape (d,).
 
-    None stands for a void sum: an agent was lost on the way, or the integers do not add up to a
-    possible sum. The release counts all the same. It also stands for a sum that began without this
-    agent, which then released nothing. No sum is void for some honest agents and applied by
-    others without notice, as long as sums follow: their models differ, and they refuse each other.
+    None stands for a void sum, which counts as released: an agent was lost on the way, or the
+    integers do not add up to a possible sum. It also stands for a sum that began without this
+    agent. No sum is void for some honest agents and applied by others without notice, as long as
+    sums follow: their models differ, and they refuse each other.
 
     ``clipped`` is one gradient, clipped as the plan's unit demands. ``model`` is a digest of the
     public model at which it was computed and of the number of sums before it, so that no two sums

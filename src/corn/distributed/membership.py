@@ -1,9 +1,6 @@
 """Membership: which links are broken, and which agents are lost, left or came back.
 
 Every message carries all that its sender knows, and each agent keeps the union of what it hears.
-After a loss the survivors flood all links with it, until all know the same
-(``corn.distributed.recovery``).
-
 Agents note broken links, not lost agents: one whose cable was cut may still be reached by others.
 
 News is signed by the agent that says it, about its own links or itself, for a step that has begun.

@@ -1,19 +1,17 @@
 """Recovery from a lost agent: what survivors agree on, and their new plan.
 
-A step at which an agent is lost cannot be completed by all. So survivors stop, and flood all links
-with what they know, in rounds, until all know the same (:class:`Recovery`): the links that broke,
-the agents that left, and the highest step that anybody began. Then all go on at the next step, with
-a new plan for those that are left, which each of them computes (:func:`replan`).
+Survivors stop, and flood all links with what they know, in rounds, until all know the same
+(:class:`Recovery`): the links that broke, the agents that left, and the highest step that anybody
+began. Then all go on at the next step, with a new plan that each computes (:func:`replan`).
 
 With exact sums a sum that lacks a release is masked, and the step is *void*. But a complete sum may
 have reached some agents only, who give it to neighbours that lack it: a step is applied by all
 survivors or by none. No agent is more than one step ahead of another, as a sum needs the releases
 of all. With gossip, agents may be several steps apart; those behind leave steps out.
 
-Each attempt has a number. An agent that loses another neighbour on the way begins the next attempt,
-and whoever hears of a higher number follows. So does an agent that hears of a broken link or of a
-higher step so late that others may not hear of it any more, as from a neighbour that withheld it.
-Messages of earlier attempts, and of steps before, are discarded.
+Each attempt has a number. An agent that loses another neighbour on the way, or hears of a broken
+link or a higher step so late that others may not hear of it any more, begins the next attempt, and
+whoever hears of a higher number follows. Messages of earlier attempts are discarded.
 
 Nobody follows a call without a reason, or a neighbour could call for ever. A reason is news of a
 break that is new here; in a recovery also of a later step; or anything that this agent has itself

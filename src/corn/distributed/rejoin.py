@@ -1,13 +1,12 @@
 """Return of an agent to a run with exact sums, which lost it.
 
-The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. It signs
-the step of its return, of which the sponsor tells all others, and connects to its neighbours. All
-wait for it before that step. It receives the sponsor's model and state, and takes part in the
+The agent asks one neighbour, its sponsor, for the terms of the run. It signs the step of its
+return, of which the sponsor tells all others, and connects to its neighbours. All wait for it
+before that step. It receives the sponsor's model and state, which are public, and takes part in the
 recovery that lets it in, and in the plan that follows. A neighbour that only connects outward calls
 the lost agent at intervals, and connects to it at the step of its return.
 
-No noise is released twice: the agent returns after every step that its ledger has ever reserved,
-and spends no more than if it had never left. The sponsor's model is public, as every message is.
+No noise is released twice: the agent returns after every step that its ledger has ever reserved.
 """
 
 from __future__ import annotations

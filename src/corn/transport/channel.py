@@ -10,10 +10,9 @@ They begin with the handshake KK of the Noise protocol framework (noiseprotocol.
   so that a handshake for one purpose or run never completes another.
 
 After it every record is sealed with AES-256-GCM, under one key per direction and a counter as
-nonce. Keys are new for each channel, so no nonce repeats, after a crash either. Each direction
-replaces its key after :data:`REKEY_RECORDS` records. A record that was changed, repeated, omitted
-or invented does not open, and the channel is broken from then on. The length of a message is sealed
-too: no byte of a stranger decides how much is read.
+nonce. Keys are new for each channel, so no nonce repeats, after a crash either. A record that was
+changed, repeated, omitted or invented does not open, and the channel is broken from then on. The
+length of a message is sealed too: no byte of a stranger decides how much is read.
 """
 
 from __future__ import annotations
