@@ -160,7 +160,8 @@ def test_a_server_that_shows_two_groups_different_sums_has_no_sum_of_both_again(
     def lie(agent: int, request: dict[str, Any]) -> Mapping[str, Any]:
         answer = rounds.answer(request, f"site-{agent}")
         if answer["status"] == "sum" and agent >= 2:
-            return {**answer, "integers": answer["integers"] + np.uint16(1)}
+            total = np.frombuffer(answer["integers"], np.uint16) + np.uint16(1)
+            return {**answer, "integers": total.tobytes()}
         return answer
 
     averages = run_all(agents, lie)
@@ -194,7 +195,7 @@ def test_masks_that_do_not_cancel_make_a_sum_void(
     def spoil(agent: int, request: dict[str, Any]) -> Mapping[str, Any]:
         if agent == 2 and "integers" in request:
             noise = np.random.default_rng(0).integers(0, 2**16, D).astype(np.uint16)
-            request = {**request, "integers": noise}
+            request = {**request, "integers": noise.tobytes()}
         return rounds.answer(request, f"site-{agent}")
 
     assert run_all(agents, spoil) == [None] * N
@@ -207,13 +208,13 @@ def test_one_agent_cannot_speak_for_another(agents: list[AgentRelease], rounds: 
     for own in agents:
         last = rounds.answer({"hello": own.say_hello(MODEL).encode()}, f"site-{own.agent}")
     assert last["status"] == "begun"
-    words = np.zeros(D, np.uint16)
-    message = {"sum": last["sum"], "agent": 2, "integers": words, "offset_seed": bytes(32)}
+    place = {"sum": last["sum"], "agent": 2, "offset_seed": bytes(32)}
+    message = {**place, "words": "<u2", "integers": bytes(2 * D)}
     assert rounds.answer(message, "site-1")["status"] == "refused"
     assert rounds.answer({**message, "sum": 99}, "site-2")["status"] == "refused"
-    assert rounds.answer({**message, "integers": words.astype(float)}, "site-2")["status"] == (
-        "refused"
-    )
+    changes: list[dict[str, Any]] = [{"words": "<f8"}, {"words": [2]}, {"integers": None}]
+    for change in [*changes, {"integers": bytes(3)}]:
+        assert rounds.answer({**message, **change}, "site-2")["status"] == "refused"
     assert rounds.answer({**message, "offset_seed": b""}, "site-2")["status"] == "refused"
     assert rounds.answer(message, "site-2")["status"] == "wait"
 

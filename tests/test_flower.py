@@ -4,7 +4,9 @@ Client app, mod, strategy, messages and their encoding are Flower's own. Only it
 a stand-in for its grid calls the client apps in this process.
 """
 
+import importlib
 import runpy
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
@@ -38,7 +40,6 @@ from corn.errors import (
     MissingExtraError,
     PublicError,
 )
-from corn.flower import CornMod, CornStrategy
 from corn.noise import BudgetSpentError, load_identity, load_roster
 from corn.noise.ledger import read_history
 from corn.noise.masks import draw_offset
@@ -354,21 +355,16 @@ def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for plan in (gossip, alone):
         with pytest.raises(InvalidArgumentError, match="exact sums under masks"):
             AgentRelease(plan, 0, tmp_path)
-        with pytest.raises(InvalidArgumentError, match="exact sums under masks"):
-            CornStrategy(None, plan)
     shared = make_plan(network, BUDGET, threat=ThreatModel(0, ((0, 1, 2),)))
     with pytest.raises(InvalidArgumentError, match="plan with --seeds pairs"):
         AgentRelease(shared, 0, tmp_path)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> object:
-        raise ImportError(name)
-
-    monkeypatch.setattr("importlib.import_module", fail)
-    grid = SimpleNamespace(get_node_ids=lambda: range(N))
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.delitem(sys.modules, "corn.flower", raising=False)
     with pytest.raises(MissingExtraError, match=r"corn-dsgd\[flower\]"):
-        CornStrategy(None, PLAN).configure_train(1, None, {}, grid)
+        importlib.import_module("corn.flower")
 
 
 # Flower's own objects from here on.
@@ -381,14 +377,16 @@ def make_folders(tmp_path: Path, plan: Plan) -> Path:
 
 
 @pytest.fixture
-def mod(tmp_path: Path) -> Iterator[CornMod]:
+def mod(tmp_path: Path) -> Iterator[Any]:
     pytest.importorskip("flwr.app")
+    from corn.flower import CornMod
+
     with flower_runtime():
         yield CornMod(make_folders(tmp_path, PLAN))
 
 
 @pytest.fixture
-def grid(mod: CornMod) -> Grid:
+def grid(mod: Any) -> Grid:
     return Grid(mod, grow)
 
 
@@ -401,6 +399,8 @@ def make_model() -> Any:
 
 def start(grid: Grid, num_rounds: int, strategy: Any = None, **options: Any) -> Any:
     from flwr.serverapp.strategy import FedAvg
+
+    from corn.flower import CornStrategy
 
     own = CornStrategy(strategy or FedAvg(fraction_evaluate=0.0), PLAN, **options)
     return own.start(grid, make_model(), num_rounds=num_rounds)
@@ -468,6 +468,8 @@ def test_a_round_without_a_client_is_void_and_the_others_go_on(
         models.append(arrays["b"].numpy())
 
     from flwr.serverapp.strategy import FedAvg
+
+    from corn.flower import CornStrategy
 
     strategy = CornStrategy(FedAvg(fraction_evaluate=0.0), PLAN)
     strategy.start(grid, make_model(), num_rounds=4, evaluate_fn=keep)
@@ -561,7 +563,9 @@ def test_training_ends_with_the_budget(
     assert spent(tmp_path) == [5] * N
 
 
-def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None:
+def test_all_agents_must_begin(grid: Grid, mod: Any, tmp_path: Path) -> None:
+    from corn.flower import CornMod, CornStrategy
+
     grid.change = lose_messages(1, at_round=0)
     with pytest.raises(CornError, match="each once, found 0, 2, 3"):
         start(grid, 1)
@@ -577,6 +581,9 @@ def test_all_agents_must_begin(grid: Grid, mod: CornMod, tmp_path: Path) -> None
     with pytest.raises(CornError, match="agent 0 has another plan than the server"):
         start(Grid(CornMod(folders), grow), 1)
     assert spent(tmp_path) == [0] * N
+    gossip = make_plan(load_network(f"complete:{N}", mixing="gossip"), BUDGET)
+    with pytest.raises(InvalidArgumentError, match="exact sums under masks"):
+        CornStrategy(None, gossip)
 
 
 def next_message(grid: Grid, **changes: Any) -> Any:
@@ -591,7 +598,7 @@ def next_message(grid: Grid, **changes: Any) -> Any:
 
 
 def test_a_hostile_server_gets_refusals_before_a_client_trains(
-    grid: Grid, mod: CornMod, tmp_path: Path
+    grid: Grid, mod: Any, tmp_path: Path
 ) -> None:
     def train(*_: object) -> None:
         pytest.fail("the client app was called")
@@ -622,7 +629,7 @@ def test_a_hostile_server_that_repeats_rounds_gets_refusals(grid: Grid, tmp_path
 
 @pytest.mark.parametrize("kind", [ValueError, PublicError, InfeasibleError])
 def test_private_evaluations_and_errors_stay_with_their_owner(
-    mod: CornMod, grid: Grid, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+    mod: Any, grid: Grid, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
     from flwr.app import Message, RecordDict
 
@@ -641,7 +648,7 @@ def test_private_evaluations_and_errors_stay_with_their_owner(
 
 
 def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
-    mod: CornMod, grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mod: Any, grid: Grid, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
@@ -662,8 +669,10 @@ def test_files_of_the_owner_and_answers_of_the_app_are_not_quoted_to_the_server(
     assert reply.error.reason == expected
 
 
-def test_messages_of_other_servers_and_other_shapes_are_refused(mod: CornMod, grid: Grid) -> None:
+def test_messages_of_other_servers_and_other_shapes_are_refused(mod: Any, grid: Grid) -> None:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+    from corn.flower import CornMod
 
     start(grid, 1)
     message = next_message(grid)

@@ -28,7 +28,6 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from corn.engines import decode_hello, make_sites
 from corn.errors import CornError
-from corn.flower import CornMod, CornStrategy
 from corn.noise import load_identity, load_roster
 from corn.noise.ledger import read_history
 from corn.plan import load_plan, make_plan, save_plan
@@ -204,6 +203,8 @@ def make_client() -> Any:
     """Return a client app that answers with the server's model, and keeps what it sends."""
     from flwr.clientapp import ClientApp
 
+    from corn.flower import CornMod
+
     folder = Path(os.environ["CORN_TEST_FOLDER"])
 
     def keep(message: Any, context: Any, call_next: Any) -> Any:
@@ -239,6 +240,8 @@ def make_server() -> Any:
     from flwr.app import Array, ArrayRecord
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
+
+    from corn.flower import CornStrategy
 
     folder, app = Path(os.environ["CORN_TEST_FOLDER"]), ServerApp()
 

@@ -14,7 +14,7 @@ from nvflare.recipe import SimEnv
 
 import corn
 from corn.engines import make_sites
-from corn.nvflare import make_private
+from corn.nvflare import CornFilter, CornSums
 
 SITES, ROUNDS = 6, 5
 BUDGET = corn.PrivacyBudget(epsilon=8, delta=1e-5, num_steps=ROUNDS, clip=1.0)
@@ -52,8 +52,14 @@ def main() -> None:
         train_script=str(Path(__file__).with_name("train.py")),
     )
     keys = make_folders(options.sites)
-    folder = str(options.sites.resolve() / "{site}") if options.simulate else None
-    make_private(recipe, keys, folder=folder, wait=60)
+    job = recipe._job  # a recipe has no other way to leave a package out of the job
+    # Sites use the CorN that they installed. NVFlare would copy its source into the job.
+    job.set_app_packages(["corn"])
+    job.to_server(CornSums(keys, wait=60), id="corn_sums")
+    if options.simulate:
+        own = CornFilter(str(options.sites.resolve() / "{site}"))
+        recipe.add_client_input_filter(own, tasks=["train"])
+        recipe.add_client_output_filter(own, tasks=["train"])
     if options.job:
         recipe.export(str(options.job))
     else:

@@ -1,8 +1,8 @@
 """One agent's releases under a plan of exact sums, for an engine that carries the messages.
 
-CorN runs neither the server nor the connections of such an engine (Flower, NVFlare). Each round the
-agent clips its update, adds its share of the noise, rounds the sum to the grid and hides it under
-masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum and nothing else.
+Each round the agent clips its update, adds its share of the noise, rounds the sum to the grid and
+hides it under masks. Whoever adds up the integers of all agents modulo 2^B gets the noisy sum and
+nothing else.
 
 The guarantee is the plan's, against the server and anybody else who reads all messages and models,
 together with as many curious agents as the plan's threat names. The server need not follow the
@@ -33,10 +33,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from corn.checks import FloatArray, require
-from corn.covariance import ThreatModel
 from corn.distributed.keyring import load_credentials, make_keys, make_source, open_ledger
 from corn.distributed.membership import name_agents
-from corn.distributed.recovery import budget_left
+from corn.distributed.recovery import replan
 from corn.distributed.rendezvous import check_guarantee, is_public, name_kind
 from corn.distributed.requirements import Requirements, compose_total
 from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
@@ -45,13 +44,7 @@ from corn.learn.batches import AgentData, BatchSampler, require_fitting_samples
 from corn.learn.consortium import Consortium, load_consortium
 from corn.learn.perturbation import NoiseShare
 from corn.learn.problem import DataSource, SweepSettings, TrainingProblem, read_samples
-from corn.learn.step import (
-    AgentStepper,
-    ClippedGradients,
-    clip_gradients,
-    compute_gradients,
-    smooth,
-)
+from corn.learn.step import AgentStepper, ClippedGradients, clip_gradients, compute_gradients
 from corn.learn.tasks import Gradients, MeanLoss
 from corn.learn.tasks.module import make_task
 from corn.learn.trained import MODEL_FILE, ModelPromise, TrainedModel, load_model
@@ -60,8 +53,7 @@ from corn.noise import BudgetSpentError, ReleaseLedger, Roster, agree_on_nonce, 
 from corn.noise.ledger import find_agents, read_history
 from corn.noise.masks import WORDS, MaskWords, draw_offset, is_possible, read_average
 from corn.noise.stream import NONCE_BYTES, encode_fields
-from corn.plan import Plan, fingerprint, load_plan, make_plan, save_plan
-from corn.threads import one_thread
+from corn.plan import Plan, fingerprint, load_plan, save_plan
 from corn.topology import load_network
 from corn.topology.graphs import add_names, label_agent
 
@@ -77,6 +69,8 @@ CONSORTIUM_FILE, PLAN_FILE = "consortium.toml", "plan.corn"
 PARAMETERS = "parameters"
 """The one array of a model whose task has no module with names."""
 
+# As they are named in messages: anybody may have sent one.
+_WORDS: dict[str, np.dtype[Any]] = {np.dtype(each).str: np.dtype(each) for each in WORDS.values()}
 _SUMS_KEPT = 4
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 _LOGGER = logging.getLogger("corn.engines")
@@ -84,7 +78,7 @@ _LOGGER = logging.getLogger("corn.engines")
 
 @dataclass(frozen=True, eq=False)
 class MaskedUpdate:
-    """The message of one agent in one round: integers modulo 2^B, shape (d,). It may be public.
+    """The message of one agent in one round, which may be public: integers modulo 2^B, shape (d,).
 
     The agent's offset of the grid follows from ``offset_seed``, 32 random bytes.
     """
@@ -98,23 +92,18 @@ class MaskedUpdate:
 def plan_for(plan: Plan, agents: tuple[int, ...]) -> Plan:
     """Return the plan of a round in which some agents take part, renumbered in their order.
 
-    Every client computes it for itself. Each release under it keeps the agent's precision cap of
-    the plan of all, against as many insiders, or against all other agents of the set.
+    Each release under it keeps the agent's precision cap of the plan of all, against as many
+    insiders, or against all other agents of the set.
     """
     if len(agents) == plan.num_agents:
         return plan
     # No message takes the links of a plan here, so they may be any that join these agents.
     network = load_network(f"star:{len(agents)}", mixing="sum")
     source = f"agents {','.join(map(str, agents))} of {plan.network.source}"
-    with one_thread():  # BLAS threads would change the order of sums, and so the last bits
-        return make_plan(
-            replace(network, source=source),
-            # For as many steps as the plan of all: the cap on each step is the same, and one ledger
-            # counts the releases under all of these plans together.
-            budget_left(plan, agents, plan.budget.num_steps),
-            threat=ThreatModel(min(plan.threat.max_colluders, len(agents) - 1)),
-            dtype=plan.dtype,
-        )
+    # For as many steps as the plan of all: the cap on each step is the same, and one ledger counts
+    # the releases under all of these plans together.
+    num_steps = plan.budget.num_steps
+    return replan(plan, agents, steps_left=num_steps, network=replace(network, source=source))
 
 
 @lru_cache(maxsize=64)
@@ -131,20 +120,12 @@ class AbortedError(CornError):
 
 
 class Hello(NamedTuple):
-    """An agent's signed statement that it is ready for a sum.
-
-    Attributes:
-        agent: Its number.
-        plan: The fingerprint of its plan of all agents.
-        model: A digest of the model that its update starts from; see ``sum_releases``.
-        nonce: Its contribution to the nonce of the sum, which it has never used before.
-        signature: By the agent's key of the roster, over the other fields.
-    """
+    """An agent's statement that it is ready for a sum, signed by its key of the roster."""
 
     agent: int
-    plan: bytes
-    model: bytes
-    nonce: bytes
+    plan: bytes  # the fingerprint of its plan of all agents
+    model: bytes  # a digest of the model that its update starts from
+    nonce: bytes  # its contribution to the nonce of the sum, which it has never used before
     signature: bytes = b""
 
     @property
@@ -154,7 +135,7 @@ class Hello(NamedTuple):
 
     def statement(self) -> bytes:
         """Return what is signed."""
-        return encode_fields("corn hello 1", self.agent, self.plan, self.model, self.nonce)
+        return encode_fields("corn hello 1", *self[:-1])
 
     def encode(self) -> bytes:
         """Return the hello as a message."""
@@ -312,11 +293,12 @@ class AgentRelease:
             raise FileFormatError(f"the total is not known: {history.problems[0]}")
         return history.compose(delta).epsilon
 
-    def _open(self, precision: float, *, continues: bool = False) -> ReleaseLedger:
-        ledger = open_ledger(
+    @contextmanager
+    def _open(self, precision: float, *, continues: bool = False) -> Iterator[ReleaseLedger]:
+        opened = open_ledger(
             self._keys, self.agent, self.plan, precision=precision, continues=continues
         )
-        try:
+        with opened as ledger:
             if self._required.total_epsilon is not None:
                 # As if all rounds of the plan were released, so that no run ends in the middle.
                 compose_total(
@@ -327,10 +309,7 @@ class AgentRelease:
                     requirements=self._required,
                     num_steps=self.plan.budget.num_steps,
                 )
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
+            yield ledger
 
 
 def average_updates(plan: Plan, updates: Sequence[MaskedUpdate]) -> FloatArray | None:
@@ -368,10 +347,8 @@ class SumRounds:
 
     A sum is of agents that start from one model under one plan. It begins when all agents of the
     roster are ready, or those that were in the last sum, or after ``wait`` seconds at least
-    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds.
-
-    The server is trusted with nothing: see :meth:`AgentRelease.release`. It knows public keys only,
-    so that one agent cannot speak for another.
+    ``min_agents``. It is void where one of them sends nothing within ``wait`` seconds. The server
+    is trusted with nothing: see :meth:`AgentRelease.release`.
     """
 
     def __init__(
@@ -386,18 +363,16 @@ class SumRounds:
         self._wait = wait
         self._lock = threading.Lock()
         self._awaited = set(range(n))
-        # One hello of each agent, with its sender and the time at which it came.
-        self._ready: dict[int, tuple[Hello, str, float]] = {}
+        self._ready: dict[int, _Ready] = {}
         self._sums: dict[int, _Sum] = {}
         self._num_sums = 0
 
     def answer(self, request: Mapping[str, Any], sender: str = "") -> dict[str, Any]:
         """Return the answer to one message of an agent; anybody may have sent it.
 
-        Args:
-            request: The message: an encoded hello; or the number of a sum, and masked integers.
-            sender: The name by which the engine knows the site that sent it. Messages of one agent
-                in one sum must come from one site.
+        ``request`` has an encoded hello; or the number of a sum, and masked integers. ``sender`` is
+        the name by which the engine knows the site that sent it: messages of one agent in one sum
+        must come from one site.
         """
         with self._lock:
             try:
@@ -408,25 +383,21 @@ class SumRounds:
                 return {"status": "refused", "reason": str(error)}
 
     def _meet(self, hello: Hello, sender: str) -> dict[str, Any]:
-        for number, known in self._sums.items():
-            if known.hellos.get(hello.agent) == hello:
-                return {"status": "begun", "sum": number, "hellos": known.encode_hellos()}
-            is_same = hello.start in (each.start for each in known.hellos.values())
-            if is_same and not known.check_deadline():
+        for known in self._sums.values():
+            if hello.agent in known.members and known.members[hello.agent].hello == hello:
+                return known.announce()
+            if hello.start == known.start and not known.check_deadline():
                 # An agent that comes back is awaited from the next sum on.
                 self._awaited.add(hello.agent)
                 return {"status": "late"}
         now = time.monotonic()
         # The last one counts: an agent that was restarted has a new nonce.
-        if self._ready.get(hello.agent, (None,))[0] != hello:
-            self._ready[hello.agent] = hello, sender, now
-        group = {
-            agent: each
-            for agent, each in sorted(self._ready.items())
-            if each[0].start == hello.start
-        }
+        if hello.agent not in self._ready or self._ready[hello.agent].hello != hello:
+            self._ready[hello.agent] = _Ready(hello, sender, now)
+        ready = sorted(self._ready.items())
+        group = {agent: each for agent, each in ready if each.hello.start == hello.start}
         is_enough = len(group) >= self._min_agents
-        is_late = now - min(since for *_, since in group.values()) > self._wait
+        is_late = now - min(each.since for each in group.values()) > self._wait
         if not (is_enough and self._awaited <= group.keys()) and not is_late:
             return {"status": "wait"}
         for agent in group:
@@ -435,70 +406,82 @@ class SumRounds:
             return {"status": "few", "absent": sorted(set(range(self._n)) - group.keys())}
         self._awaited = set(group)
         self._num_sums += 1
-        begun = _Sum(
-            hellos={agent: each for agent, (each, *_) in group.items()},
-            senders={agent: name for agent, (_, name, _) in group.items()},
-            deadline=now + self._wait,
-        )
+        begun = _Sum(self._num_sums, group, deadline=now + self._wait)
         self._sums[self._num_sums] = begun
         # Slower agents may still ask for the sum before; nobody needs older ones.
         self._sums.pop(self._num_sums - _SUMS_KEPT, None)
-        return {"status": "begun", "sum": self._num_sums, "hellos": begun.encode_hellos()}
+        return begun.announce()
 
     def _add(self, request: Mapping[str, Any], sender: str) -> dict[str, Any]:
         agent, number = request.get("agent"), request.get("sum")
         known = self._sums.get(number) if type(number) is int else None
-        if known is None or type(agent) is not int or known.senders.get(agent) != sender:
+        if known is None or type(agent) is not int or agent not in known.members:
             raise PublicError("refuses a message to a sum that its sender is not in")
+        if known.members[agent].sender != sender:
+            raise PublicError("refuses a message to a sum from another sender than its hello")
         if not known.check_deadline() and "integers" in request:
-            known.add(agent, request["integers"], request.get("offset_seed"))
+            known.add(agent, request)
         if known.is_void:
-            lost = sorted(known.hellos.keys() - known.seeds.keys())
+            lost = sorted(known.members.keys() - known.seeds.keys())
             self._awaited.difference_update(lost)
             return {"status": "void", "lost": lost}
         if not known.is_complete:
             return {"status": "wait"}
-        seeds = [known.seeds[each] for each in known.hellos]
-        return {"status": "sum", "integers": known.total, "offset_seeds": seeds}
+        seeds = [known.seeds[each] for each in known.members]
+        return {"status": "sum", "integers": known.total.tobytes(), "offset_seeds": seeds}
+
+
+class _Ready(NamedTuple):
+    """A hello, with its sender and the time at which it came."""
+
+    hello: Hello
+    sender: str
+    since: float
 
 
 @dataclass(eq=False)
 class _Sum:
     """One sum at a server: who is in it, and what was added so far."""
 
-    hellos: dict[int, Hello]
-    senders: dict[int, str]
+    number: int
+    members: dict[int, _Ready]
     deadline: float
-    total: MaskWords | None = None
+    total: MaskWords = field(default_factory=lambda: np.empty(0, np.uint16))
     seeds: dict[int, bytes] = field(default_factory=dict)
     is_void: bool = False
 
     @property
     def is_complete(self) -> bool:
-        return len(self.seeds) == len(self.hellos)
+        return len(self.seeds) == len(self.members)
+
+    @property
+    def start(self) -> tuple[bytes, bytes]:
+        return next(iter(self.members.values())).hello.start
 
     def check_deadline(self) -> bool:
         """Return whether the sum is void: for all agents once it is for one of them."""
         self.is_void |= time.monotonic() > self.deadline and not self.is_complete
         return self.is_void
 
-    def encode_hellos(self) -> list[bytes]:
-        return [hello.encode() for hello in self.hellos.values()]
+    def announce(self) -> dict[str, Any]:
+        said = [each.hello.encode() for each in self.members.values()]
+        return {"status": "begun", "sum": self.number, "hellos": said}
 
-    def add(self, agent: int, integers: Any, seed: object) -> None:
+    def add(self, agent: int, message: Mapping[str, Any]) -> None:
         """Add an agent's message, once, or raise ``PublicError``."""
         if agent in self.seeds:
             return
-        is_whole = isinstance(integers, np.ndarray) and integers.ndim == 1
-        if not is_whole or integers.dtype not in WORDS.values() or not is_seed(seed):
+        seed, data = message.get("offset_seed"), message["integers"]
+        words = _WORDS.get(str(message.get("words")))
+        is_whole = words is not None and isinstance(data, bytes) and not len(data) % words.itemsize
+        if not is_whole or not is_seed(seed):
             raise PublicError("refuses a message that has no masked integers and seed of an offset")
-        if self.total is None:
-            self.total = np.zeros_like(integers)
-        if integers.shape != self.total.shape or integers.dtype != self.total.dtype:
+        integers = np.frombuffer(data, words)
+        if self.seeds and (integers.shape, words) != (self.total.shape, self.total.dtype):
             # Which of them is wrong cannot be known here.
             self.is_void = True
             return
-        self.total += integers
+        self.total = self.total + integers if self.seeds else integers
         self.seeds[agent] = seed
 
 
@@ -516,10 +499,8 @@ class Reduction(Protocol):
 class ServerSums:
     """Sums at a server, through messages to :meth:`SumRounds.answer`.
 
-    Args:
-        ask: Sends a message and returns its answer, or None if the server was not reached.
-        wait: The seconds after which an unreachable server is given up.
-        is_aborted: Whether the engine has aborted the job: who waits then raises ``AbortedError``.
+    ``ask`` sends a message and returns its answer, or None if the server was not reached; after
+    ``wait`` seconds it is given up. Once ``is_aborted``, who waits raises ``AbortedError``.
     """
 
     def __init__(
@@ -545,12 +526,21 @@ class ServerSums:
     def add_up(self, agent: int, message: MaskedUpdate) -> tuple[MaskWords, Sequence[bytes]] | None:
         """See ``Reduction``."""
         place = {"sum": self._number, "agent": agent}
-        first = {**place, "integers": message.integers, "offset_seed": message.offset_seed}
+        dtype = message.integers.dtype
+        first = {
+            **place,
+            "words": dtype.str,
+            "integers": message.integers.tobytes(),
+            "offset_seed": message.offset_seed,
+        }
         done = self._ask_until(first, "sum", again=place)
         if done["status"] == "void":
             _LOGGER.warning("a sum lacks agents %s", done.get("lost"))
             return None
-        return done["integers"], done["offset_seeds"]
+        data = done["integers"]
+        if not isinstance(data, bytes) or len(data) != message.integers.nbytes:
+            raise PublicError("refuses a sum of another size than its own message")
+        return np.frombuffer(data, dtype), done["offset_seeds"]
 
     def _ask_until(
         self, request: dict[str, Any], status: str, *, again: dict[str, Any] | None = None
@@ -582,13 +572,7 @@ class RankSums:
     """Sums by ``all_reduce`` of ``torch.distributed``, for agents that are the ranks of a cluster.
 
     A rank that is lost ends the others, as it does with ``torch.distributed`` itself.
-
-    Args:
-        group: The process group; by default that of all ranks.
     """
-
-    def __init__(self, group: Any = None) -> None:
-        self._group = group
 
     def meet(self, hello: Hello) -> Sequence[object]:
         """See ``Reduction``."""
@@ -598,13 +582,13 @@ class RankSums:
         """See ``Reduction``."""
         # Gloo adds up signed integers, which overflow modulo 2⁶⁴ and so modulo 2^B.
         total = torch.from_numpy(message.integers.astype(np.int64))
-        torch.distributed.all_reduce(total, group=self._group)
+        torch.distributed.all_reduce(total)
         seeds = dict(self._gather((agent, message.offset_seed)))
         return total.numpy().astype(message.integers.dtype), [seeds[each] for each in sorted(seeds)]
 
     def _gather(self, value: object) -> list[Any]:
-        gathered: list[Any] = [None] * torch.distributed.get_world_size(self._group)
-        torch.distributed.all_gather_object(gathered, value, group=self._group)
+        gathered: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, value)
         return gathered
 
 
@@ -613,20 +597,15 @@ def sum_releases(
 ) -> FloatArray | None:
     """Release a gradient into a sum; return the average of all agents, shape (d,).
 
-    None stands for a void sum: an agent was lost on the way, or the integers do not add up to a
-    possible sum. The release counts all the same. It also stands for a sum that began without this
-    agent, which then released nothing. No sum is void for some honest agents and applied by
-    others without notice, as long as sums follow: their models differ, and they refuse each other.
+    None stands for a void sum, which counts as released: an agent was lost on the way, or the
+    integers do not add up to a possible sum. It also stands for a sum that began without this
+    agent. No sum is void for some honest agents and applied by others without notice, as long as
+    sums follow: their models differ, and they refuse each other.
 
-    Args:
-        own: This agent's releases.
-        clipped: One gradient, clipped as the plan's unit demands.
-        model: A digest of the public model at which the gradient was computed and of the number of
-            sums before it, so that no two sums begin at the same.
-        reduction: Carries and adds up messages. It is trusted with nothing.
-
-    Raises:
-        PublicError: With what others sent nothing may be released.
+    ``clipped`` is one gradient, clipped as the plan's unit demands. ``model`` is a digest of the
+    public model at which it was computed and of the number of sums before it, so that no two sums
+    begin at the same. ``reduction`` is trusted with nothing: ``PublicError`` says that nothing may
+    be released with what others sent.
     """
     hellos = reduction.meet(own.say_hello(model))
     if hellos is None:
@@ -639,10 +618,8 @@ def sum_releases(
         _LOGGER.warning("a sum is void: the release counts")
         return None
     total, seeds = done
-    is_whole = isinstance(total, np.ndarray) and total.shape == message.integers.shape
-    is_whole = is_whole and total.dtype == message.integers.dtype
-    if not is_whole or len(seeds) != len(nonces) or not all(map(is_seed, seeds)):
-        raise PublicError("refuses a sum of another shape than its own message")
+    if len(seeds) != len(nonces) or not all(map(is_seed, seeds)):
+        raise PublicError("refuses a sum without the seed of the offset of each agent")
     average = _read_sum(plan_for(own.plan, tuple(sorted(nonces))), total, seeds)
     if average is None:
         _LOGGER.warning("a sum of %s agents is void, as its masks did not cancel", len(nonces))
@@ -654,12 +631,8 @@ class GradientSteps:
     """One agent's gradient steps under a plan, whose sums a server adds up; for both units.
 
     Batches are drawn by secret coins, as the plan's accounting assumes. All agents that follow the
-    protocol have the same model after every step.
-
-    Args:
-        own: This agent's releases.
-        problem: The model, its training loss, and this agent's samples alone.
-        step_size: The step size, or learning rate; 0 where somebody else takes the steps.
+    protocol have the same model after every step. ``problem`` has this agent's samples alone;
+    ``step_size`` is 0 where somebody else takes the steps.
     """
 
     def __init__(
@@ -667,21 +640,22 @@ class GradientSteps:
     ) -> None:
         budget = own.plan.budget.of_agent(own.agent)
         query = budget.query
-        passes = query.steps_per_pass
         # The order of a pass lasts as long as its run, and a run here is one sum.
-        require(passes is None, "sampling", "by coins: plan with --sampling poisson", "passes")
+        is_by_coins = query.steps_per_pass is None
+        require(is_by_coins, "sampling", "by coins: plan with --sampling poisson", "passes")
         require_fitting_samples(budget, list(problem.data.sizes), first=own.agent)
         size = query.batch_size
         settings = SweepSettings(1, size, dtype=own.plan.dtype)
         data, _ = problem.place(settings)
         self._own = own
         self._task = problem.task
+        self._query = query
         self._step_size = step_size
-        self._is_sample = query.unit == "sample"
         self._batches = BatchSampler.of_agent(query, data, batch_size=size)
-        self._clip = torch.tensor([query.clip], dtype=torch.float64)
         self._dtype = settings.torch_dtype
-        self._memory: Tensor | None = None
+        # Of it only the step along an average is used: releases are those of ``own``.
+        num_parameters, momentum = problem.task.num_parameters, own.plan.momentum
+        self._stepper = AgentStepper(query, int, num_parameters=num_parameters, momentum=momentum)
         self._num_drawn = 0
 
     @torch.no_grad()
@@ -690,17 +664,16 @@ class GradientSteps:
         model = parameters.to(self._dtype).view(1, 1, -1)
         batch = self._batches.draw(self._num_drawn)
         self._num_drawn += 1
-        return compute_gradients(
-            self._task, model, batch, self._clip, clips_samples=self._is_sample
-        )
+        clip = torch.tensor([self._query.clip], dtype=torch.float64)
+        is_sample = self._query.unit == "sample"
+        return compute_gradients(self._task, model, batch, clip, clips_samples=is_sample)
 
     def take(
         self, parameters: Tensor, clipped: ClippedGradients, *, step: int, reduction: Reduction
     ) -> Tensor | None:
         """Return the model after a step, shape (d,), or None where the sum is void.
 
-        ``clipped`` is what :meth:`differentiate` returned for it, ``step`` its number from 0, and
-        ``reduction`` that of ``sum_releases``.
+        ``clipped`` is what :meth:`differentiate` returned for it, and ``step`` its number from 0.
         """
         model = parameters.to(self._dtype)
         state = hashlib.sha256(encode_fields("step", step))
@@ -708,26 +681,16 @@ class GradientSteps:
         average = sum_releases(self._own, clipped, model=state.digest(), reduction=reduction)
         if average is None:
             return None
-        released = torch.from_numpy(average).to(model)
-        if self._own.plan.momentum:
-            memory = torch.zeros_like(model) if self._memory is None else self._memory
-            released = self._memory = smooth(memory, released, self._own.plan.momentum)
-        return model - released * model.new_full((1,), self._step_size)
+        self._stepper.parameters = model
+        return self._stepper.move(torch.from_numpy(average).to(model), step_size=self._step_size)
 
 
-@final
+@dataclass(frozen=True, eq=False)
 class SiteProblem:
-    """What a site trains, and how the messages of an engine name and shape its parameters.
+    """What a site trains, and the shapes of its parameters in messages, by name and in order."""
 
-    ``shapes`` are those of the trained arrays by name, in the order of the flat parameters. By
-    default there is one array ``parameters``.
-    """
-
-    def __init__(
-        self, problem: TrainingProblem, shapes: Mapping[str, tuple[int, ...]] | None = None
-    ) -> None:
-        self.problem = problem
-        self.shapes = dict(shapes or {PARAMETERS: (problem.task.num_parameters,)})
+    problem: TrainingProblem
+    shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def from_module(cls, module: nn.Module, loss: MeanLoss, dataset: DataSource) -> Self:
@@ -739,9 +702,7 @@ class SiteProblem:
 
     def read(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return the parameters in a server's arrays, shape (d,), or raise ``PublicError``."""
-        if any(
-            name not in arrays or arrays[name].shape != self.shapes[name] for name in self.shapes
-        ):
+        if {name: arrays[name].shape for name in self.shapes if name in arrays} != self.shapes:
             raise PublicError("the server's model must have all trained parameters of the site's")
         flat = np.concatenate([arrays[name].reshape(-1) for name in self.shapes])
         return torch.from_numpy(flat.astype(np.float64))
@@ -757,10 +718,9 @@ class SiteProblem:
 class SiteFolder:
     """The folder of one site: its key, its ledger, ``roster.json``, and what all sites agreed on.
 
-    That is either a plan, ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan
-    and its public test data. With a consortium file the site's rows are in ``data.csv``, ``.tsv``
-    or ``.parquet`` (a link will do), and nothing else is configured. Only the owner can open the
-    folder.
+    That is either ``plan.corn``, or a consortium file, ``consortium.toml``, with its plan and its
+    public test data. Then the site's rows are in ``data.csv``, ``.tsv`` or ``.parquet`` (a link
+    will do), and nothing else is configured. Only the owner can open the folder.
     """
 
     path: Path
@@ -784,8 +744,15 @@ class SiteFolder:
         """Return the releases of this site."""
         return AgentRelease(self.plan, self.agent, self.path, requirements=requirements)
 
-    def load_problem(self) -> SiteProblem:
-        """Return what the consortium file describes, with the rows of this site."""
+    def load_problem(
+        self, make: Callable[[], tuple[Any, MeanLoss, DataSource]] | None = None
+    ) -> SiteProblem:
+        """Return what the consortium file describes, with the rows of this site.
+
+        Without a consortium file it is what ``make`` returns: module, loss of a batch, data set.
+        """
+        if self.consortium is None and make is not None:
+            return SiteProblem.from_module(*make())
         found = sorted(self.path.glob("data.*"))
         if self.consortium is None or len(found) != 1:
             raise FileFormatError(
@@ -793,18 +760,15 @@ class SiteFolder:
                 f".parquet, found {len(found)} files of data"
             )
         workload = self.consortium.make_workload(found[0])
-        return SiteProblem(workload.build(self.plan.num_agents, [self.agent]))
-
-    def save_model(self, own: SiteProblem, parameters: Tensor) -> None:
-        """Write the model to ``model.pt``, for ``corn export``, ``predict`` and ``report``."""
-        save_model(own.problem, parameters, self.plan, self.path / MODEL_FILE)
+        problem = workload.build(self.plan.num_agents, [self.agent])
+        return SiteProblem(problem, {PARAMETERS: (problem.task.num_parameters,)})
 
 
-def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, path: Path) -> None:
-    """Write a model with preprocessing, classes and the promise of its plan."""
+def save_model(problem: TrainingProblem, parameters: Tensor, plan: Plan, folder: Path) -> None:
+    """Write ``model.pt``: a model with preprocessing, classes and the promise of its plan."""
     model = TrainedModel.from_problem(problem, parameters, ModelPromise.of_plan(plan))
     if model is not None:
-        model.save(path)
+        model.save(folder / MODEL_FILE)
 
 
 def make_sites(folder: Path, plan: Plan | Path, names: Sequence[str]) -> Roster:
@@ -838,11 +802,10 @@ def copy_public_files(consortium: Path, folder: Path) -> None:
 
 @final
 class ConsortiumModel:
-    """The model of a consortium at a server, which keeps it after every round.
+    """The public model of a consortium at a server, which keeps it after every round.
 
-    A server that was killed goes on from the last model that it kept. The model is public: it
-    follows from noisy sums. The folder ``out`` gets ``model.pt``, which ``corn export``,
-    ``predict`` and ``report`` take, and ``parameters.npy``, from which training goes on.
+    The folder ``out`` gets ``model.pt``, which ``corn export``, ``predict`` and ``report`` take,
+    and ``parameters.npy``, from which a server that was killed goes on.
     """
 
     def __init__(self, consortium: Path, out: Path) -> None:
@@ -873,7 +836,7 @@ class ConsortiumModel:
         self._out.mkdir(parents=True, exist_ok=True)
         with writing_whole(self._out / "parameters.npy") as partial, partial.open("wb") as stream:
             np.save(stream, parameters)
-        save_model(self._problem, torch.from_numpy(parameters), self.plan, self._out / MODEL_FILE)
+        save_model(self._problem, torch.from_numpy(parameters), self.plan, self._out)
 
 
 @contextmanager
@@ -890,21 +853,18 @@ def hiding_errors() -> Iterator[None]:
         raise PublicError(f"the site failed: {name_kind(error)}") from None
 
 
-# Torch has one generator in a process. Sites in threads of a simulator that draw from it together
-# would take each other's draws for randomness of their models, which is refused.
+# Torch has one generator in a process: sites in threads of a simulator would take each other's
+# draws for randomness of their models, which is refused.
 _USERS_CODE = threading.RLock()
 
 
 @contextmanager
 def calling_users_code() -> Iterator[None]:
-    """Let one site of a process at a time run a user's code, and make all of its errors private.
-
-    A user's code may use CorN too, and raise a ``PublicError`` about its data.
-    """
+    """Let one site of a process at a time run a user's code, and make all of its errors private."""
     with _USERS_CODE:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # also a ``PublicError``, about the user's data
             raise CornError("the site's own code failed") from error
 
 

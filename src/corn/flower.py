@@ -12,7 +12,6 @@ Flower is an extra: ``pip install 'corn-dsgd[flower]'``.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +33,6 @@ from corn.engines import (
     Hello,
     MaskedUpdate,
     SiteFolder,
-    SiteProblem,
     add_to_arrays,
     average_updates,
     calling_users_code,
@@ -53,6 +51,12 @@ from corn.noise import BudgetSpentError
 from corn.noise.masks import WORDS
 from corn.plan import Plan, fingerprint, load_plan
 from corn.topology.graphs import add_names, label_agent
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+except ImportError as error:
+    raise MissingExtraError("corn.flower", extra="flower") from error
 
 # Flower calls a mod for the kinds of messages that the client app answers: the question for a hello
 # is a message of the kind that every client app answers.
@@ -79,9 +83,9 @@ class CornMod:
             the node's ``partition-id``. By default the entry ``corn`` of the node's configuration.
             If it has a consortium file, a round is one gradient step on the site's rows, and the
             client app computes nothing.
-        problem: (context of Flower) → module, loss of a batch, data set of the client: a round is
-            then one gradient step too. Plans with the unit sample need one or the other. The
-            server's arrays must be the module's trained parameters.
+        problem: (context of Flower) → module, loss of a batch, data set of the client: without a
+            consortium file a round is then one gradient step too. Plans with the unit sample need
+            one or the other. The server's arrays must be the module's trained parameters.
         requirements: The owner's requirements of this plan and of all releases of this client's
             data. The client refuses every message of a run that does not meet them.
     """
@@ -99,18 +103,17 @@ class CornMod:
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
         """Answer a message of the server."""
-        flower, kind = _import_flower(), message.metadata.message_type
         with hiding_errors():
-            if kind.startswith(_TRAIN):
+            if message.metadata.message_type.startswith(_TRAIN):
                 records = self._train(message, context, call_next)
-                return flower.Message(flower.RecordDict(records), reply_to=message)
-            # Empty metrics: an average over clients then has no scores, and the strategy goes on.
-            metrics = flower.MetricRecord({_WEIGHT: 1})
-            return flower.Message(flower.RecordDict({"metrics": metrics}), reply_to=message)
+            else:
+                # Empty metrics: an average over clients has no scores, and the strategy goes on.
+                records = {"metrics": MetricRecord({_WEIGHT: 1})}
+            return Message(RecordDict(records), reply_to=message)
 
     def _train(self, message: Any, context: Any, call_next: Callable[..., Any]) -> dict[str, Any]:
         """Return the records of a reply: a release, unless none is asked for, and a hello."""
-        flower, site = _import_flower(), self._open_site(context)
+        site = self._open_site(context)
         own = site.make_release(self._required)
         answer, records = {}, {}
         if _QUESTION not in message.content.config_records:
@@ -119,13 +122,13 @@ class CornMod:
             clipped = self._compute(site, own, message, context, call_next)
             released = own.release(clipped, nonces)
             answer[_OFFSET] = released.offset_seed
-            records["arrays"] = flower.ArrayRecord({_INTEGERS: flower.Array(released.integers)})
+            records["arrays"] = ArrayRecord({_INTEGERS: Array(released.integers)})
         try:
             # For the next sum, so that a round is one message.
             answer[_HELLO] = own.say_hello().encode()
         except BudgetSpentError:
             answer[_HELLO] = b""
-        records[_ANSWER] = flower.ConfigRecord(answer)
+        records[_ANSWER] = ConfigRecord(answer)
         return records
 
     def _open_site(self, context: Any) -> SiteFolder:
@@ -140,29 +143,26 @@ class CornMod:
     ) -> ClippedGradients:
         """Return the gradient of a batch at the server's model, or the client app's update."""
         (_, given) = _only_arrays(message)
-        start = dict(zip(given.keys(), given.to_numpy_ndarrays(), strict=True))
-        if self._problem is not None or site.consortium is not None:
-            if own.plan.momentum:
-                raise PublicError("a plan with momentum needs a model that stays at the client")
+        make, before = self._problem, given.to_numpy_ndarrays()
+        if make is None and site.consortium is None:
             with calling_users_code():
-                if self._problem is None:
-                    trained = site.load_problem()
-                else:
-                    trained = SiteProblem.from_module(*self._problem(context))
-            if list(start) != list(trained.shapes):
-                raise PublicError("the server's arrays must be the trained parameters, in order")
-            parameters = trained.read(start)
-            with calling_users_code():
-                # New coins for every message: rounds are independent, as amplification assumes.
-                return GradientSteps(own, trained.problem).differentiate(parameters)
+                reply = call_next(message, context)
+            if reply.has_error():
+                raise PublicError("the client app answered with an error")
+            (_, found) = _only_arrays(reply)
+            after = found.to_numpy_ndarrays()
+            # Subtracted in float64, the type in which the update is clipped and released.
+            return own.clip_update(flatten(after, like=before) - flatten(before, like=before))
+        if own.plan.momentum:
+            raise PublicError("a plan with momentum needs a model that stays at the client")
         with calling_users_code():
-            reply = call_next(message, context)
-        if reply.has_error():
-            raise PublicError("the client app answered with an error")
-        (_, found) = _only_arrays(reply)
-        before, after = list(start.values()), found.to_numpy_ndarrays()
-        # Subtracted in float64, the type in which the update is clipped and released.
-        return own.clip_update(flatten(after, like=before) - flatten(before, like=before))
+            trained = site.load_problem(None if make is None else lambda: make(context))
+        if list(given.keys()) != list(trained.shapes):
+            raise PublicError("the server's arrays must be the trained parameters, in order")
+        parameters = trained.read(dict(zip(given.keys(), before, strict=True)))
+        with calling_users_code():
+            # New coins for every message: rounds are independent, as amplification assumes.
+            return GradientSteps(own, trained.problem).differentiate(parameters)
 
 
 @final
@@ -205,15 +205,10 @@ class CornStrategy:
         self._strategy = strategy
         self._min_agents = min_agents
         self._timeout = timeout
-        self._reset()
 
-    def _reset(self) -> None:
-        # What each node said for the next sum, in the order of agents.
-        self._hellos: dict[int, Hello] = {}
-        self._left_out: set[int] = set()
-        self._has_begun = False
-        self._is_stopped = False
-        self._arrays: Any = None
+    def __getattr__(self, name: str) -> Any:
+        # Evaluation, and whatever else ``start`` of the other strategy needs.
+        return getattr(self._strategy, name)
 
     def start(self, *arguments: Any, **options: Any) -> Any:
         """Run the rounds of training as the other strategy's ``start`` does, and return its result.
@@ -221,8 +216,11 @@ class CornStrategy:
         Raises:
             CornError: Not all agents could begin.
         """
-        self._reset()
-        # Its loop with this strategy in its place. A base class would make Flower a dependency.
+        # What each node said for the next sum, in the order of agents.
+        self._hellos: dict[int, Hello] = {}
+        self._left_out: set[int] = set()
+        self._has_begun = self._is_stopped = False
+        # Its loop with this strategy in its place.
         return type(self._strategy).start(self, *arguments, **options)
 
     def summary(self) -> None:
@@ -232,15 +230,14 @@ class CornStrategy:
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Return the messages of a round: the same one to all agents that are there."""
-        self._arrays = None
+        self._arrays: Any = None
         if not self._is_stopped:
             self._meet(grid)
         if self._is_stopped:
             return []
-        flower = _import_flower()
         # A copy: the entry is of this round only.
         said = [hello.encode() for hello in self._hellos.values()]
-        record = flower.ConfigRecord({**config, _HELLOS: said})
+        record = ConfigRecord({**config, _HELLOS: said})
         # Whomever it would sample, a sum needs all.
         messages = list(self._strategy.configure_train(server_round, arrays, record, grid))
         if not messages:
@@ -249,8 +246,7 @@ class CornStrategy:
         self._record, self._arrays = _only_arrays(first)
         kind = first.metadata.message_type
         return [
-            flower.Message(first.content, dst_node_id=node, message_type=kind)
-            for node in self._hellos
+            Message(first.content, dst_node_id=node, message_type=kind) for node in self._hellos
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
@@ -262,14 +258,14 @@ class CornStrategy:
         plan = plan_for(self._plan, tuple(agents.values()))
         self._hellos = {}
         received = self._read_replies(replies, plan)
-        lost = [agent for node, agent in agents.items() if node not in received]
-        if lost:
+        if lost := agents.keys() - received.keys():
             # Not again: a client that always fails would spend the releases of all others.
-            self._left_out |= agents.keys() - received.keys()
+            self._left_out |= lost
+            who = name_agents(agents[node] for node in lost)
             _LOGGER.warning(
                 "round %s is void without %s: the model stays, and the round counts as released",
                 server_round,
-                add_names(name_agents(lost), self._plan.network.agent_names),
+                add_names(who, self._plan.network.agent_names),
             )
             return None, None
         # In the order of agents, so that offsets add up to the same bits on every server.
@@ -282,29 +278,29 @@ class CornStrategy:
             return None, None
         if self._step_size is not None:
             average = -self._step_size * average
-        flower, start = _import_flower(), self._arrays.to_numpy_ndarrays()
-        moved = map(flower.Array, add_to_arrays(start, average))
-        weight = getattr(self._strategy, "weighted_by_key", _WEIGHT)
+        moved = map(Array, add_to_arrays(self._arrays.to_numpy_ndarrays(), average))
         content = {
-            self._record: flower.ArrayRecord(dict(zip(self._arrays.keys(), moved, strict=True))),
-            "metrics": flower.MetricRecord({weight: 1}),
+            self._record: ArrayRecord(dict(zip(self._arrays.keys(), moved, strict=True))),
+            "metrics": MetricRecord({getattr(self._strategy, "weighted_by_key", _WEIGHT): 1}),
         }
-        replies[0].content = flower.RecordDict(content)
+        replies[0].content = RecordDict(content)
         arrays, metrics = self._strategy.aggregate_train(server_round, replies[:1])
-        return arrays and self._keep_types(arrays), metrics
-
-    def configure_evaluate(self, *arguments: Any) -> Any:
-        """Return the other strategy's messages."""
-        return self._strategy.configure_evaluate(*arguments)
-
-    def aggregate_evaluate(self, *arguments: Any) -> Any:
-        """Return the other strategy's metrics."""
-        return self._strategy.aggregate_evaluate(*arguments)
+        # The server's own in the place of arrays that are not trained: an average of one has floats
+        # for whole numbers, which would be trained in the next round.
+        for name, array in self._arrays.items() if arrays else ():
+            if array.numpy().dtype.kind != "f" and name in arrays:
+                arrays[name] = array
+        return arrays, metrics
 
     def _meet(self, grid: Any) -> None:
         """Ask nodes without a hello for one: all at first, later those that are new."""
         n = self._plan.num_agents
-        nodes = list(grid.get_node_ids()) if self._has_begun else self._wait_for_nodes(grid)
+        # Not the wall clock, which may be set back while the server waits.
+        deadline = time.monotonic() + self._timeout
+        while len(nodes := list(grid.get_node_ids())) < n and not self._has_begun:
+            if time.monotonic() > deadline:
+                raise CornError(f"{n} nodes must be connected, found {len(nodes)}")
+            time.sleep(_SECONDS_BETWEEN_POLLS)
         known = self._hellos.keys() | self._left_out
         reasons = self._ask([node for node in nodes if node not in known], grid)
         self._hellos = dict(sorted(self._hellos.items(), key=lambda item: item[1].agent))
@@ -323,9 +319,8 @@ class CornStrategy:
 
     def _ask(self, nodes: list[int], grid: Any) -> list[str]:
         """Take the hellos of nodes; return why others failed."""
-        flower = _import_flower()
-        question = flower.RecordDict({_QUESTION: flower.ConfigRecord({})})
-        asked = [flower.Message(question, dst_node_id=node, message_type=_TRAIN) for node in nodes]
+        question = RecordDict({_QUESTION: ConfigRecord({})})
+        asked = [Message(question, dst_node_id=node, message_type=_TRAIN) for node in nodes]
         reasons = []
         for reply in grid.send_and_receive(asked, timeout=self._timeout) if asked else ():
             node = reply.metadata.src_node_id
@@ -351,20 +346,11 @@ class CornStrategy:
         if not is_taken or not self._has_begun:
             self._hellos[node] = hello
 
-    def _wait_for_nodes(self, grid: Any) -> list[int]:
-        # Not the wall clock, which may be set back while the server waits.
-        deadline, n = time.monotonic() + self._timeout, self._plan.num_agents
-        while len(nodes := list(grid.get_node_ids())) < n:
-            if time.monotonic() > deadline:
-                raise CornError(f"{n} nodes must be connected, found {len(nodes)}")
-            time.sleep(_SECONDS_BETWEEN_POLLS)
-        return nodes
-
     def _read_replies(self, replies: Iterable[Any], plan: Plan) -> dict[int, MaskedUpdate]:
         """Return the messages that can be added up, by node, and keep hellos; log the others."""
         given = self._arrays.to_numpy_ndarrays()
-        size = len(flatten(given, like=given))
-        words, received = WORDS[plan.mask_bits], {}
+        size, words = len(flatten(given, like=given)), WORDS[plan.mask_bits]
+        received = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
@@ -389,20 +375,10 @@ class CornStrategy:
         self._is_stopped = True
         _LOGGER.error("training stops with the model of the last complete round: %s", reason)
 
-    def _keep_types(self, arrays: Any) -> Any:
-        """Return arrays with the server's own in the place of those that are not trained."""
-        # An average of one has floats for whole numbers, which would be trained in the next round.
-        for name, array in self._arrays.items():
-            if array.numpy().dtype.kind != "f" and name in arrays:
-                arrays[name] = array
-        return arrays
-
 
 def make_client_app(folder: Path | str = "", *, requirements: Requirements | None = None) -> Any:
     """Return the client app of a consortium file: see ``CornMod``."""
-    app = importlib.import_module("flwr.clientapp").ClientApp(
-        mods=[CornMod(folder, requirements=requirements)]
-    )
+    app = ClientApp(mods=[CornMod(folder, requirements=requirements)])
     # Flower calls no mod for messages that no function answers.
     app.train()(_refuse)
     return app
@@ -419,14 +395,13 @@ def train_consortium(grid: Any, consortium: Path | str, out: Path | str, **optio
     was killed goes on from there, with the releases that the clients' ledgers still allow.
     ``options`` are those of ``CornStrategy``.
     """
-    flower, strategies = _import_flower(), importlib.import_module("flwr.serverapp.strategy")
+    from flwr.serverapp.strategy import FedAvg
+
     model = ConsortiumModel(Path(consortium), Path(out))
-    own = CornStrategy(
-        strategies.FedAvg(fraction_evaluate=0.0), model.plan, step_size=model.step_size, **options
-    )
-    own.start(
+    strategy = FedAvg(fraction_evaluate=0.0)
+    CornStrategy(strategy, model.plan, step_size=model.step_size, **options).start(
         grid,
-        flower.ArrayRecord({PARAMETERS: flower.Array(model.load())}),
+        ArrayRecord({PARAMETERS: Array(model.load())}),
         num_rounds=model.plan.budget.num_steps,
         evaluate_fn=lambda _, arrays: model.save(arrays[PARAMETERS].numpy()),
     )
@@ -448,10 +423,3 @@ def _only_arrays(message: Any) -> tuple[str, Any]:
         raise PublicError(f"a message must have one record of arrays, found {len(records)}")
     name, record = records[0]
     return str(name), record
-
-
-def _import_flower() -> Any:
-    try:
-        return importlib.import_module("flwr.app")
-    except ImportError as error:
-        raise MissingExtraError("corn.flower", extra="flower") from error

@@ -1,19 +1,14 @@
 """Agents of a plan as sites of NVFlare: any FedAvg job becomes private by one filter at each site.
 
-``CornFilter`` takes a site's trained model, clips its difference from the server's model, adds the
-site's share of the noise, rounds the sum to the grid and hides it under masks. ``CornSums`` at the
-server adds up the integers of all sites modulo 2^B, where the masks cancel. Each site puts the
-average in the place of its own result, so that all results are equal, and whatever the job's
-controller makes of them is post-processing: averages with any weights, FedOpt, early stopping.
+``CornFilter`` makes the update of a site's model a release, and ``CornSums`` at the server adds up
+the releases of all sites. Each site puts the average in the place of its own result, so that all
+results are equal, and whatever the job's controller makes of them is post-processing.
+``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample.
 
-The guarantee is that of :mod:`corn.engines`, for one site's whole data (unit agent). It does not
-rest on NVFlare: sites know each other by the keys of the roster (docs/nvflare.md).
-
-``CornExecutor`` takes gradient steps in the place of a training script, for the unit sample. With a
-consortium file in the folder of each party, a job of it has neither code nor settings.
-
-A job is written by others. The filter belongs into the site's own ``local/privacy.json``, which no
-job can change: ``protect_site`` writes it, and closes the site to what its server could run there.
+The guarantee is that of :mod:`corn.engines`. It does not rest on NVFlare: sites know each other by
+the keys of the roster. But a job is written by others: ``protect_site`` puts the filter into the
+site's own ``local/privacy.json``, and closes the site to what its server could run there
+(docs/nvflare.md).
 
 NVFlare is an extra: ``pip install 'corn-dsgd[nvflare]'``.
 """
@@ -27,7 +22,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,13 +37,13 @@ from corn.engines import (
     GradientSteps,
     ServerSums,
     SiteFolder,
-    SiteProblem,
     SumRounds,
     TooFewAgentsError,
     add_to_arrays,
     calling_users_code,
     flatten,
     hiding_errors,
+    save_model,
     sum_releases,
 )
 from corn.errors import CornError, MissingExtraError, PublicError
@@ -142,7 +136,7 @@ class CornFilter(Filter):  # type: ignore[misc]
                 "the site's logs must not be streamed to the server, as errors quote data: set "
                 "allow_log_streaming to false in local/resources.json, or use protect_site"
             )
-        fl_ctx.set_prop(_TASK, _Task.read(task), private=True, sticky=False)
+        fl_ctx.set_prop(_TASK, _Task(task), private=True, sticky=False)
         # An executor of a job must not choose other keys, plans and requirements than the site's.
         fl_ctx.set_prop(_SITE, (self.folder, self.require), private=True, sticky=False)
 
@@ -165,11 +159,12 @@ class CornFilter(Filter):  # type: ignore[misc]
         names = sorted(trained.data)
         start = [task.arrays[name] for name in names]
         update = flatten([_as_array(trained.data[name]) for name in names], like=start)
-        is_difference = trained.data_kind == DataKind.WEIGHT_DIFF
-        if not is_difference:
+        moved = [np.zeros_like(array) for array in start]
+        if trained.data_kind == DataKind.WEIGHTS:
             # Subtracted in float64, the type in which the update is clipped and released.
-            update = update - flatten(start, like=start)
-        own = _open_site(self.folder, fl_ctx).make_release(Requirements.parse(self.require))
+            update, moved = update - flatten(start, like=start), start
+        site = SiteFolder.open(_find_folder(self.folder, fl_ctx))
+        own = site.make_release(Requirements.parse(self.require))
         try:
             average = sum_releases(
                 own,
@@ -179,43 +174,31 @@ class CornFilter(Filter):  # type: ignore[misc]
             )
         except AbortedError:
             return task.add_headers(make_reply(ReturnCode.TASK_ABORTED))
-        moved = start
-        if is_difference:
-            moved = [np.zeros_like(array) for array in start]
         if average is not None:
             moved = add_to_arrays(moved, average)
         # A new record: nothing of the site's own result but the average leaves.
-        data = {
-            name: _like(array, trained.data[name]) for name, array in zip(names, moved, strict=True)
-        }
+        pairs = zip(names, moved, strict=True)
+        data = {name: _like(array, trained.data[name]) for name, array in pairs}
         return task.add_headers(_make_reply(trained.data_kind, data, task.round_number))
 
 
-@dataclass(frozen=True, eq=False)
 class _Task:
-    """What the server sent, in copies: training may change its arrays in place.
+    """What the server sent, in copies: training may change its arrays in place."""
 
-    ``arrays`` are the parameters by name, None for a task without a model; ``headers`` are those
-    that a reply needs.
-    """
-
-    arrays: dict[str, np.ndarray[Any, Any]] | None
-    round_number: int
-    headers: dict[str, Any]
-
-    @classmethod
-    def read(cls, task: Shareable) -> _Task:
-        headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
-        number = headers[AppConstants.CURRENT_ROUND]
-        arrays = None
+    def __init__(self, task: Shareable) -> None:
+        # Those that a reply needs.
+        self._headers = {name: copy.deepcopy(task.get_header(name)) for name in _PUBLIC_HEADERS}
+        number = self._headers[AppConstants.CURRENT_ROUND]
+        self.round_number = number if type(number) is int else 0
+        # The parameters by name; None for a task without a model.
+        self.arrays: dict[str, np.ndarray[Any, Any]] | None = None
         with suppress(PublicError):
             dxo = _read_model(task)
             if dxo.data_kind == DataKind.WEIGHTS:
-                arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
-        return cls(arrays, number if type(number) is int else 0, headers)
+                self.arrays = {name: _as_array(value).copy() for name, value in dxo.data.items()}
 
     def add_headers(self, reply: Shareable) -> Shareable:
-        for name, value in self.headers.items():
+        for name, value in self._headers.items():
             if value is not None:
                 reply.set_header(name, value)
         return reply
@@ -224,13 +207,9 @@ class _Task:
 class CornExecutor(Executor):  # type: ignore[misc]
     """An executor of training tasks that takes private gradient steps, one sum for each.
 
-    It fits the unit sample, for which a model after several steps cannot be clipped, and the unit
-    agent. A task begins with the server's model and ends with the common model of all sites after
-    ``steps`` steps, so that a job of several rounds has a model to go on with after each. Any
-    controller that averages models will do, such as ``FedAvg``.
-
-    Each task leaves the model in the folder of the site, for ``corn export``, ``predict`` and
-    ``report``.
+    A task begins with the server's model and ends with the common model of all sites after
+    ``steps`` steps, which it also leaves in the folder of the site. Any controller that averages
+    models will do, such as ``FedAvg``.
 
     Args:
         problem: ``MODULE.FUNCTION`` in the job's own code: (site's name) → module, loss of a batch,
@@ -263,7 +242,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
     def _train(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         given = _read_model(shareable)
         folder, require = fl_ctx.get_prop(_SITE) or (self.folder, ())
-        site = _open_site(folder, fl_ctx)
+        site = SiteFolder.open(_find_folder(folder, fl_ctx))
         own = site.make_release(Requirements.parse(require))
         num_steps = own.plan.budget.num_steps
         if own.plan.momentum and 0 < self.steps < num_steps:
@@ -271,7 +250,8 @@ class CornExecutor(Executor):  # type: ignore[misc]
         agreed = site.consortium
         step_size = self.step_size if agreed is None else agreed.step_size
         with calling_users_code():
-            trained = self._load_problem(site, fl_ctx)
+            # A site with a consortium file calls no function that a job names.
+            trained = site.load_problem(lambda: self._make_problem(fl_ctx))
             steps = GradientSteps(own, trained.problem, step_size=step_size)
         parameters = trained.read({name: _as_array(value) for name, value in given.data.items()})
         round_number = int(shareable.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
@@ -290,7 +270,7 @@ class CornExecutor(Executor):  # type: ignore[misc]
                 _LOGGER.warning("training ends before step %s: %s", step, error)
                 break
             parameters = parameters if moved is None else moved
-        site.save_model(trained, parameters)
+        save_model(trained.problem, parameters, site.plan, site.path)
         # What is not trained goes back as it came.
         data = dict(given.data)
         for name, array in trained.write(parameters).items():
@@ -301,13 +281,10 @@ class CornExecutor(Executor):  # type: ignore[misc]
         fl_ctx.set_prop(_RELEASED, reply, private=True, sticky=False)
         return reply
 
-    def _load_problem(self, site: SiteFolder, fl_ctx: FLContext) -> SiteProblem:
-        # A site with a consortium file calls no function that a job names.
-        if site.consortium is not None:
-            return site.load_problem()
+    def _make_problem(self, fl_ctx: FLContext) -> Any:
         module_name, _, function = self.problem.rpartition(".")
         make_problem = getattr(importlib.import_module(module_name), function)
-        return SiteProblem.from_module(*make_problem(fl_ctx.get_identity_name()))
+        return make_problem(fl_ctx.get_identity_name())
 
 
 class CornSums(FLComponent):  # type: ignore[misc]
@@ -339,18 +316,16 @@ class CornSums(FLComponent):  # type: ignore[misc]
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:  # noqa: ARG002
         sender = fl_ctx.get_peer_context().get_identity_name()
-        answer = self._rounds.answer(_unpack(request), sender)
         reply = make_reply(ReturnCode.OK)
-        reply.update(_pack(answer))
+        reply.update(self._rounds.answer(request, sender))
         return reply
 
 
 class CornModel(ModelPersistor):  # type: ignore[misc]
     """The component of a server that keeps the model of a consortium file after every round.
 
-    The file, and its plan, are in ``local/corn`` of the server, and so is the model afterwards, for
-    ``corn export``, ``predict`` and ``report``. A job that is submitted again after the server was
-    killed goes on from there.
+    File, plan and model are in ``local/corn`` of the server. A job that is submitted again after
+    the server was killed goes on from there.
     """
 
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
@@ -369,9 +344,8 @@ class CornModel(ModelPersistor):  # type: ignore[misc]
 class SiteGuard(FLComponent):  # type: ignore[misc]
     """A component of a site's ``resources.json``: the server may not read files of the site.
 
-    The process of a site runs ``cat FILE`` and similar commands for a server that asks for it. Who
-    may do so is checked at the site only if the server's message says so, and which files only at
-    the server.
+    The process of a site runs ``cat FILE`` and similar commands for a server that asks for it, and
+    checks permissions only if the server's message says so.
     """
 
     def __init__(self) -> None:
@@ -454,41 +428,12 @@ def make_consortium_job(
     return job
 
 
-def make_private(
-    recipe: Any,
-    public_keys: Sequence[str],
-    *,
-    folder: str | None = None,
-    min_agents: int = 2,
-    wait: float = 600.0,
-) -> None:
-    """Add ``CornSums`` to the server of a recipe whose controller averages models.
-
-    With ``folder``, that of each site with ``{site}`` for its name, ``CornFilter`` is added to the
-    sites too, for the task ``train`` only. Sites should have it in their own ``privacy.json``. The
-    other arguments are those of ``CornSums``.
-    """
-    job = recipe._job  # a recipe has no other way to leave a package out of the job
-    # Sites use the CorN that they installed. NVFlare would copy its source, and that of what it
-    # imports, into the job.
-    job.set_app_packages(["corn"])
-    job.to_server(CornSums(public_keys, min_agents, wait), id="corn_sums")
-    if folder is not None:
-        own = CornFilter(folder)
-        recipe.add_client_input_filter(own, tasks=["train"])
-        recipe.add_client_output_filter(own, tasks=["train"])
-
-
 def _find_folder(folder: str, fl_ctx: FLContext) -> Path:
     """Return a party's own folder, by default ``corn`` in its ``local`` folder."""
     if folder:
         return Path(folder.replace("{site}", fl_ctx.get_identity_name()))
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     return Path(workspace.get_site_config_dir()) / "corn"
-
-
-def _open_site(folder: str, fl_ctx: FLContext) -> SiteFolder:
-    return SiteFolder.open(_find_folder(folder, fl_ctx))
 
 
 def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable:
@@ -499,41 +444,20 @@ def _make_reply(kind: str, data: dict[str, Any], round_number: int) -> Shareable
 
 
 def _open_sums(fl_ctx: FLContext, abort_signal: Any) -> ServerSums:
-    return ServerSums(
-        lambda request: _ask(request, fl_ctx),
-        is_aborted=lambda: abort_signal is not None and bool(abort_signal.triggered),
-    )
+    def ask(request: dict[str, Any]) -> Mapping[str, Any] | None:
+        replies = fl_ctx.get_engine().send_aux_request(
+            targets=None,
+            topic=_TOPIC,
+            request=Shareable(request),
+            timeout=_MESSAGE_SECONDS,
+            fl_ctx=fl_ctx,
+        )
+        found = [
+            each for each in (replies or {}).values() if each.get_return_code() == ReturnCode.OK
+        ]
+        return found[0] if found else None
 
-
-def _ask(request: dict[str, Any], fl_ctx: FLContext) -> Mapping[str, Any] | None:
-    message = Shareable()
-    message.update(_pack(request))
-    replies = fl_ctx.get_engine().send_aux_request(
-        targets=None, topic=_TOPIC, request=message, timeout=_MESSAGE_SECONDS, fl_ctx=fl_ctx
-    )
-    for reply in (replies or {}).values():
-        if reply.get_return_code() == ReturnCode.OK:
-            return _unpack(reply)
-    return None
-
-
-def _pack(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose arrays of whole numbers are bytes, which NVFlare sends as they are."""
-    integers = message.get("integers")
-    if integers is None:
-        return dict(message)
-    return {**message, "words": integers.dtype.str, "integers": integers.tobytes()}
-
-
-def _unpack(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in message.items() if not name.startswith("__")}
-    words, data = found.pop("words", None), found.get("integers")
-    if data is not None:
-        # Anybody may have sent it: other types of numbers are refused as no array at all.
-        is_known = words in ("<u2", "<u4", "<u8") and isinstance(data, bytes)
-        is_known = is_known and len(data) % np.dtype(cast("str", words)).itemsize == 0
-        found["integers"] = np.frombuffer(data, words).copy() if is_known else None
-    return found
+    return ServerSums(ask, is_aborted=lambda: bool(abort_signal and abort_signal.triggered))
 
 
 def _read_model(shareable: Shareable) -> DXO:

@@ -309,13 +309,12 @@ def start_one_by_one(folder: Path, agents: Sequence[int]) -> tuple[list[Forked],
 
 
 @pytest.mark.slow
-def test_survivors_that_are_cut_apart_note_their_component(tmp_path: Path) -> None:
+def test_survivors_that_are_cut_apart_go_on_in_their_components(tmp_path: Path) -> None:
     results = run_processes(
         small_plan("path:5", NUM_STEPS), tmp_path, SETTINGS, faults=[Fault(LOST, 20)]
     )
-    parts = {0: "0, 1", 1: "0, 1", 3: "3, 4", 4: "3, 4"}
-    for agent, part in parts.items():
-        assert f"cut apart; linked to each other here: {part}" in "\n".join(results[agent].notes)
+    for agent in (0, 1, 3, 4):
+        assert "for 2 agents from step" in "\n".join(results[agent].notes)
         assert results[agent].num_steps == NUM_STEPS
 
 

@@ -374,8 +374,9 @@ def test_a_cut_connection_to_the_store_is_opened_again() -> None:
     store = StoreHost(("127.0.0.1", 0), make_credentials(0, 2))
     found = join_store(("127.0.0.1", store.port), make_credentials(1, 2), timeout=8)
     found.set("hello/1", b"word")
-    for channel in list(store._channels):
-        channel.close()
+    for served in list(store.listener._served.values()):
+        for channel in list(served):
+            channel.close()
     assert found.get(["hello/1"]) == [b"word"]
     store.close()
     began = time.monotonic()

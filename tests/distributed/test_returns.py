@@ -92,14 +92,14 @@ class Sponsor:
 
         It signs its return at a step, or nothing.
         """
-        before = len(self.returns._waiting)
+        before = len(self.returns._callers.waiting)
         channel = self.connect(1, hello)
         if signs is not None:
             channel.send(
                 NewsKeys(make_credentials(1, N), SESSION).sign(Subject(Kind.CALL, 1, 1, 1), signs)
             )
         deadline = time.monotonic() + 60
-        while len(self.returns._waiting) == before and time.monotonic() < deadline:
+        while len(self.returns._callers.waiting) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         return channel
 
@@ -129,9 +129,9 @@ def test_an_agent_that_is_gone_again_is_not_announced(sponsor: Sponsor) -> None:
 def test_all_others_may_ask_at_the_same_time(sponsor: Sponsor) -> None:
     channels = [sponsor.connect(agent) for agent in (1, 2, 3)]
     deadline = time.monotonic() + 60
-    while len(sponsor.returns._waiting) < 3 and time.monotonic() < deadline:
+    while len(sponsor.returns._callers.waiting) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(sponsor.returns._waiting) == {1, 2, 3}
+    assert set(sponsor.returns._callers.waiting) == {1, 2, 3}
     sponsor.returns.close()
     for channel in channels:
         assert "the run ends" in read(channel)["refusal"]
@@ -183,7 +183,7 @@ def test_an_agent_that_is_not_lost_waits(sponsor: Sponsor) -> None:
     channel = sponsor.ask(HELLO, signs=12)
     sponsor.serve(10)
     assert sponsor.membership.news == {}
-    assert set(sponsor.returns._waiting) == {1}
+    assert set(sponsor.returns._callers.waiting) == {1}
     channel.close()
 
 
@@ -301,8 +301,9 @@ def test_every_tensor_keeps_its_bits_shape_and_type() -> None:
         lambda data: data[:10],
         lambda data: data[:0],
         lambda data: data.replace(b"float32", b"complex"),
-        lambda data: data.replace(b"[3, 2]", b"[-3,2]"),
-        lambda data: data.replace(b"[3, 2]", b"[99,9]"),
+        lambda data: data.replace(b"3,2", b"-32"),
+        lambda data: data.replace(b"3,2", b"9,9"),
+        lambda data: data.replace(b"3,2", b"3,x"),
     ],
 )
 def test_a_damaged_state_is_refused(damage) -> None:  # type: ignore[no-untyped-def]

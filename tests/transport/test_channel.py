@@ -51,13 +51,13 @@ def test_the_handshake_is_noise_kk(monkeypatch: pytest.MonkeyPatch) -> None:
         if is_initiator:
             theirs.set_as_responder()
             theirs.start_handshake()
-            theirs.read_message(ours.write_first())
-            ours.read_second(bytes(theirs.write_message()))
+            theirs.read_message(ours.write())
+            ours.read(bytes(theirs.write_message()))
         else:
             theirs.set_as_initiator()
             theirs.start_handshake()
-            ours.read_first(bytes(theirs.write_message()))
-            theirs.read_message(ours.write_second())
+            ours.read(bytes(theirs.write_message()))
+            theirs.read_message(ours.write())
         assert theirs.handshake_finished
         left, right = socket.socketpair()
         channel = Channel(left, 1, ours.split())

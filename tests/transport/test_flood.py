@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from corn.transport import NO_SESSION, Channel, Listener, Purpose
-from corn.transport.channel import HANDSHAKE_BYTES, Greeting, NoiseHandshake
+from corn.transport.channel import HANDSHAKE_BYTES, Greeting, begin_handshake
 from tests.distributed.threads import make_credentials
 
 LOCALHOST = "127.0.0.1"
@@ -43,13 +43,9 @@ def test_a_flood_of_strangers_does_not_displace_an_agent(
     """Before its proof if they come from another address, and after its proof in any case."""
     listener, arrived = opened
     credentials = make_credentials(1, 2)
-    handshake = NoiseHandshake(
-        credentials.identity,
-        credentials.roster.public_key(0),
-        credentials.prologue(Purpose.LINK, NO_SESSION, 1, 0),
-        is_initiator=True,
-    )
-    first = Greeting(Purpose.LINK, 1, 0).encode() + handshake.write_first()
+    greeting = Greeting(Purpose.LINK, 1, 0)
+    handshake = begin_handshake(credentials, greeting, NO_SESSION, is_initiator=True)
+    first = greeting.encode() + handshake.write()
     with socket.create_connection((LOCALHOST, listener.port), timeout=20) as connection:
         if is_proved:
             connection.sendall(first)
@@ -57,7 +53,7 @@ def test_a_flood_of_strangers_does_not_displace_an_agent(
         strangers = flood(listener, source)
         if not is_proved:
             connection.sendall(first)
-        handshake.read_second(connection.recv(HANDSHAKE_BYTES, socket.MSG_WAITALL))
+        handshake.read(connection.recv(HANDSHAKE_BYTES, socket.MSG_WAITALL))
         Channel(connection, 0, handshake.split()).send(b"")
         channel = arrived.get(timeout=20)
         channel.close()

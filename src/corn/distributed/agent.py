@@ -403,7 +403,7 @@ class AgentRun:
         digest = hashlib.sha256(repr(agreement).encode()).hexdigest()
         # The place where neighbours connect is open before any of them does.
         opener = rendezvous.make_link_opener(max_bytes=self.max_bytes)
-        self.opened.callback(opener.callers.close)
+        self.opened.callback(opener.close)
         # Nobody waits for the link of an agent that did not agree.
         rendezvous.agree("linking", digest)
         links = open_links(
@@ -429,7 +429,7 @@ class AgentRun:
             raise InvalidArgumentError("rejoins needs out, which has the addresses of the others")
         _, addresses = load_addresses(self.folders.private)
         self.admission = admission = request_return(self, addresses)
-        self.opened.callback(admission.opener.callers.close)
+        self.opened.callback(admission.opener.close)
         welcome = admission.welcome
         step = welcome.return_step
         # The nonce below is named by others, who could name that of an old run. The ledger refuses

@@ -1,17 +1,13 @@
 """Exchange of messages: one to and from every neighbour per mixing round, all at the same time.
 
-A message is a header and d parameters. The link seals it, so what arrives is what was sent. But a
-neighbour may send anything: every message is checked here, and one that breaks a rule costs its
+A neighbour may send anything: every message is checked here, and one that breaks a rule costs its
 sender the link to this agent, as if it were lost.
 
 An agent that waits for a slow neighbour is not slow itself. So an agent that has sent nothing for a
-third of the time-out sends a *heartbeat*, and its neighbours keep waiting. Only an agent
-that sends nothing at all is lost, and its silence does not make its neighbours look lost too. In a
-run without trouble there are no heartbeats.
-
-An agent that sends nothing but heartbeats is lost too, after n + 1 time-outs. In a mixing round
-those that wait for its neighbours must not lose patience first. So heartbeats say for whom their
-sender waits, with the signed waits of all agents behind it, and each of them is worth a time-out.
+third of the time-out sends a *heartbeat*, and its neighbours keep waiting. One that sends nothing
+but heartbeats is lost too, after n + 1 time-outs. In a mixing round those that wait for its
+neighbours must not lose patience first. So heartbeats say for whom their sender waits, with the
+signed waits of all agents behind it, and each of them is worth a time-out.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
@@ -74,10 +70,9 @@ class Exchange:
     """Messages to and from all neighbours, in two halves between which an agent can compute.
 
     A neighbour is lost after ``timeout`` seconds without a message. ``dtype`` is the type of the
-    numbers in messages.
-    ``on_send`` is called with every message once all its numbers are known, for audits.
-    ``check_call`` is called with every call for a recovery, and raises ``ProtocolError`` for a
-    false one.
+    numbers in messages: integers of sums, which may be under way in pieces, or floats of models.
+    ``on_send`` gets every message once all its numbers are known, for audits. ``check_call`` raises
+    ``ProtocolError`` for a false call for a recovery.
     """
 
     def __init__(
@@ -104,12 +99,9 @@ class Exchange:
         self._lock = threading.RLock()
         self._last_sent = time.monotonic()
         self._last_check = self._began = self._last_sent
-        # At the start no pause has happened: the count begins where was_suspended is False.
-        self._ended = threading.Event()
         self._exchanges_since_pause = _PROOF_OF_LIFE
-        self._heart = threading.Thread(
-            target=self._send_heartbeats, name="corn heartbeat", daemon=True
-        )
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._send_heartbeats, daemon=True)
         self._heart.start()
 
     @property
@@ -132,15 +124,14 @@ class Exchange:
     @property
     def traffic(self) -> dict[int, Traffic]:
         """Traffic over each link so far, broken ones included."""
-        now = {peer: link.traffic for peer, link in self._links.items()}
-        return {
-            peer: _add(own[peer] for own in (self._closed, now) if peer in own)
-            for peer in self._closed.keys() | now
-        }
+        found = dict(self._closed)
+        for peer, link in self._links.items():
+            found[peer] = found.get(peer, Traffic()).add(link.traffic)
+        return found
 
     def count_bytes(self) -> int:
         """Return how many bytes were sent."""
-        return sum(link.bytes_sent for link in self.traffic.values())
+        return sum(each.bytes_sent for each in self.traffic.values())
 
     def start(self, header: Header, parameters: Tensor) -> None:
         """Begin to send to every neighbour; links receive all the time."""
@@ -152,16 +143,15 @@ class Exchange:
     def finish(self, number: int = 0) -> dict[int, Tensor]:
         """Return the parameters of every neighbour; ``number`` is the round's, over all steps.
 
-        Raises:
-            StepStopped: neighbours were lost, and are none any more, or one calls for a recovery.
+        Raise ``StepStopped`` if neighbours were lost, and are none any more, or one calls for a
+        recovery.
         """
         received: dict[int, Tensor] = {}
         dropouts: dict[int, LinkError] = {}
         is_called = False
         for peer in self.neighbours:
             try:
-                # The silence of all neighbours counts from the same moment, so that several
-                # lost ones cost one time-out together.
+                # The silence of all counts from the same moment: lost ones cost one time-out.
                 self._awaited = peer, number
                 deadline = self._began + self.patience
                 found = self.receive(peer, self._check, since=self._began, deadline=deadline)
@@ -203,29 +193,24 @@ class Exchange:
         peer: int,
         check: Callable[[Header], None],
         *,
-        in_pieces: bool = False,
+        deadline: float,
         since: float | None = None,
-        deadline: float | None = None,
     ) -> Received:
-        """Return the next message of a neighbour.
+        """Return the next message of a neighbour, or raise ``LinkError``.
 
-        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. With
-        ``in_pieces`` sums may be under way in pieces: of them the first is returned, and pieces of
-        one that was given up are skipped. The neighbour's silence counts ``since`` a time of the
-        monotonic clock, by default from now; heartbeats extend the wait until ``deadline``, by
-        default n + 1 time-outs from now.
-
-        Raises:
-            LinkError: the neighbour is lost, or sent something that it may not.
+        Of a sum in pieces, that is the first; pieces of one that was given up are skipped.
+        ``check`` raises ``ProtocolError`` unless a header is one that it may send now. The
+        neighbour's silence counts ``since`` a time of the monotonic clock, by default from now;
+        heartbeats extend the wait until ``deadline``.
         """
         if peer in self._put_back:
             found = self._put_back.pop(peer)
             check(found.header)
             return found
         data = self._read(peer, since, deadline)
-        while in_pieces and is_piece(data):
+        while is_piece(data) and not self.dtype.is_floating_point:
             data = self._read(peer, since, deadline)
-        return self._decode(peer, data, check, in_pieces=in_pieces)
+        return self._decode(peer, data, check)
 
     def receive_piece(
         self, peer: int, number: int, like: Tensor, *, deadline: float
@@ -234,11 +219,9 @@ class Exchange:
         data = self._read(peer, None, deadline)
         if is_piece(data):
             return decode_piece(data, number, like, sender=peer)
-        return self._decode(peer, data, self._check_recovery, in_pieces=False)
+        return self._decode(peer, data, self._check_recovery)
 
-    def _read(self, peer: int, since: float | None, deadline: float | None) -> memoryview:
-        if deadline is None:
-            deadline = time.monotonic() + self.patience
+    def _read(self, peer: int, since: float | None, deadline: float) -> memoryview:
         while True:
             limit = deadline - time.monotonic()
             # What has arrived is read even now, but not for ever.
@@ -257,9 +240,8 @@ class Exchange:
         if self._awaited is None:
             return deadline
         self._gather_waits()
-        return (
-            self._began + self.patience + self.timeout * self.membership.count_waits(*self._awaited)
-        )
+        num_waits = self.membership.count_waits(*self._awaited)
+        return self._began + self.patience + self.timeout * num_waits
 
     def _gather_waits(self) -> None:
         """Read for whom neighbours wait, from their last heartbeats."""
@@ -271,22 +253,19 @@ class Exchange:
                         self.membership.merge_waits(self._parse(peer, link.note)[0].news)
 
     def _parse(self, peer: int, data: memoryview) -> tuple[Header, Tensor]:
-        return decode_message(
-            data, num_agents=self.membership.num_agents, sender=peer, dtype=self.dtype
-        )
+        n = self.membership.num_agents
+        return decode_message(data, num_agents=n, sender=peer, dtype=self.dtype)
 
-    def _decode(
-        self, peer: int, data: memoryview, check: Callable[[Header], None], *, in_pieces: bool
-    ) -> Received:
+    def _decode(self, peer: int, data: memoryview, check: Callable[[Header], None]) -> Received:
         header, values = self._parse(peer, data)
         check(header)
         self.membership.check(header)
+        is_model = values.dtype.is_floating_point
         # A recovery sends whole sums.
-        is_whole = values.nbytes == header.payload_bytes
-        if not is_whole and (header.attempt or not in_pieces):
+        if values.nbytes != header.payload_bytes and (header.attempt or is_model):
             raise ProtocolError(f"agent {peer} sent a part of a message")
         # Integers of exact sums have no meaning on their own: only the total can be checked.
-        if values.dtype.is_floating_point and not is_sane(values):
+        if is_model and not is_sane(values):
             raise ProtocolError(f"agent {peer} sent a model that is not finite, or absurdly large")
         return Received(header, values)
 
@@ -328,8 +307,7 @@ class Exchange:
     def close(self) -> None:
         """Close all links, once the neighbours have read the last messages."""
         self.stop_heartbeats()
-        # All part before any is closed: closing waits for the other end to part, and agents that
-        # parted one by one could wait in a circle.
+        # All part before any is closed: agents that parted one by one could wait in a circle.
         for link in self._links.values():
             link.part()
         deadline = time.monotonic() + _SECONDS_TO_PART
@@ -398,7 +376,3 @@ def _write(start: bytes, values: Tensor) -> bytearray:
     if len(values):
         torch.frombuffer(message, dtype=values.dtype, offset=len(start)).copy_(values)
     return message
-
-
-def _add(counts: Iterable[Traffic]) -> Traffic:
-    return Traffic(*map(sum, zip(*map(astuple, counts), strict=True)))

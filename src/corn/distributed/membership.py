@@ -1,11 +1,7 @@
 """Membership: which links are broken, and which agents are lost, left or came back.
 
 Every message carries all that its sender knows, and each agent keeps the union of what it hears.
-After a loss the survivors flood all links with it, until all know the same
-(``corn.distributed.recovery``).
-
-Agents note broken links, not lost agents. An agent that crashed has lost all its links. One whose
-cable was cut is still reached by others, and goes on over the links that it has left.
+Agents note broken links, not lost agents: one whose cable was cut may still be reached by others.
 
 News is signed by the agent that says it, about its own links or itself, for a step that has begun.
 So an agent that breaks the protocol can cut its own links, and no others. Of each agent and link
@@ -16,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import final
 
 import networkx as nx
@@ -46,16 +43,12 @@ class Membership:
     ) -> None:
         self._graph = graph
         self.agent = agent
-        self.num_agents = len(graph)
+        self.num_agents, self.num_links = len(graph), graph.number_of_edges()
+        self.planned_neighbours = tuple(sorted(graph.neighbors(agent)))
         self._keys = keys
         self._last_step = last_step
         self.news: News = {}
         self._waits: News = {}
-
-    @property
-    def planned_neighbours(self) -> tuple[int, ...]:
-        """The neighbours of this agent by the plan."""
-        return tuple(sorted(self._graph.neighbors(self.agent)))
 
     def note(self, kind: Kind, step: int, peer: int | None = None) -> None:
         """Say something of a step in this agent's name: about its link to a peer, or itself."""
@@ -102,23 +95,23 @@ class Membership:
     def count_waits(self, peer: int, number: int) -> int:
         """Return the length of the chain of agents that wait for each other behind a neighbour.
 
-        This agent waits for its message of a number. The neighbour has sent all before, so it waits
-        for the one before of somebody else. Only the last waits of an agent count: others are over.
+        This agent waits for its message of a number; so the neighbour waits for the one before of
+        somebody else. Only the last waits of an agent count.
         """
-        last: dict[int, int] = {}
+        last: dict[int, tuple[int, set[int]]] = {}
         for subject, said in self._waits.items():
-            last[subject.author] = max(said.step, last.get(subject.author, 0))
-        lengths: dict[int, int] = {}
-        for agent in sorted(last, key=lambda author: last[author]):
-            awaited = (
-                {subject.first, subject.second} - {agent}
-                for subject, said in self._waits.items()
-                if subject.author == agent and said.step == last[agent]
-            )
-            behind = {other for others in awaited for other in others} - {self.agent}
-            rest = (lengths[each] for each in behind if last.get(each) == last[agent] - 1)
-            lengths[agent] = 1 + max(rest, default=0) if behind else 0
-        return lengths[peer] if last.get(peer) == number - 1 else 0
+            if said.step > last.get(subject.author, (-1,))[0]:
+                last[subject.author] = said.step, set()
+            if said.step == last[subject.author][0]:
+                last[subject.author][1].update({subject.first, subject.second} - {subject.author})
+
+        @cache
+        def count(agent: int, number: int) -> int:
+            step, awaited = last.get(agent, (-1, set[int]()))
+            behind = awaited - {self.agent} if step == number else ()
+            return 1 + max(count(each, number - 1) for each in behind) if behind else 0
+
+        return count(peer, number - 1)
 
     def merge(self, news: News) -> None:
         """Add another agent's knowledge, which was checked."""
@@ -132,7 +125,6 @@ class Membership:
     def check(self, header: Header, *, is_first: bool = False) -> None:
         """Raise ``ProtocolError`` unless the news in a header is that of honest agents.
 
-        Whoever passes on news that another agent did not sign breaks the protocol itself.
         ``is_first`` marks the first message to an agent that returns, which knows of nothing.
         """
         who = f"agent {header.sender}"
@@ -169,10 +161,7 @@ class Membership:
         return replace(header, signature=self._keys.sign_model(header.step, header.model))
 
     def check_model(self, header: Header, root: int) -> None:
-        """Raise ``ProtocolError`` unless the root signed the digest of a model in a header.
-
-        The digest must be that of this agent's model, so all agents agree with the root.
-        """
+        """Raise ``ProtocolError`` unless the root signed the digest of a model in a header."""
         if not self._keys.verify_model(root, header.signature, header.step, header.model):
             raise ProtocolError(
                 f"agent {header.sender} passed on a digest of the model that agent {root}, the "
@@ -198,12 +187,11 @@ class Membership:
     @property
     def leavers(self) -> dict[int, int]:
         """The agents that left, each with the step from which they take no part."""
-        breaks = [subject for subject in self.breaks if subject.kind is Kind.LEAVE]
-        return {subject.author: self.news[subject].step for subject in breaks}
+        return {s.author: self.news[s].step for s in self.breaks if s.kind is Kind.LEAVE}
 
     @property
     def present(self) -> tuple[int, ...]:
-        """The agents that this one still reaches, itself included."""
+        """The agents that this one still reaches."""
         return self.reach(self.agent)
 
     def reach(self, agent: int) -> tuple[int, ...]:
@@ -215,10 +203,9 @@ class Membership:
 
     @property
     def lost(self) -> dict[int, int]:
-        """The agents that no agent reaches any more, each with the step of its first loss.
+        """Neighbours of the agents still linked to this one that none of them reaches any more.
 
-        These are neighbours of the agents that are still linked to this one. Whether agents behind
-        them are lost too cannot be known here. Agents that leave together do not lose each other.
+        Each has the step of its first loss. Agents that leave together do not lose each other.
         """
         # Asked in every step, and a graph of a thousand agents takes milliseconds to copy.
         if not self.breaks:
@@ -260,9 +247,7 @@ def _join(first: News, second: News) -> News:
 
 
 def find_breaks(news: News) -> frozenset[Subject]:
-    """Return the links that are broken and the agents that left, by who says it.
-
-    What was said before one of these agents returned does not count any more.
+    """Return the links that are broken and the agents that left, unless these returned later.
 
     >>> cut, back = Subject(Kind.CUT, 0, 1, 0), Subject(Kind.RETURN, 1, 1, 1)
     >>> find_breaks({cut: Saying(5), back: Saying(20)}), len(find_breaks({cut: Saying(20)}))

@@ -43,28 +43,19 @@ class ProtocolError(LinkError):
 
 
 class Kind(IntEnum):
-    """A kind of news. The numbers are part of the protocol."""
+    """A kind of news, by what its author says. The numbers are part of the protocol."""
 
-    CUT = 0
-    """The link between two agents broke; one of the two says so."""
-    LEAVE = 1
-    """The agent that says it takes no more part."""
-    CALL = 2
-    """The agent that says it asks to come back, and all wait for it before a step."""
-    RETURN = 3
-    """The agent that says it has come back, and takes part again from a step on."""
-    BEGUN = 4
-    """In a recovery: so many steps were begun by the agent that says it."""
+    CUT = 0  # its link to another agent broke
+    LEAVE = 1  # it takes no more part
+    CALL = 2  # it asks to come back, and all wait for it before a step
+    RETURN = 3  # it has come back, and takes part again from a step on
+    BEGUN = 4  # in a recovery: it has begun so many steps
+    # Under gossip, in heartbeats only: it waits for the message of this number over a link.
     WAIT = 5
-    """Under gossip: the agent that says it waits for the other end of a link, for the message of
-    this number. It is in heartbeats only."""
 
 
 class Subject(NamedTuple):
-    """A subject of news: its kind, the link that it is about, and the agent that says it.
-
-    Where it is about the agent itself, all three numbers are the agent's.
-    """
+    """A subject of news: its kind, a link, and its author; or the author three times."""
 
     kind: Kind
     first: int
@@ -73,14 +64,13 @@ class Subject(NamedTuple):
 
 
 class Saying(NamedTuple):
-    """The last step of which the author of some news says it, and the author's signature."""
+    """The last step of which the author of some news says it, with a signature."""
 
     step: int
     signature: bytes = bytes(64)
 
 
 News: TypeAlias = Mapping[Subject, Saying]
-"""Knowledge of an agent about others, which travels with every message."""
 
 
 @final
@@ -102,13 +92,13 @@ class NewsKeys:
 
     def sign_model(self, step: int, model: bytes) -> bytes:
         """Return this agent's signature of the digest of its model before a step."""
-        return self._credentials.identity.sign(self._encode_model(step, model))
+        return self._credentials.identity.sign(self._model_text(step, model))
 
     def verify_model(self, agent: int, signature: bytes, step: int, model: bytes) -> bool:
         """Return whether an agent signed the digest of its model before a step."""
-        return self._credentials.roster.verify(agent, signature, self._encode_model(step, model))
+        return self._credentials.roster.verify(agent, signature, self._model_text(step, model))
 
-    def _encode_model(self, step: int, model: bytes) -> bytes:
+    def _model_text(self, step: int, model: bytes) -> bytes:
         return encode_fields("corn model", self._session, step, model)
 
     def _encode(self, subject: Subject, step: int) -> bytes:
@@ -117,25 +107,19 @@ class NewsKeys:
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a message, and what its sender knows of losses.
+    """The description of a message, and what its sender knows of losses."""
 
-    Attributes:
-        plan: the first 8 bytes of the fingerprint of the plan in force.
-        mixing_round: the round of the step or of the recovery, from 0.
-        model: a digest of the sender's model before the step; zeros where models differ anyway.
-        signature: the root's signature of this digest, on the way down at some steps.
-        attempt: the number of a recovery; zero outside of any.
-    """
-
-    plan: bytes
+    plan: bytes  # the first bytes of the fingerprint of the plan in force
     sender: int
     step: int
-    mixing_round: int
+    mixing_round: int  # of the step or of the recovery, from 0
     payload_bytes: int
     news: News = field(default_factory=dict)
+    # A digest of the sender's model before the step, or zeros where models differ anyway; and the
+    # root's signature of it, on the way down at some steps.
     model: bytes = bytes(DIGEST_BYTES)
     signature: bytes = bytes(64)
-    attempt: int = 0
+    attempt: int = 0  # the number of a recovery; zero outside of any
 
     def encode(self) -> bytes:
         """Return the header as bytes, a multiple of 64 of them to align the parameters."""
@@ -190,22 +174,11 @@ def decode_message(
     news: dict[Subject, Saying] = {}
     end = _FIXED.size + _NEWS.size * num_news
     for kind, first, second, author, when, signature in _NEWS.iter_unpack(data[_FIXED.size : end]):
-        # Every field comes from another machine. Order matters too: a link that is named the other
-        # way round would be another one.
+        # Named the other way round, a link would be another one.
         if kind >= len(Kind) or not first <= second < num_agents or author not in (first, second):
             raise ProtocolError(f"agent {sender} sent news that no agent may say")
         news[Subject(Kind(kind), first, second, author)] = Saying(when, signature)
-    header = Header(
-        plan=plan,
-        sender=found,
-        step=step,
-        mixing_round=mixing_round,
-        payload_bytes=size,
-        news=news,
-        model=model,
-        signature=model_signature,
-        attempt=attempt,
-    )
+    header = Header(plan, found, step, mixing_round, size, news, model, model_signature, attempt)
     # frombuffer would raise for either. check_header refuses the wrong size, and names its sender.
     if size == 0 or size % dtype.itemsize:
         return header, torch.empty(0, dtype=dtype)

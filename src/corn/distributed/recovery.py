@@ -1,26 +1,22 @@
 """Recovery from a lost agent: what survivors agree on, and their new plan.
 
-A step at which an agent is lost cannot be completed by all. So survivors stop, and flood all links
-with what they know, in rounds, until all know the same (:class:`Recovery`): the links that broke,
-the agents that left, and the highest step that anybody began. Then all go on at the next step, with
-a new plan for those that are left, which each of them computes (:func:`replan`).
+Survivors stop, and flood all links with what they know, in rounds, until all know the same
+(:class:`Recovery`): the links that broke, the agents that left, and the highest step that anybody
+began. Then all go on at the next step, with a new plan that each computes (:func:`replan`).
 
-With exact sums, a sum that lacks a release is masked, and the step is *void*: nobody applies it.
-But the sum may have been complete, and have reached some agents only. An agent with the sum of a
-step gives it to neighbours that lack it. In the end a step is applied by all survivors or by none.
-No agent is more than one step ahead of another there: a step's sum needs the releases of all. With
-gossip, agents that are far from each other may be several steps apart; those behind leave steps
-out.
+With exact sums a sum that lacks a release is masked, and the step is *void*. But a complete sum may
+have reached some agents only, who give it to neighbours that lack it: a step is applied by all
+survivors or by none. No agent is more than one step ahead of another, as a sum needs the releases
+of all. With gossip, agents may be several steps apart; those behind leave steps out.
 
-Each attempt has a number. An agent that loses another neighbour on the way begins the next attempt,
-and whoever hears of a higher number follows. So does an agent that hears of a broken link or of a
-higher step so late that others may not hear of it any more: honest news is never that late, but a
-neighbour may withhold its own. Messages of earlier attempts, and of steps before, are discarded.
+Each attempt has a number. An agent that loses another neighbour on the way, or hears of a broken
+link or a higher step so late that others may not hear of it any more, begins the next attempt, and
+whoever hears of a higher number follows. Messages of earlier attempts are discarded.
 
 Nobody follows a call without a reason, or a neighbour could call for ever. A reason is news of a
 break that is new here; in a recovery also of a later step; or anything that this agent has itself
-learnt on the way in the last attempt, as its neighbour may have learnt the same too late. Two
-neighbours know by the second round what either knew at the start, so an honest agent has a reason.
+learnt on the way in the last attempt. Two neighbours know by the second round what either knew at
+the start, so an honest agent has a reason.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, final
 
 import networkx as nx
@@ -78,31 +74,24 @@ class ActivePlan:
         weights = zip(self.members, row, strict=True)
         return {member: float(weight) for member, weight in weights if member != agent}
 
-    def describe_noise(self) -> str:
-        """Return how much noise the plan has."""
-        n = self.plan.num_agents
-        q = self.plan.threat.max_colluders
-        if self.plan.network.mixing == "sum":
-            return (
-                f"noise variance of the average {self.plan.central_ratio:.4g} × a trusted "
-                f"server's, by n/(n − q) with n = {n} and q = {q}"
-            )
-        return f"noise energy per agent {self.plan.certificate.value / n:.4g}"
-
 
 def replan(
-    plan: Plan, survivors: tuple[int, ...], *, steps_left: int, cuts: Collection[Edge] = ()
+    plan: Plan,
+    survivors: tuple[int, ...],
+    *,
+    steps_left: int,
+    cuts: Collection[Edge] = (),
+    network: Network | None = None,
 ) -> Plan:
     """Return a plan for the survivors, renumbered 0 … m−1 in their order, for the steps left.
 
-    The noise of the survivors lacks what the lost agents would have cancelled. A design for the
-    surviving graph restores cancellation. It keeps the plan's precision caps for each of the steps
-    left, so the run spends Δ²b_i per step as planned: t steps before and T − t after make agent
-    i's μ². Deterministic: every survivor computes the same plan, to the bit.
+    It keeps the plan's precision caps for each of the steps left, so the run spends Δ²b_i per step
+    as planned: t steps before and T − t after make agent i's μ². Every survivor computes the same
+    plan, to the bit. ``network`` is by default what is left of the plan's without ``cuts``.
     """
     with one_thread():  # BLAS threads would change the order of sums, and so the last bits
         return make_plan(
-            _network_of(plan, survivors, cuts),
+            network or _network_of(plan, survivors, cuts),
             budget_left(plan, survivors, steps_left),
             threat=_threat_for(plan, survivors),
             objective=_objective_for(plan, survivors),
@@ -117,12 +106,9 @@ def budget_left(plan: Plan, survivors: tuple[int, ...], steps_left: int) -> Priv
     if plan.budget.num_agents is None:
         return _promise_left(plan.budget, float(plan.precision_caps[0]), steps_left)
     # Each distinct promise is sought once: under Poisson sampling that takes seconds.
-    found: dict[tuple[PrivacyBudget, float], PrivacyBudget] = {}
-    own = [(plan.budget.of_agent(agent), float(plan.precision_caps[agent])) for agent in survivors]
-    for budget, cap in own:
-        if (budget, cap) not in found:
-            found[budget, cap] = _promise_left(budget, cap, steps_left)
-    left = [found[key] for key in own]
+    find = cache(_promise_left)
+    caps = plan.precision_caps
+    left = [find(plan.budget.of_agent(a), float(caps[a]), steps_left) for a in survivors]
     return replace(
         left[0],
         epsilon=tuple(promise.promise.epsilon for promise in left),
@@ -136,8 +122,8 @@ def _promise_left(budget: PrivacyBudget, cap: float, steps_left: int) -> Privacy
     """Return the budget of agents with one promise for the steps left under their cap."""
     # The precision cap per step is what composes: Δ²b per step, whatever plan a step is under.
     epsilon = find_promise(cap, budget, num_steps=steps_left).promise.epsilon
-    # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding. Then
-    # the steps left would spend more than was planned for them: ε is reduced until they do not.
+    # The cap of a budget comes from a search in floats, and may exceed the plan's by rounding: ε is
+    # reduced until it does not.
     for attempt in range(_MAX_SHRINKS):
         left = replace(
             budget,
@@ -206,32 +192,26 @@ class _Restart(Exception):  # noqa: N818 - a signal, not an error
 
 @final
 class Recovery:
-    """One agent's part in all recoveries of a run.
+    """One agent's part in all recoveries of a run; ``attempt`` is the number of the last attempt.
 
     ``note_dropout`` is called for each neighbour that is lost, before others hear of it.
-    ``attempt`` is the number of the last attempt.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        network: Network,
-        note_dropout: Callable[[int, LinkError], None],
-    ) -> None:
+    def __init__(self, exchange: Exchange, note_dropout: Callable[[int, LinkError], None]) -> None:
         self._exchange = exchange
         self._membership = exchange.membership
         self._note_dropout = note_dropout
-        n = network.num_agents
-        self._num_agents = n
+        self._num_agents = n = exchange.membership.num_agents
         # Each reason for another attempt is new to somebody, so there are not that many.
-        self._max_attempts = 4 * (n + network.graph.number_of_edges())
-        # A chain of all agents, one round before, in which losses may be noticed, and one to tell
-        # neighbours the own step.
+        self._max_attempts = 4 * (n + exchange.membership.num_links)
+        # A chain of all agents, one round in which losses may be noticed, and one to tell the step.
         self._num_rounds = n + 2
         self._is_running = False
         self._payload_bytes = 0
-        self._has_learnt_breaks = False
-        self._has_learnt_steps = False
+        # The sum of the step under way, once a neighbour has given it.
+        self._total: Tensor | None = None
+        # What this agent has learnt on the way in the last attempt.
+        self._has_learnt_breaks = self._has_learnt_steps = False
         self.attempt = 0
 
     def run(
@@ -248,18 +228,15 @@ class Recovery:
         This agent is in ``step``, or about to begin it. ``make_header`` returns a header with all
         news so far, ``before`` is the sum of the step before, unless that was void, and
         ``payload_bytes`` the size of the sum of this step.
-
-        Raises:
-            ProtocolError: attempts never end.
         """
         self.attempt += 1
         self._is_running = True
         self._payload_bytes = payload_bytes
         self._membership.note(Kind.BEGUN, step + has_released)
-        total: list[Tensor] = []
+        self._total = None
         for _ in range(self._max_attempts):
             try:
-                self._flood(step, before, total, make_header)
+                self._flood(step, before, make_header)
                 break
             except _Restart as restart:
                 self.attempt = restart.attempt
@@ -269,7 +246,7 @@ class Recovery:
         self._membership.forget_before(next_step)
         self._is_running = False
         self._has_learnt_steps = False
-        return next_step, total[0] if total else None
+        return next_step, self._total
 
     def check_call(self, header: Header) -> None:
         """Raise ``ProtocolError`` unless a call for a recovery is the next one, with a reason."""
@@ -283,18 +260,12 @@ class Recovery:
         if not (is_later or has_learnt or own.learns_from(header.news)):
             raise ProtocolError(f"{who} called for recovery {header.attempt} without a reason")
 
-    def _flood(
-        self,
-        step: int,
-        before: Tensor | None,
-        total: list[Tensor],
-        make_header: Callable[[], Header],
-    ) -> None:
-        """Run all rounds of an attempt. Keep the sum of the own step in ``total``."""
+    def _flood(self, step: int, before: Tensor | None, make_header: Callable[[], Header]) -> None:
+        """Run all rounds of an attempt."""
         own = self._membership
         # With the sum of its step, this agent is where those are that had it before.
-        step += len(total)
-        held, step_held = (total[0] if total else before), step - 1
+        step += self._total is not None
+        held, step_held = (before if self._total is None else self._total), step - 1
         steps: dict[int, int] = {}
         self._has_learnt_breaks = self._has_learnt_steps = False
         for number in range(self._num_rounds):
@@ -305,29 +276,28 @@ class Recovery:
                 # Once is enough.
                 steps = {peer: theirs for peer, theirs in steps.items() if peer not in lacking}
             for peer, found in self._receive_all(number, step).items():
-                breaks = own.breaks
-                begun = count_begun(own.news)
+                breaks, begun = own.breaks, count_begun(own.news)
                 own.merge(found.header.news)
                 if number == 0:
                     steps[peer] = found.header.step
                     continue
-                if found.header.payload_bytes and not total:
+                if found.header.payload_bytes and self._total is None:
                     held, step_held = found.parameters.clone(), step
-                    total.append(held)
-                self._has_learnt_breaks |= own.breaks != breaks
-                self._has_learnt_steps |= count_begun(own.news) != begun
-                is_new = own.breaks != breaks or count_begun(own.news) != begun
+                    self._total = held
+                has_new = own.breaks != breaks, count_begun(own.news) != begun
+                self._has_learnt_breaks |= has_new[0]
+                self._has_learnt_steps |= has_new[1]
                 # What an honest agent knew in the second round has reached all by round n − 1.
-                if is_new and number >= self._num_agents:
+                if any(has_new) and number >= self._num_agents:
                     raise _Restart(self.attempt + 1)
 
     def _send(self, header: Header, total: Tensor | None, lacking: list[int]) -> None:
-        neighbours = self._exchange.neighbours
-        given = [peer for peer in lacking if peer in neighbours] if total is not None else []
-        others = [peer for peer in neighbours if peer not in given]
-        self._exchange.send(others, replace(header, payload_bytes=0), torch.empty(0))
-        if total is not None:
-            self._exchange.send(given, replace(header, payload_bytes=total.nbytes), total)
+        neighbours = {*self._exchange.neighbours}
+        given = neighbours & {*lacking} if total is not None else set[int]()
+        nothing = torch.empty(0)
+        for peers, values in ((neighbours - given, nothing), (given, total)):
+            if values is not None:
+                self._exchange.send(peers, replace(header, payload_bytes=values.nbytes), values)
 
     def _receive_all(self, number: int, step: int) -> dict[int, Received]:
         """Return the message of this round of each neighbour that is left."""
@@ -359,9 +329,7 @@ class Recovery:
         # and must not lose patience first.
         deadline = began + self._exchange.patience + number * self._exchange.timeout
         while True:
-            found = self._exchange.receive(
-                peer, check, in_pieces=True, since=began, deadline=deadline
-            )
+            found = self._exchange.receive(peer, check, since=began, deadline=deadline)
             if found.header.attempt > self.attempt:
                 self._membership.merge(found.header.news)
                 self._exchange.put_back(peer, found)

@@ -1,13 +1,12 @@
 """Return of an agent to a run with exact sums, which lost it.
 
-The agent asks one neighbour, its sponsor, for the terms of the run, and compares its own. It signs
-the step of its return, of which the sponsor tells all others, and connects to its neighbours. All
-wait for it before that step. It receives the sponsor's model and state, and takes part in the
+The agent asks one neighbour, its sponsor, for the terms of the run. It signs the step of its
+return, of which the sponsor tells all others, and connects to its neighbours. All wait for it
+before that step. It receives the sponsor's model and state, which are public, and takes part in the
 recovery that lets it in, and in the plan that follows. A neighbour that only connects outward calls
 the lost agent at intervals, and connects to it at the step of its return.
 
-No noise is released twice: the agent returns after every step that its ledger has ever reserved,
-and spends no more than if it had never left. The sponsor's model is public, as every message is.
+No noise is released twice: the agent returns after every step that its ledger has ever reserved.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import json
 import math
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -44,12 +43,11 @@ from corn.errors import (
     make_printable,
 )
 from corn.files import writing_whole
-from corn.noise.stream import check_nonce
+from corn.noise.stream import check_nonce, decode_fields, encode_fields
 from corn.parsing import build, build_fields, parse_hex, parse_json, read_json
 from corn.transport import (
     NO_SESSION,
     Address,
-    Callers,
     Channel,
     ChannelClosedError,
     Link,
@@ -57,8 +55,7 @@ from corn.transport import (
     LinkOpener,
     Purpose,
     TamperedError,
-    UnreachableError,
-    dial,
+    open_links,
 )
 
 if TYPE_CHECKING:
@@ -73,8 +70,10 @@ _SECONDS_TO_CONNECT = 5.0
 _STEPS_OF_NOTICE = 2
 # Between two calls of a neighbour that only connects outward.
 _SECONDS_BETWEEN_CALLS = 2.0
+_ENDED = "the run ends before it could take part again"
 _MISBEHAVED = "it broke the protocol in this run"
 _ADDRESSES = "addresses.json"
+_STATE = "corn state"
 _LAST_TOTAL = "sum of the step before"
 # No optimizer of torch keeps as many tensors of the size of the model, of eight bytes each.
 _MAX_COPIES = 8
@@ -112,6 +111,10 @@ class Welcome:
             check_nonce(parse_hex(self.nonce, "nonce"))
             parse_hex(self.session, "session")
 
+    def encode(self) -> bytes:
+        """Return the answer as a message."""
+        return json.dumps(asdict(self)).encode()
+
 
 @dataclass(frozen=True, eq=False)
 class Admission:
@@ -131,45 +134,41 @@ class Admission:
 
 
 def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission:
-    """Return to a run with the help of the first neighbour that answers.
+    """Return to a run with the help of the first neighbour that lets this agent in.
 
-    Raises:
-        RejoinError: no neighbour lets this agent in; the message has the reasons.
+    Raise ``RejoinError`` with the reasons of all if none does.
     """
     rendezvous = run.rendezvous
-    credentials = rendezvous.credentials
-    accepts = credentials.roster.accepts
-    check = rendezvous.check_interruption
-    sponsors = [peer for peer in run.neighbours if peer in addresses or not accepts[peer]]
-    callers = Callers(rendezvous.listener, Purpose.REJOIN, NO_SESSION)
+    own, check = rendezvous.credentials, rendezvous.check_interruption
+    accepts = own.roster.accepts
+    sponsors = sorted(peer for peer in run.neighbours if peer in addresses or not accepts[peer])
+    opener = LinkOpener(
+        rendezvous.listener,
+        own,
+        session=NO_SESSION,
+        addresses=addresses,
+        purpose=Purpose.REJOIN,
+    )
     reasons: dict[int, CornError] = {}
-
-    def open_channel(sponsor: int, seconds: float) -> Channel:
-        if not accepts[sponsor]:
-            return callers.wait(sponsor, timeout=seconds, check=check)
-        purpose, where = Purpose.REJOIN, addresses[sponsor]
-        return dial(
-            where, credentials, sponsor, purpose, session=NO_SESSION, timeout=seconds, check=check
-        )
-
-    with closing(callers):
+    with closing(opener):
         # A neighbour may be lost too, or wait for its own return: the others are asked before this
         # agent waits for it.
         for patience in (min(_SECONDS_TO_ANSWER, rendezvous.timeout), rendezvous.timeout):
-            for sponsor in sorted(sponsors):
+            for sponsor in sponsors:
                 # A neighbour that refused does so again; one that was not there may come up.
-                if not isinstance(reasons.get(sponsor), UnreachableError | LinkError | None):
+                if not isinstance(reasons.get(sponsor), LinkError | None):
                     continue
                 try:
-                    with closing(open_channel(sponsor, patience)) as channel:
+                    connects = accepts[sponsor]
+                    channel = opener.open_channel(
+                        sponsor, timeout=patience, check=check, connects=connects
+                    )
+                    with closing(channel):
                         return _negotiate(run, channel, addresses)
-                except (
-                    *(UnreachableError, LinkError, ChannelClosedError, TamperedError),
-                    *(ProtocolError, RejoinError),
-                ) as error:
-                    reasons[sponsor] = error
                 except InvalidArgumentError as error:
                     reasons[sponsor] = RejoinError(f"sent an answer that cannot be read: {error}")
+                except (LinkError, ChannelClosedError, TamperedError, RejoinError) as error:
+                    reasons[sponsor] = error
     found = [f"agent {sponsor}: {error}" for sponsor, error in sorted(reasons.items())]
     why = "; ".join(found) or "its folder (--out) has no addresses: it took part in no run there"
     raise RejoinError(f"cannot return to the run: {why}")
@@ -177,10 +176,8 @@ def request_return(run: AgentRun, addresses: Mapping[int, Address]) -> Admission
 
 def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]) -> Admission:
     """Return to a run with the help of the neighbour at the other end of a channel."""
-    rendezvous = run.rendezvous
-    hello = run.hello
-    start = run.start
-    agent = rendezvous.agent
+    rendezvous, hello, start = run.rendezvous, run.hello, run.start
+    own = rendezvous.credentials
     channel.send(json.dumps(asdict(hello)).encode())
     # An answer comes between two steps. Without one for n time-outs the sponsor hangs.
     channel.set_timeout(rendezvous.timeout * (rendezvous.num_agents + 1))
@@ -196,37 +193,22 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         )
     session = bytes.fromhex(welcome.session)
     opener = LinkOpener(
-        rendezvous.listener,
-        rendezvous.credentials,
-        session=session,
-        addresses=addresses,
-        max_bytes=run.max_bytes,
+        rendezvous.listener, own, session=session, addresses=addresses, max_bytes=run.max_bytes
     )
-    accepts = rendezvous.credentials.roster.accepts
     links: dict[int, Link] = {}
-
-    def connect(peer: int) -> None:
-        # Briefly, as the run goes on: the links must be there before the step that was named.
-        seconds = min(rendezvous.timeout, _SECONDS_TO_CONNECT)
-        with suppress(LinkError):
-            links[peer] = (
-                opener.connect(peer, addresses[peer], timeout=seconds)
-                if accepts[peer]
-                else opener.wait(peer, timeout=seconds)
-            )
-
-    def connect_all(peers: Iterable[int]) -> None:
-        with ThreadPoolExecutor(max(len(run.neighbours), 1)) as pool:
-            list(pool.map(connect, peers))
-
+    # Agents that are lost would cost a time-out.
+    present = run.neighbours & set(welcome.present)
+    accepting = {peer for peer in present if own.roster.accepts[peer]}
+    # Briefly, as the run goes on: the links must be there before the step that was named.
+    connect = partial(
+        open_links, opener, timeout=min(rendezvous.timeout, _SECONDS_TO_CONNECT), needs_all=False
+    )
     with ExitStack() as stack:
-        stack.callback(opener.callers.close)
-        stack.callback(_close_all, links)
-        keys = NewsKeys(rendezvous.credentials, session)
-        channel.send(keys.sign(Subject(Kind.CALL, agent, agent, agent), welcome.return_step))
-        # Agents that are lost would cost a time-out.
-        present = run.neighbours & set(welcome.present)
-        connect_all(peer for peer in present & addresses.keys() if accepts[peer])
+        stack.callback(opener.close)
+        stack.callback(lambda: list(map(Link.close, links.values())))
+        subject = Subject(Kind.CALL, own.agent, own.agent, own.agent)
+        channel.send(NewsKeys(own, session).sign(subject, welcome.return_step))
+        links.update(connect(accepting, connects=True))
         message = memoryview(b"")
         # The number of a step shows that the run goes on. Only the model is as long as a header.
         while len(message) <= 32:
@@ -244,7 +226,7 @@ def _negotiate(run: AgentRun, channel: Channel, addresses: Mapping[int, Address]
         limit = _MAX_INDEX_BYTES + _MAX_COPIES * 8 * len(start)
         state = decode_state(channel.receive(max_bytes=limit))
         # The others connect at the step of the return, which the sponsor has reached.
-        connect_all(peer for peer in present if not accepts[peer])
+        links.update(connect(present - accepting, connects=False))
         stack.pop_all()
     last_total = state.pop(_LAST_TOTAL, None)
     return Admission(welcome, links, opener, header, parameters, state, last_total)
@@ -271,34 +253,6 @@ def load_addresses(folder: Path) -> tuple[Address | None, dict[int, Address]]:
         raise FileFormatError(f"{path}: not addresses of a run: {error}") from error
 
 
-@dataclass(eq=False)
-class _Applicant:
-    """An agent that waits to return, at its sponsor; its step once it was called."""
-
-    channel: Channel
-    hello: Hello
-    step: int = -1
-
-    def send(self, message: bytes) -> None:
-        # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
-        with suppress(ChannelClosedError):
-            self.channel.set_timeout(_SECONDS_TO_ANSWER)
-            self.channel.send(message)
-
-    def answer(self, welcome: Welcome) -> None:
-        self.send(json.dumps(asdict(welcome)).encode())
-        if welcome.refusal:
-            self.channel.close()
-
-    def read_signature(self) -> bytes:
-        """Return the agent's signature of its call; nothing if it sends none in time."""
-        # It answers at once. A sponsor waits for nobody else, and for each agent once.
-        with suppress(ChannelClosedError, TamperedError):
-            self.channel.set_timeout(_SECONDS_TO_ANSWER)
-            return bytes(self.channel.receive(max_bytes=64))
-        return b""
-
-
 @final
 class Returns:
     """The agents that ask this one to let them in again.
@@ -310,65 +264,35 @@ class Returns:
     def __init__(self, run: AgentRun, opener: LinkOpener) -> None:
         self._run = run
         self._opener = opener
-        # One place for each agent, so that none takes those of others.
-        self._waiting: dict[int, _Applicant] = {}
-        self._lock = threading.Lock()
-        self._called: dict[int, _Applicant] = {}
+        rendezvous = run.rendezvous
+        self._callers = LinkOpener(
+            rendezvous.listener,
+            rendezvous.credentials,
+            session=NO_SESSION,
+            addresses=rendezvous.meeting.addresses,
+            purpose=Purpose.REJOIN,
+        )
+        # The agents that were called, each with its step.
+        self._called: dict[int, tuple[int, Channel]] = {}
         # Why agents are not let in again.
         self._refused: dict[int, str] = {}
         self._absent: set[int] = set()
         self._closed = threading.Event()
-        self._can_accept = run.rendezvous.credentials.roster.accepts[run.rendezvous.agent]
-        # Replaced as a whole, so that the thread reads it without the lock.
+        self._can_accept = rendezvous.credentials.roster.accepts[rendezvous.agent]
+        # Replaced as a whole, so that the thread reads it without a lock.
         self._lost_neighbours: frozenset[int] = frozenset()
         self._caller: threading.Thread | None = None
-        run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, self._accept)
-
-    def _accept(self, channel: Channel) -> None:
-        try:
-            channel.set_timeout(5.0)
-            data = bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES))
-            hello = build(Hello, parse_json(data), "the request")
-            channel.set_timeout(None)
-        except (ChannelClosedError, TamperedError, InvalidArgumentError):
-            channel.close()
-            return
-        with self._lock:
-            before = self._waiting.pop(channel.peer, None)
-            self._waiting[channel.peer] = _Applicant(channel, hello)
-        if before is not None:
-            before.channel.close()
-        # Nobody else would answer it any more.
-        if self._closed.is_set():
-            self.close()
 
     def _call(self) -> None:
         """Call lost neighbours at intervals, in case they have started again and want to return."""
-        rendezvous = self._run.rendezvous
         while not self._closed.wait(_SECONDS_BETWEEN_CALLS):
-            excluded = self._refused.keys() | self._waiting.keys() | self._called.keys()
+            excluded = self._refused.keys() | self._called.keys() | self._callers.waiting
             for agent in sorted(self._lost_neighbours - excluded):
-                with suppress(UnreachableError):
-                    channel = dial(
-                        rendezvous.meeting.addresses[agent],
-                        rendezvous.credentials,
-                        agent,
-                        Purpose.REJOIN,
-                        session=NO_SESSION,
-                        timeout=_SECONDS_TO_ANSWER,
+                with suppress(LinkError):
+                    channel = self._callers.open_channel(
+                        agent, timeout=_SECONDS_TO_ANSWER, connects=True
                     )
-                    self._accept(channel)
-
-    def _take_waiting(self) -> dict[int, _Applicant]:
-        """Return the agents that asked since the last call, and still wait for an answer."""
-        with self._lock:
-            asked = self._waiting
-            self._waiting = {}
-        # Nobody is announced who will not come: all its neighbours would wait for it.
-        gone = [agent for agent, applicant in asked.items() if applicant.channel.is_over]
-        for agent in gone:
-            asked.pop(agent).channel.close()
-        return asked
+                    self._callers.put_back(channel)
 
     def serve(self, step: int, membership: Membership) -> None:
         """Answer all requests before a step."""
@@ -378,47 +302,61 @@ class Returns:
             if self._lost_neighbours and self._caller is None:
                 self._caller = threading.Thread(target=self._call, daemon=True)
                 self._caller.start()
-        for agent, applicant in self._take_waiting().items():
+        for channel in self._callers.take_all():
+            has_asked = channel.poll()
+            # Nobody is announced who will not come: all its neighbours would wait for it.
+            if has_asked is None:
+                channel.close()
             # It may ask before its loss has been noticed: its old link ends first. And one agent
             # returns at a time.
-            if agent not in membership.lost or max(membership.calls.values(), default=0) >= step:
-                with self._lock:
-                    # It may have asked again meanwhile.
-                    if self._waiting.setdefault(agent, applicant) is not applicant:
-                        applicant.channel.close()
-                continue
-            return_step = max(step + _STEPS_OF_NOTICE, applicant.hello.first_free_step)
-            refusal = self._refuse(agent, applicant.hello, return_step)
-            meeting = self._run.rendezvous.meeting
-            welcome = Welcome(
-                session=meeting.session.hex(),
-                nonce=self._run.agreement.nonce.hex(),
-                return_step=return_step,
-                last_step=self._run.last_step,
-                present=membership.present,
-            )
-            applicant.answer(Welcome(refusal=refusal) if refusal else welcome)
-            if refusal:
-                continue
-            # Nobody announces the return of an agent but itself.
-            if membership.note_call(agent, return_step, applicant.read_signature()):
-                applicant.step = return_step
-                self._called[agent] = applicant
+            elif (
+                has_asked
+                and channel.peer in membership.lost
+                and max(membership.calls.values(), default=0) < step
+            ):
+                self._answer(channel, step, membership)
             else:
-                # Each time would cost this agent a wait.
-                self._refused[agent] = "it asked before, and did not confirm its return"
-                applicant.channel.close()
-        for applicant in self._called.values():
+                self._callers.put_back(channel)
+        for _, channel in self._called.values():
             # It shows that the run goes on.
-            applicant.send(json.dumps(step).encode())
+            _send(channel, json.dumps(step).encode())
 
-    def _refuse(self, agent: int, hello: Hello, return_step: int) -> str:
+    def _answer(self, channel: Channel, step: int, membership: Membership) -> None:
+        agent, run = channel.peer, self._run
+        try:
+            data = _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+            hello: Hello = build(Hello, parse_json(data), "the request")
+        except InvalidArgumentError:
+            # Each time would cost this agent a wait.
+            self._refused[agent] = "its request could not be read"
+            channel.close()
+            return
+        return_step = max(step + _STEPS_OF_NOTICE, hello.first_free_step)
+        if refusal := self._find_refusal(agent, hello, return_step):
+            _refuse(channel, refusal)
+            return
+        welcome = Welcome(
+            session=run.rendezvous.meeting.session.hex(),
+            nonce=run.agreement.nonce.hex(),
+            return_step=return_step,
+            last_step=run.last_step,
+            present=membership.present,
+        )
+        _send(channel, welcome.encode())
+        # Nobody announces the return of an agent but itself.
+        if membership.note_call(agent, return_step, _receive(channel, max_bytes=64)):
+            self._called[agent] = return_step, channel
+        else:
+            self._refused[agent] = "it asked before, and did not confirm its return"
+            channel.close()
+
+    def _find_refusal(self, agent: int, hello: Hello, return_step: int) -> str:
         """Return why an agent is not let in; empty if it is."""
         left = self._run.last_step - return_step
         if agent in self._refused:
             return self._refused[agent]
         if left <= 0:
-            return "the run ends before it could take part again"
+            return _ENDED
         # As at the start of a run, all ledgers must allow all steps: new plans for survivors are
         # made for the steps that are left, and all agents must count the same.
         if hello.remaining < left:
@@ -434,18 +372,12 @@ class Returns:
     def connect(self, agent: int) -> Link:
         """Return the link to an agent whose step has come; raise ``LinkError`` without one."""
         if self._refused.get(agent) == _MISBEHAVED:
-            self._opener.callers.reject(agent)
+            self._opener.reject(agent)
             raise LinkError(f"agent {agent} is not linked again: {_MISBEHAVED}")
         # One that announces its return and does not come costs a time-out once.
         timeout = 0.0 if agent in self._absent else self._run.settings.timeout
         self._absent.add(agent)
-        addresses = self._run.rendezvous.meeting.addresses
-        if self._can_accept:
-            link = self._opener.wait(agent, timeout=timeout)
-        elif agent in addresses:
-            link = self._opener.connect(agent, addresses[agent], timeout=timeout)
-        else:
-            raise LinkError(f"agent {agent} published no address at which it accepts")
+        link = self._opener.open(agent, timeout=timeout, connects=not self._can_accept)
         self._absent.discard(agent)
         return link
 
@@ -464,31 +396,61 @@ class Returns:
         """Send all that this agent has to the one whose step has come, and takes part from now."""
         if last_total is not None:
             state = {**state, _LAST_TOTAL: last_total}
-        for applicant in self._called.values():
-            if applicant.step == step:
-                applicant.send(header.encode() + parameters.numpy().tobytes())
-                applicant.send(encode_state(state))
+        for return_step, channel in self._called.values():
+            if return_step == step:
+                _send(channel, header.encode() + parameters.numpy().tobytes())
+                _send(channel, encode_state(state))
         # The system still delivers what was sent, as nothing is left to be read here.
         self.cancel(step)
 
     def reject(self, agents: Iterable[int]) -> None:
         """Close the connections of agents that cannot return now."""
         for agent in agents:
-            self._opener.callers.reject(agent)
+            self._opener.reject(agent)
 
     def cancel(self, step: float = math.inf) -> None:
         """Let agents ask again that were to return by a step, and have not."""
-        for agent, applicant in list(self._called.items()):
-            if applicant.step <= step:
-                self._called.pop(agent).channel.close()
+        for agent, (return_step, channel) in list(self._called.items()):
+            if return_step <= step:
+                del self._called[agent]
+                channel.close()
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._closed.set()
-        for applicant in self._take_waiting().values():
-            applicant.answer(Welcome(refusal="the run ends before it could take part again"))
+        # Whoever asks from now on is answered too.
+        self._run.rendezvous.listener.handle(Purpose.REJOIN, NO_SESSION, _turn_away)
+        for channel in self._callers.take_all():
+            _turn_away(channel)
+        self._callers.close()
         # A stop may come before the step of a return that was promised.
         self.cancel()
+
+
+def _send(channel: Channel, message: bytes) -> None:
+    # A sponsor never waits for an applicant: one that is gone again is noticed by its links.
+    with suppress(ChannelClosedError):
+        channel.set_timeout(_SECONDS_TO_ANSWER)
+        channel.send(message)
+
+
+def _refuse(channel: Channel, reason: str) -> None:
+    _send(channel, Welcome(refusal=reason).encode())
+    channel.close()
+
+
+def _turn_away(channel: Channel) -> None:
+    # A connection that is closed with unread bytes may lose the answer.
+    _receive(channel, max_bytes=_MAX_REQUEST_BYTES)
+    _refuse(channel, _ENDED)
+
+
+def _receive(channel: Channel, *, max_bytes: int) -> bytes:
+    """Return what an applicant has sent, or nothing: it answers at once."""
+    with suppress(ChannelClosedError, TamperedError):
+        channel.set_timeout(_SECONDS_TO_ANSWER)
+        return bytes(channel.receive(max_bytes=max_bytes))
+    return b""
 
 
 def encode_state(state: Mapping[str, Tensor]) -> bytes:
@@ -500,42 +462,29 @@ def encode_state(state: Mapping[str, Tensor]) -> bytes:
     >>> found["memory"].tolist()
     [0.0, 1.0, 2.0]
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    index = [
-        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in tensors.items()
-    ]
-    head = json.dumps(index).encode()
-    parts = (each.reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors.values())
-    return b"".join([len(head).to_bytes(4, "big"), head, *parts])
+    fields: list[bytes | str] = [_STATE]
+    for name, tensor in state.items():
+        values = tensor.detach().cpu().contiguous()
+        kind = str(values.dtype).removeprefix("torch.")
+        shape = ",".join(map(str, values.shape))
+        fields += [name, kind, shape, values.reshape(-1).view(torch.uint8).numpy().tobytes()]
+    return encode_fields(*fields)
 
 
 def decode_state(data: memoryview) -> dict[str, Tensor]:
     """Return the state that a neighbour sent; raise ``ProtocolError`` for anything else."""
-    size = int.from_bytes(data[:4], "big")
-    rest = data[4 + size :]
+    fields = decode_fields(bytes(data)) or []
+    if fields[:1] != [_STATE.encode()] or len(fields) % 4 != 1:
+        raise ProtocolError("sent a state that cannot be read")
     state = dict[str, Tensor]()
-    try:
-        kinds = tuple[tuple[str, str, tuple[int, ...]], ...]
-        index = build(kinds, parse_json(bytes(data[4 : 4 + size])), "the state")
-    except InvalidArgumentError as error:
-        raise ProtocolError(f"sent a state that cannot be read: {error}") from error
-    for name, kind, shape in index:
-        dtype = _DTYPES.get(kind)
-        if dtype is None or min(shape, default=0) < 0:
-            raise ProtocolError("sent a state of unknown tensors")
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > len(rest):
-            raise ProtocolError("sent a state that was cut short")
-        values = bytearray(rest[:num_bytes])
-        rest = rest[num_bytes:]
-        empty = torch.empty(shape, dtype=dtype)
-        state[name] = torch.frombuffer(values, dtype=dtype).view(shape) if values else empty
-    if len(rest):
-        raise ProtocolError("sent a state that is longer than it says")
+    for name, kind, shape, values in zip(*[iter(fields[1:])] * 4, strict=True):
+        try:
+            dtype = _DTYPES[kind.decode()]
+            sizes = [int(size) for size in shape.decode().split(",") if size]
+            if len(values) != math.prod(sizes) * dtype.itemsize or min(sizes, default=0) < 0:
+                raise ProtocolError("sent a tensor of another shape than it says")
+            flat = torch.frombuffer(bytearray(values), dtype=dtype) if values else torch.empty(0)
+            state[name.decode()] = flat.to(dtype).view(sizes)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ProtocolError("sent a state of unknown tensors") from error
     return state
-
-
-def _close_all(links: Mapping[int, Link]) -> None:
-    for link in links.values():
-        link.close()

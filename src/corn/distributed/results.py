@@ -126,11 +126,7 @@ class AgentResult:
             "lost": {str(agent): step for agent, step in self.lost.items()},
             "cut_links": {str(agent): step for agent, step in self.cut_links.items()},
             "notes": list(self.notes),
-            # Heartbeats show how long an agent computed, and so how much data it has.
-            "traffic": {
-                str(peer): {name: n for name, n in asdict(own).items() if name != "heartbeats"}
-                for peer, own in self.traffic.items()
-            },
+            "traffic": {str(peer): asdict(own) for peer, own in self.traffic.items()},
         }
 
 

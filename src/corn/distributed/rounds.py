@@ -48,17 +48,10 @@ class LostError(PublicError):
 
 @final
 class TrainingRounds:
-    """All steps of one agent, from the first of a run to the last.
-
-    Attributes:
-        step: the number of steps that are done.
-        parameters: the model, of shape (d,).
-    """
+    """All steps of one agent: ``step`` are done, and have led to the model ``parameters``, (d,)."""
 
     def __init__(self, run: AgentRun, journal: Journal, parameters: Tensor) -> None:
-        plan = run.plan
-        exchange = run.exchange
-        admission = run.admission
+        plan, exchange, admission = run.plan, run.exchange, run.admission
         self._run = run
         self._plan = plan
         self._settings = run.settings
@@ -70,7 +63,7 @@ class TrainingRounds:
         self._num_steps = run.settings.steps_of(plan)
         self._last_step = run.last_step
         self._observed_steps = run.settings.evaluation_steps(plan)
-        self._recovery = Recovery(exchange, plan.network, self._note_dropout)
+        self._recovery = Recovery(exchange, self._note_dropout)
         exchange.check_call = self._recovery.check_call
         # Members keep their first numbers in headers and links, whatever a new plan calls them.
         self._active = run.activate(plan, tuple(range(plan.num_agents)))
@@ -80,9 +73,7 @@ class TrainingRounds:
         self._stop = NO_STOP
         # Whether all survivors have agreed on the end of the run.
         self._is_settled = False
-        self._num_void = 0
         self._void_since_loss = 0
-        self._noted_cuts: frozenset[int] = frozenset()
         self._noted_leavers: frozenset[int] = frozenset()
         # The sum of the step before, which other agents may lack.
         self._last_total: Tensor | None = None
@@ -110,25 +101,17 @@ class TrainingRounds:
         Each step yields the stepper once it has begun: the caller has it compute the gradient.
         """
         self._interruption = interruption
-        try:
-            while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
-                if self._is_asked_to_leave():
-                    self._leave(StopReason.INTERRUPTED)
-                elif self._tree is None:
-                    yield from self._take_gossip_step()
-                else:
-                    yield from self._take_sum_step(self._tree)
-            if self._tree is not None and not self._is_settled:
-                self._close_sum(self._tree)
-            if self.step == self._last_step and not self._is_settled:
-                self._cool_down()
-        finally:
-            if (broken := self._stepper.num_broken) > 1:
-                self._journal.note_privately(
-                    f"{broken} gradients in all were not finite and counted as zero"
-                )
-            if self._num_void > 1:
-                self._journal.note(f"the sums of {self._num_void} steps in all were void")
+        while self.step < self._last_step and self._stop is NO_STOP and not self._is_settled:
+            if self._is_asked_to_leave():
+                self._leave(StopReason.INTERRUPTED)
+            elif self._tree is None:
+                yield from self._take_gossip_step()
+            else:
+                yield from self._take_sum_step(self._tree)
+        if self._tree is not None and not self._is_settled:
+            self._close_sum(self._tree)
+        if self.step == self._last_step and not self._is_settled:
+            self._cool_down()
 
     def _begin(self) -> Iterator[AgentStepper]:
         """Begin a release, and wait for its gradient."""
@@ -215,14 +198,8 @@ class TrainingRounds:
         The sum is there then if any survivor has it.
         """
         model = digest_model(self.parameters)
-
-        def make_header(message: int) -> Header:
-            return self._make_header(message, own.nbytes, model)
-
-        total: Tensor | None = own
-        next_step = None
         try:
-            tree.add_up(own, make_header)
+            tree.add_up(own, lambda message: self._make_header(message, own.nbytes, model))
         except StepStopped as stopped:
             # Whoever is at the next step already may wait for an agent there that was called. This
             # agent does not take part in its return.
@@ -230,13 +207,13 @@ class TrainingRounds:
             next_step, total = self._agree(
                 stopped.dropouts, has_released=len(own) > 0, payload_bytes=own.nbytes
             )
-        return total, next_step
+            return total, next_step
+        return own, None
 
     def _count_void(self) -> None:
         """Stop after several void steps without a loss: all agents count alike."""
-        self._num_void += 1
         self._void_since_loss += 1
-        if self._num_void == 1:
+        if self._void_since_loss == 1:
             self._journal.note(
                 f"the sum of step {self.step} is void, as masks did not cancel: no agent applied "
                 "it, and it counts as released; some agent's keys or messages are wrong"
@@ -259,8 +236,7 @@ class TrainingRounds:
     def _take_agents_back(self) -> bool:
         """Let agents in that were called for this step, by a recovery; return if there were any.
 
-        All agents know of a call, and wait here. One that comes has all that its sponsor has, so it
-        takes part in the recovery like any other, and in the plan that follows.
+        All agents know of a call, and wait here. One that comes has all that its sponsor has.
         """
         called = self._called_at(self.step)
         if not called and not self._is_returning:
@@ -326,7 +302,11 @@ class TrainingRounds:
         own = self._membership
         before = self._active.members
         self._skip_to(next_step)
-        self._note_losses()
+        for agent in own.leavers.keys() - self._noted_leavers:
+            self._journal.note(
+                f"agent {self._name(agent)} left the run at step {own.leavers[agent]}"
+            )
+        self._noted_leavers = frozenset(own.leavers)
         if self._stop is not NO_STOP:
             self._stop = replace(self._stop, step=self.step)
             self._is_settled = True
@@ -366,7 +346,7 @@ class TrainingRounds:
             self._journal.note(f"{name_agents(came)} took part again from step {self.step} on")
         self._journal.note(
             f"new plan {fingerprint(plan).hex()[:16]} for {plan.num_agents} agents from step "
-            f"{self.step} on: {self._active.describe_noise()}"
+            f"{self.step} on: noise in the average {plan.central_ratio:.4g} × a trusted server's"
         )
 
     def _follow(self, active: ActivePlan) -> None:
@@ -387,34 +367,15 @@ class TrainingRounds:
         skipped = ", ".join(map(str, range(self.step, step)))
         lost = self._membership.lost
         who = f" without {name_agents(lost)}" if lost else ", as a link broke or agents left"
-        count = f"{step - self.step} of {self._num_steps} steps"
         self._journal.note(
-            f"the sum of step {skipped} is void{who}: no agent applied it, and it counts as "
-            f"released ({count})"
+            f"the sum of step {skipped} is void{who}: it counts as released, and nobody applied it"
             if self._tree is not None
-            else f"step {skipped} was left out{who} ({count}): what was begun counts as released, "
-            "and its noise does not cancel where some agents completed it"
+            else f"step {skipped} was left out{who}: what was begun counts as released, and its "
+            "noise does not cancel where some agents completed it"
         )
         self.step = step
         self._last_total = None
         self._journal.record_step(step, self.parameters, no_statistics())
-
-    def _note_losses(self) -> None:
-        """Note what a recovery has shown of broken links."""
-        own = self._membership
-        cut_links, leavers, present = own.cut_links, own.leavers, own.present
-        for peer in cut_links.keys() - self._noted_cuts:
-            self._journal.note(
-                f"agent {self._name(peer)} is alive, as others reach it: only its link to agent "
-                f"{self._name(self._agent)} was cut at step {cut_links[peer]}"
-            )
-        self._noted_cuts = frozenset(cut_links)
-        for agent in leavers.keys() - self._noted_leavers:
-            self._journal.note(f"agent {self._name(agent)} left the run at step {leavers[agent]}")
-        self._noted_leavers = frozenset(leavers)
-        if set(range(self._plan.num_agents)) - set(present) - own.lost.keys() and len(present) > 1:
-            who = ", ".join(map(self._name, present))
-            self._journal.note(f"the survivors are cut apart; linked to each other here: {who}")
 
     def _name(self, agent: int) -> str:
         return label_agent(self._plan.network.agent_names, agent)

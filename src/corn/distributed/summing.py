@@ -2,17 +2,16 @@
 
 Messages are integers modulo 2^B, so that all agents get the same total in whatever order messages
 arrive. Large ones travel in pieces: an agent adds and passes on a piece while the next one is on
-its way, and the root sends pieces down while later ones come up. The first piece has the header.
+its way. The first piece has the header.
 
-Headers carry news, and a digest of the sender's model: all agents hold the same model. Parents and
-children compare, which finds every fault at once. An insider could tell each side what it expects.
-So every few steps, and in the end, the digest on the way down has the root's signature, by which an
-agent compares its model with the root's, whoever is in between; and because the root could sign a
-digest for each of its children, agents compare over the links that are not of the tree as well.
-Two neighbours with different models give up their link.
+Headers carry a digest of the sender's model, by which parents and children compare: all agents hold
+the same model. An insider could tell each side what it expects. So every few steps, and in the end,
+the digest on the way down has the root's signature; and because the root could sign one for each of
+its children, agents compare over the links that are not of the tree as well. Two neighbours with
+different models give up their link.
 
-A step needs all agents. Where a neighbour is lost, or calls for a recovery, the sum is given up
-(``corn.distributed.recovery``), whatever pieces of it have arrived.
+Where a neighbour is lost, or calls for a recovery, the sum is given up
+(``corn.distributed.recovery``).
 """
 
 from __future__ import annotations
@@ -59,10 +58,8 @@ class TreeSum:
     def add_up(self, own: Tensor, make_header: Callable[[int], Header]) -> None:
         """Replace this agent's integers of a step by the sum of all agents.
 
-        ``make_header`` returns the header of a message with all news so far.
-
-        Raises:
-            StepStopped: the sum was given up.
+        ``make_header`` returns the header of a message with all news so far. Raise ``StepStopped``
+        if the sum was given up.
         """
         self._deadlines = {}
         aside = make_header(ASIDE)
@@ -128,16 +125,16 @@ class TreeSum:
     def _read(self, peer: int, expected: Header, like: Tensor, number: int) -> Tensor | Received:
         # One limit for all pieces: a neighbour could send them one by one, for ever.
         start = time.monotonic()
-        message = peer, expected.mixing_round
         # The agent next to one that sends nothing but heartbeats must lose patience first: it would
         # be lost itself to those that wait for it.
-        wait = self._exchange.patience + self._waits.get(message, 0) * self._exchange.timeout
-        deadline = self._deadlines.setdefault(message, start + wait)
+        longer = self._waits[expected.mixing_round] * self._exchange.timeout
+        message = peer, expected.mixing_round
+        deadline = self._deadlines.setdefault(message, start + self._exchange.patience + longer)
         if number:
             return self._exchange.receive_piece(peer, number, like, deadline=deadline)
 
         check = self._exchange.expect(expected)
-        found = self._exchange.receive(peer, check, in_pieces=True, deadline=deadline)
+        found = self._exchange.receive(peer, check, deadline=deadline)
         if not found.header.attempt:
             if found.parameters.nbytes != like.nbytes:
                 raise ProtocolError(f"agent {peer} sent a piece of another size")
@@ -148,27 +145,16 @@ class TreeSum:
         return found
 
 
-def _count_waits(tree: SpanningTree, agent: int) -> dict[tuple[int, int], int]:
-    """Return by how many time-outs an agent waits longer for each message, by sender and number.
+def _count_waits(tree: SpanningTree, agent: int) -> dict[int, int]:
+    """Return by how many time-outs an agent waits longer for each message of a step.
 
     Whoever a message depends on waits for less: on the way up agents that are lower in the tree, on
     the way down all of these and agents that are nearer to the root.
     """
-    order = [tree.root]
-    for node in order:
-        order.extend(tree.children[node])
-    heights: dict[int, int] = {}
-    for node in reversed(order):
-        heights[node] = max((1 + heights[child] for child in tree.children[node]), default=0)
-    waits = {(child, UP): 1 + heights[child] for child in tree.children[agent]}
-    if agent != tree.root:
-        depth = 0
-        node = agent
-        while node != tree.root:
-            depth += 1
-            node = tree.parents[node]
-        waits[tree.parents[agent], DOWN] = 1 + heights[tree.root] + depth
-    return waits
+    level, node = 0, agent
+    while node != tree.root:
+        level, node = level + 1, tree.parents[node]
+    return {UP: tree.depth - level, DOWN: tree.depth + level + 1, ASIDE: 0}
 
 
 def integer_type(bits: MaskBits) -> torch.dtype:

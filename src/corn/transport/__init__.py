@@ -13,20 +13,13 @@ from corn.transport.channel import (
     Purpose,
     TamperedError,
 )
-from corn.transport.links import Callers, Dropout, Link, LinkError, LinkOpener, Traffic, open_links
+from corn.transport.links import Dropout, Link, LinkError, LinkOpener, Traffic, open_links
 from corn.transport.listener import Address, Listener, UnreachableError, dial
-from corn.transport.store import (
-    MemoryStore,
-    RemoteStore,
-    Store,
-    StoreHost,
-    StoreLostError,
-)
+from corn.transport.store import MemoryStore, RemoteStore, Store, StoreHost, StoreLostError
 
 __all__ = [
     "NO_SESSION",
     "Address",
-    "Callers",
     "Channel",
     "ChannelClosedError",
     "Credentials",

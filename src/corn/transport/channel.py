@@ -10,14 +10,14 @@ They begin with the handshake KK of the Noise protocol framework (noiseprotocol.
   so that a handshake for one purpose or run never completes another.
 
 After it every record is sealed with AES-256-GCM, under one key per direction and a counter as
-nonce. Keys are new for each channel, so no nonce repeats, after a crash either. Each direction
-replaces its key after :data:`REKEY_RECORDS` records. A record that was changed, repeated, omitted
-or invented does not open, and the channel is broken from then on. The length of a message is sealed
-too: no byte of a stranger decides how much is read.
+nonce. Keys are new for each channel, so no nonce repeats, after a crash either. A record that was
+changed, repeated, omitted or invented does not open, and the channel is broken from then on. The
+length of a message is sealed too: no byte of a stranger decides how much is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import select
 import socket
 import struct
@@ -26,15 +26,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import final
+from typing import NamedTuple, final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from corn.errors import PublicError
-from corn.noise import Identity, Roster, Secret, check_identity, generate_identity
+from corn.noise import Identity, Roster, check_identity, generate_identity
 from corn.noise.keys import AGREEMENT_KEY_BYTES
 from corn.noise.stream import encode_fields
 
@@ -90,21 +90,8 @@ class Credentials:
     def __post_init__(self) -> None:
         check_identity(self.identity, self.agent, roster=self.roster)
 
-    def prologue(self, purpose: Purpose, session: bytes, initiator: int, responder: int) -> bytes:
-        """Return the public terms that both ends must have in common."""
-        return encode_fields(
-            "corn channel",
-            PROTOCOL_VERSION,
-            self.roster.fingerprint,
-            int(purpose),
-            session,
-            initiator,
-            responder,
-        )
 
-
-@dataclass(frozen=True)
-class Greeting:
+class Greeting(NamedTuple):
     """The first bytes of a connection: who wants what. Nothing of it is proved yet."""
 
     purpose: Purpose
@@ -113,9 +100,7 @@ class Greeting:
 
     def encode(self) -> bytes:
         """Return the greeting as bytes."""
-        return _GREETING.pack(
-            _MAGIC, PROTOCOL_VERSION, self.purpose, self.initiator, self.responder
-        )
+        return _GREETING.pack(_MAGIC, PROTOCOL_VERSION, *self)
 
 
 def decode_greeting(data: bytes, roster: Roster) -> Greeting:
@@ -129,107 +114,52 @@ def decode_greeting(data: bytes, roster: Roster) -> Greeting:
     return Greeting(Purpose(purpose), initiator, responder)
 
 
+# Which keys of initiator and responder each of the two messages of KK agrees on: ephemeral or
+# static ones. Only holders of static keys can compute es, ss and se; ee gives forward secrecy. ss
+# proves the initiator's key in the first message, so a stranger gets no answer.
+_AGREEMENTS = ((("e", "s"), ("s", "s")), (("e", "e"), ("s", "e")))
+
+
 @final
 class NoiseHandshake:
     """One end of a handshake ``Noise_KK_25519_AESGCM_SHA256``: two messages of 48 bytes.
 
-    The names are those of the specification: h is the hash of all that both ends have seen, ck the
-    chaining key. Payloads are empty.
+    The initiator writes the first and the responder the second, both without payload. The names are
+    those of the specification: h is the hash of all that both ends have seen, ck the chaining key.
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        peer_key: bytes,
-        prologue: bytes,
-        *,
-        is_initiator: bool,
-        ephemeral: Identity | None = None,
+        self, identity: Identity, peer_key: bytes, prologue: bytes, *, is_initiator: bool
     ) -> None:
+        self._own = {"s": identity, "e": generate_identity()}
         # An identity has two public keys. The first is that of X25519; the rest is for signatures.
-        self._identity = identity
-        self._peer_key = peer_key[:AGREEMENT_KEY_BYTES]
+        self._peer = {"s": peer_key[:AGREEMENT_KEY_BYTES]}
         self._is_initiator = is_initiator
-        # Tests pass one to compare with other implementations. Forward secrecy needs a new one per
-        # handshake.
-        self._ephemeral = ephemeral or generate_identity()
+        self._num_messages = 0
         # The specification pads a name of at most 32 bytes with zeros instead of hashing it; this
         # one has 28.
         self._h = self._ck = _PROTOCOL.ljust(32, b"\0")
         self._key = b""
-        self._mix_hash(prologue)
-        own = identity.public_key[:AGREEMENT_KEY_BYTES]
+        own, peer = identity.public_key[:AGREEMENT_KEY_BYTES], self._peer["s"]
         # The initiator's key comes first at both ends.
-        for known in (own, self._peer_key) if is_initiator else (self._peer_key, own):
+        for known in (prologue, *((own, peer) if is_initiator else (peer, own))):
             self._mix_hash(known)
 
-    def write_first(self) -> bytes:
-        """Return the initiator's message: e, es, ss."""
-        own = self._ephemeral.public_key[:AGREEMENT_KEY_BYTES]
-        self._mix_hash(own)
-        self._mix_key(self._ephemeral.agree(self._peer_key))
-        # ss proves the initiator's key already in the first message, so a stranger gets no answer.
-        self._mix_key(self._identity.agree(self._peer_key))
-        return own + self._seal()
-
-    def read_first(self, message: bytes) -> None:
-        """Read the initiator's message, at the responder."""
-        ephemeral = self._read_ephemeral(message)
-        self._mix_key(_agree(self._identity, ephemeral))
-        self._mix_key(self._identity.agree(self._peer_key))
-        self._open(message)
-        self._peer_ephemeral = ephemeral
-
-    def write_second(self) -> bytes:
-        """Return the responder's message: e, ee, se."""
-        own = self._ephemeral.public_key[:AGREEMENT_KEY_BYTES]
-        self._mix_hash(own)
-        # ee gives forward secrecy. The ephemeral keys are gone after the handshake.
-        self._mix_key(_agree(self._ephemeral, self._peer_ephemeral))
-        self._mix_key(self._ephemeral.agree(self._peer_key))
-        return own + self._seal()
-
-    def read_second(self, message: bytes) -> None:
-        """Read the responder's message, at the initiator."""
-        ephemeral = self._read_ephemeral(message)
-        self._mix_key(_agree(self._ephemeral, ephemeral))
-        self._mix_key(_agree(self._identity, ephemeral))
-        self._open(message)
-
-    def split(self) -> tuple[bytes, bytes]:
-        """Return the keys to send and to receive with."""
-        first, second = self._derive(b"")
-        # The initiator sends under the first key and the responder under the second. One key for
-        # both directions would use each counter twice.
-        return (first, second) if self._is_initiator else (second, first)
-
-    def _read_ephemeral(self, message: bytes) -> bytes:
-        ephemeral = message[:AGREEMENT_KEY_BYTES]
-        self._mix_hash(ephemeral)
-        return ephemeral
-
-    def _mix_hash(self, data: bytes) -> None:
-        digest = Hash(SHA256())
-        digest.update(self._h + data)
-        self._h = digest.finalize()
-
-    def _mix_key(self, secret: Secret) -> None:
-        self._ck, self._key = self._derive(secret.reveal())
-
-    def _derive(self, material: bytes) -> tuple[bytes, bytes]:
-        # The HKDF of Noise with two outputs is that of RFC 5869 with empty info, T(1) and T(2).
-        hkdf = HKDF(algorithm=SHA256(), length=64, salt=self._ck, info=b"")
-        both = hkdf.derive(material)
-        return both[:32], both[32:]
-
-    def _seal(self) -> bytes:
-        # The key is new since the last message, so its counter is zero.
+    def write(self) -> bytes:
+        """Return the message of this end."""
+        key = self._own["e"].public_key[:AGREEMENT_KEY_BYTES]
+        self._mix_hash(key)
+        self._agree()
+        # The key of each message is new, so its counter is zero.
         tag = AESGCM(self._key).encrypt(make_nonce(0), b"", self._h)
         self._mix_hash(tag)
-        return tag
+        return key + tag
 
-    def _open(self, message: bytes) -> None:
-        tag = message[AGREEMENT_KEY_BYTES:]
+    def read(self, message: bytes) -> None:
+        """Read the message of the other end."""
+        self._peer["e"], tag = message[:AGREEMENT_KEY_BYTES], message[AGREEMENT_KEY_BYTES:]
+        self._mix_hash(self._peer["e"])
+        self._agree()
         try:
             AESGCM(self._key).decrypt(make_nonce(0), tag, self._h)
         except InvalidTag:
@@ -238,23 +168,63 @@ class NoiseHandshake:
             ) from None
         self._mix_hash(tag)
 
+    def split(self) -> tuple[bytes, bytes]:
+        """Return the keys to send and to receive with."""
+        first, second = self._derive(b"")
+        # The initiator sends under the first key and the responder under the second. One key for
+        # both directions would use each counter twice.
+        return (first, second) if self._is_initiator else (second, first)
 
-def _agree(identity: Identity, ephemeral: bytes) -> Secret:
-    # A point of low order makes the secret zero. Only an attacker sends one.
-    try:
-        return identity.agree(ephemeral)
-    except ValueError:
-        raise TamperedError("the other end of a connection sent an unusable key") from None
+    def _agree(self) -> None:
+        for pair in _AGREEMENTS[self._num_messages]:
+            own, peer = pair if self._is_initiator else reversed(pair)
+            try:
+                secret = self._own[own].agree(self._peer[peer])
+            except ValueError:
+                # A point of low order makes the secret zero. Only an attacker sends one.
+                raise TamperedError("the other end of a connection sent an unusable key") from None
+            self._ck, self._key = self._derive(secret.reveal())
+        self._num_messages += 1
 
+    def _mix_hash(self, data: bytes) -> None:
+        self._h = hashlib.sha256(self._h + data).digest()
 
-def rekey(key: bytes) -> bytes:
-    """Return the next key of a direction: the function REKEY of Noise, section 4.2."""
-    return AESGCM(key).encrypt(make_nonce((1 << 64) - 1), bytes(32), None)[:32]
+    def _derive(self, material: bytes) -> tuple[bytes, bytes]:
+        # The HKDF of Noise with two outputs is that of RFC 5869 with empty info, T(1) and T(2).
+        both = HKDF(algorithm=SHA256(), length=64, salt=self._ck, info=b"").derive(material)
+        return both[:32], both[32:]
 
 
 def make_nonce(counter: int) -> bytes:
     """Return the nonce of AES-GCM for a counter, as Noise defines it."""
     return b"\0\0\0\0" + counter.to_bytes(8, "big")
+
+
+class _Cipher:
+    """The cipher of one direction of a channel."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._aes = AESGCM(key)
+        # The nonce. It never goes back, for a new key either, and keys live no longer than the
+        # channel.
+        self._count = 0
+
+    def seal(self, data: memoryview, into: memoryview) -> None:
+        self._aes.encrypt_into(make_nonce(self._count), data, None, into)
+        self._advance()
+
+    def open(self, sealed: memoryview, into: memoryview) -> None:
+        self._aes.decrypt_into(make_nonce(self._count), sealed, None, into)
+        self._advance()
+
+    def _advance(self) -> None:
+        # Both ends count the same records, so no message announces the new key.
+        self._count += 1
+        if self._count % REKEY_RECORDS == 0:
+            # The function REKEY of Noise, section 4.2.
+            self._key = self._aes.encrypt(make_nonce((1 << 64) - 1), bytes(32), None)[:32]
+            self._aes = AESGCM(self._key)
 
 
 @final
@@ -269,12 +239,7 @@ class Channel:
         """Send with the first of the keys, and receive with the second."""
         self._socket = connection
         self.peer = peer
-        self._sending_key, self._receiving_key = keys
-        self._sending = AESGCM(keys[0])
-        self._receiving = AESGCM(keys[1])
-        # Counters are the nonces of AES-GCM. They never go back, for a new key either, and keys
-        # live no longer than the channel.
-        self._sent = self._received = 0
+        self._sending, self._receiving = map(_Cipher, keys)
         self._outgoing = bytearray(RECORD_BYTES + TAG_BYTES)
         self._incoming = bytearray(RECORD_BYTES + TAG_BYTES)
         self._is_broken = False
@@ -290,20 +255,14 @@ class Channel:
         return total
 
     def receive(self, *, max_bytes: int) -> memoryview:
-        """Return the next message.
-
-        Raises:
-            ChannelClosedError: the other end is gone.
-            TamperedError: what arrived was not sealed by it, or is longer than ``max_bytes``.
-        """
+        """Return the next message; raise ``ChannelClosedError`` or ``TamperedError``."""
         # One deadline for the whole message: a peer that sends a byte now and then cannot extend
         # it.
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         header = bytearray(_LENGTH.size)
         self._receive_record(memoryview(header), deadline)
         (length,) = _LENGTH.unpack(header)
-        # Checked before memory is allocated. The length is sealed, so only the peer can have sent
-        # it, but a peer of a damaged or other program may.
+        # Checked before memory is allocated: the peer may be damaged.
         if length > max_bytes:
             self._is_broken = True
             raise TamperedError(
@@ -315,17 +274,16 @@ class Channel:
             self._receive_record(view[begin : begin + RECORD_BYTES], deadline)
         return view
 
-    @property
-    def is_over(self) -> bool:
-        """Whether this end or the other closed the connection, as far as can be known at once."""
+    def poll(self) -> bool | None:
+        """Return whether bytes have arrived, or None if either end has closed the connection."""
         try:
-            # A closed connection is readable and has no bytes. Peeking leaves those of a live one
-            # in place. poll, unlike select, has no limit of 1024 descriptors.
+            # A closed connection is readable and has no bytes. poll, unlike select, has no limit of
+            # 1024 descriptors.
             waiting = select.poll()
             waiting.register(self._socket, select.POLLIN)
-            return bool(waiting.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+            return bool(waiting.poll(0)) and (bool(self._socket.recv(1, socket.MSG_PEEK)) or None)
         except (OSError, ValueError):  # a closed connection has no number
-            return True
+            return None
 
     def set_timeout(self, seconds: float | None) -> None:
         """Set the seconds after which an incomplete message fails; None waits for ever."""
@@ -347,12 +305,7 @@ class Channel:
 
     def _send_record(self, data: memoryview) -> int:
         sealed = memoryview(self._outgoing)[: len(data) + TAG_BYTES]
-        self._sending.encrypt_into(make_nonce(self._sent), data, None, sealed)
-        self._sent += 1
-        # Both ends count the same records, so no message announces the new key.
-        if self._sent % REKEY_RECORDS == 0:
-            self._sending_key = rekey(self._sending_key)
-            self._sending = AESGCM(self._sending_key)
+        self._sending.seal(data, sealed)
         # A receive may have left a shorter time-out on the same socket.
         _send_all(self._socket, sealed, self.peer, self._seconds)
         return len(sealed)
@@ -364,17 +317,25 @@ class Channel:
         sealed = memoryview(self._incoming)[: len(into) + TAG_BYTES]
         receive_exactly(self._socket, sealed, deadline)
         try:
-            self._receiving.decrypt_into(make_nonce(self._received), sealed, None, into)
+            self._receiving.open(sealed, into)
         except InvalidTag:
             self._is_broken = True
             raise TamperedError(
                 f"bytes arrived that agent {self.peer} did not seal: the connection was tampered "
                 "with"
             ) from None
-        self._received += 1
-        if self._received % REKEY_RECORDS == 0:
-            self._receiving_key = rekey(self._receiving_key)
-            self._receiving = AESGCM(self._receiving_key)
+
+
+def begin_handshake(
+    own: Credentials, greeting: Greeting, session: bytes, *, is_initiator: bool
+) -> NoiseHandshake:
+    """Return one end of a handshake. Its prologue has the terms that both ends must have."""
+    terms = (PROTOCOL_VERSION, own.roster.fingerprint, int(greeting.purpose), session)
+    prologue = encode_fields("corn channel", *terms, greeting.initiator, greeting.responder)
+    # Whoever claims another agent's number cannot compute ss, and the first read raises.
+    peer = greeting.responder if is_initiator else greeting.initiator
+    key = own.roster.public_key(peer)
+    return NoiseHandshake(own.identity, key, prologue, is_initiator=is_initiator)
 
 
 def initiate(
@@ -387,25 +348,20 @@ def initiate(
 ) -> Channel:
     """Complete a handshake on a connection that this end opened, before a time of the clock.
 
-    Raises:
-        TamperedError: the other end is not this agent of the roster, or has other terms.
-        ChannelClosedError: it closed the connection, which it does for the same reasons.
+    Raise ``TamperedError`` or ``ChannelClosedError`` where the other end is not this agent of the
+    roster, or has other terms.
     """
-    own = credentials.agent
-    handshake = NoiseHandshake(
-        credentials.identity,
-        credentials.roster.public_key(peer),
-        credentials.prologue(purpose, session, own, peer),
-        is_initiator=True,
-    )
-    _send_all(connection, Greeting(purpose, own, peer).encode() + handshake.write_first(), peer)
+    greeting = Greeting(purpose, credentials.agent, peer)
+    handshake = begin_handshake(credentials, greeting, session, is_initiator=True)
+    _send_all(connection, greeting.encode() + handshake.write(), peer)
     answer = bytearray(HANDSHAKE_BYTES)
     receive_exactly(connection, memoryview(answer), deadline)
-    handshake.read_second(bytes(answer))
+    handshake.read(bytes(answer))
     channel = Channel(connection, peer, handshake.split())
     # The first message of a handshake could be a copy of an earlier one. The responder trusts the
     # connection once it reads a message under the keys that both ends made just now.
     channel.send(b"")
+    channel.set_timeout(None)
     return channel
 
 
@@ -424,26 +380,19 @@ def respond(
     earlier first message does too.
     """
     peer = greeting.initiator
-    own = credentials.agent
-    if greeting.responder != own:
-        raise TamperedError(f"a connection for agent {greeting.responder} came to agent {own}")
-    handshake = NoiseHandshake(
-        credentials.identity,
-        # Whoever claims another agent's number cannot compute ss, the agreement of both identity
-        # keys, and read_first raises.
-        credentials.roster.public_key(peer),
-        credentials.prologue(greeting.purpose, session, peer, own),
-        is_initiator=False,
-    )
-    handshake.read_first(first)
+    if greeting.responder != credentials.agent:
+        raise TamperedError(f"a connection for agent {greeting.responder} came to another")
+    handshake = begin_handshake(credentials, greeting, session, is_initiator=False)
+    handshake.read(first)
     on_proof()
-    _send_all(connection, handshake.write_second(), peer)
+    _send_all(connection, handshake.write(), peer)
     channel = Channel(connection, peer, handshake.split())
     if deadline is not None:
         channel.set_timeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
     # The initiator's empty message is the proof of freshness: a replayed first message of an
     # earlier handshake gets this far, and no further.
     channel.receive(max_bytes=0)
+    channel.set_timeout(None)
     return channel
 
 
@@ -463,13 +412,12 @@ def receive_exactly(
 ) -> None:
     """Fill a buffer from a connection before a time of the clock, or raise ``ChannelClosedError``.
 
-    Without a deadline the time-out of the connection counts, for each part that arrives.
+    Without a deadline the time-out of the connection counts for each part that arrives.
     """
     begin = 0
     while begin < len(into):
         try:
-            # The system's time-out begins anew with every byte. Somebody who sends one at a time
-            # could make this end wait for hours.
+            # The system's time-out begins anew with every byte that somebody sends.
             if deadline is not None:
                 connection.settimeout(max(deadline - time.monotonic(), _SHORTEST_WAIT))
             count = connection.recv_into(into[begin:])

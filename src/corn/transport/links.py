@@ -50,26 +50,26 @@ class LinkError(PublicError):
         super().__init__(message)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Traffic:
-    """Counts of messages and bytes over one link; bytes include all that sealing adds.
+    """Counts of what was sent over one link; bytes include all that sealing adds.
 
-    Heartbeats count by themselves: they show how long an agent computed, and so how much data it
-    has.
+    Heartbeats do not count: they show how long an agent computed, and so how much data it has.
     """
 
-    messages_sent: int
-    messages_received: int
-    bytes_sent: int
-    heartbeats: int
+    messages_sent: int = 0
+    bytes_sent: int = 0
+
+    def add(self, other: Traffic) -> Traffic:
+        """Return both counts together."""
+        return Traffic(self.messages_sent + other.messages_sent, self.bytes_sent + other.bytes_sent)
 
 
 @final
 class Link:
-    """Messages to and from one neighbour, in the order they were sent.
+    """Messages to and from one neighbour, in the order they were sent, of at most ``max_bytes``.
 
-    Heartbeats are counted, and never delivered; ``note`` is that of the last one. ``max_bytes`` is
-    the longest message that may arrive.
+    Heartbeats are never delivered; ``note`` is that of the last one.
     """
 
     def __init__(self, channel: Channel, *, max_bytes: int) -> None:
@@ -81,26 +81,14 @@ class Link:
         self._fault: Dropout | None = None
         self._last_heard = time.monotonic()
         self._outbox: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
-        # A queue that is empty does not mean that its last message has left, so both ends are
-        # counted.
-        self._num_queued = 0
-        self._num_left = 0
+        # An empty queue does not mean that its last message has left, so both ends are counted.
+        self._num_queued = self._num_left = 0
         self._cannot_send = False
-        self.messages_sent = self.bytes_sent = self.messages_received = self.heartbeats = 0
+        self.traffic = Traffic()
         self.note = memoryview(b"")
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
         self._receiver.start()
         threading.Thread(target=self._send_all, daemon=True).start()
-
-    @property
-    def traffic(self) -> Traffic:
-        """Messages and bytes so far."""
-        return Traffic(
-            messages_sent=self.messages_sent,
-            messages_received=self.messages_received,
-            bytes_sent=self.bytes_sent,
-            heartbeats=self.heartbeats,
-        )
 
     def send(self, message: bytes | memoryview) -> None:
         """Start to send a message, which must not change from now on."""
@@ -114,13 +102,10 @@ class Link:
     def receive(
         self, seconds: float, *, limit: float = math.inf, since: float | None = None
     ) -> memoryview:
-        """Return the next message; heartbeats extend the wait up to ``limit`` seconds.
+        """Return the next message, or raise ``LinkError``.
 
-        Silence counts from ``since`` on the monotonic clock; by default from now.
-
-        Raises:
-            LinkError: the link is broken, nothing at all arrived for so many seconds, or heartbeats
-                alone until the limit.
+        The neighbour is lost where nothing at all arrives for so many seconds, which count from
+        ``since`` on the monotonic clock, by default from now; or heartbeats alone until the limit.
         """
         began = time.monotonic()
         since = began if since is None else since
@@ -131,19 +116,17 @@ class Link:
                 if self._fault is not None:
                     raise LinkError(f"the link to agent {self.peer} is broken", self._fault)
                 now = time.monotonic()
-                # The end of the silence that is allowed. The neighbour may have had no reason to
-                # send anything before this agent began to wait.
-                end = max(since, self._last_heard) + seconds
-                left = min(end, began + limit) - now
+                # The neighbour may have had no reason to send anything before this agent waited.
+                silent_since = max(since, self._last_heard)
+                left = min(silent_since + seconds, began + limit) - now
                 if left <= 0:
-                    is_silent = now >= end
-                    waited = now - (max(since, self._last_heard) if is_silent else began)
+                    is_silent = now >= silent_since + seconds
+                    waited = now - (silent_since if is_silent else began)
                     raise LinkError(
                         f"agent {self.peer} sent no message within {waited:.1f} s",
                         Dropout.SILENT if is_silent else Dropout.STALLED,
                     )
                 self._changed.wait(left)
-            self.messages_received += 1
             # The receiver may be waiting for room.
             self._changed.notify_all()
             return self._arrived.popleft()
@@ -151,15 +134,13 @@ class Link:
     def wait_sent(self, seconds: float) -> None:
         """Wait until all messages have left, or raise ``LinkError``."""
         with self._changed:
-            is_over = self._changed.wait_for(
+            self._changed.wait_for(
                 lambda: self._num_left == self._num_queued or self._cannot_send, seconds
             )
-            if not is_over:
-                raise LinkError(f"agent {self.peer} takes no messages", Dropout.SILENT)
             # A link may end right after the last message has left.
             if self._num_left < self._num_queued:
-                fault = self._fault or Dropout.CLOSED
-                raise LinkError(f"the link to agent {self.peer} is broken", fault)
+                fault = self._fault or (Dropout.CLOSED if self._cannot_send else Dropout.SILENT)
+                raise LinkError(f"agent {self.peer} takes no messages", fault)
 
     def part(self) -> None:
         """Send no more after what is under way; the other end notices once it has read that."""
@@ -179,7 +160,6 @@ class Link:
                 with self._changed:
                     self._last_heard = time.monotonic()
                     if message[: len(_HEARTBEAT)] == _HEARTBEAT:
-                        self.heartbeats += 1
                         self.note = message[len(_HEARTBEAT) :]
                     else:
                         self._arrived.append(message)
@@ -198,16 +178,13 @@ class Link:
                 sent = self._channel.send(message)
                 with self._changed:
                     if message[: len(_HEARTBEAT)] != _HEARTBEAT:
-                        self.bytes_sent += sent
-                        self.messages_sent += 1
+                        self.traffic.bytes_sent += sent
+                        self.traffic.messages_sent += 1
                     self._num_left += 1
                     self._changed.notify_all()
         except ChannelClosedError:
-            # What the other end sent before it left is still to be read. The receiver notices the
-            # end after that.
-            pass
-        # A half-closed connection: the neighbour reads what is under way, and this end can still
-        # receive.
+            pass  # the receiver notices it once it has read what the other end sent before
+        # Half closed: the neighbour reads what is under way, and this end can still receive.
         self._channel.finish()
         with self._changed:
             self._cannot_send = True
@@ -224,24 +201,112 @@ class Link:
 
 
 @final
-class Callers:
-    """Connections of other agents to this one for one purpose, each until it is taken."""
+class LinkOpener:
+    """Opens channels to other agents for one purpose, and takes those that they open.
 
-    def __init__(self, listener: Listener, purpose: Purpose, session: bytes) -> None:
+    By default they are those of links, whose messages have ``max_bytes`` at most.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        credentials: Credentials,
+        *,
+        session: bytes,
+        addresses: Mapping[int, Address],
+        max_bytes: int = 0,
+        purpose: Purpose = Purpose.LINK,
+    ) -> None:
+        self._credentials = credentials
+        self._session = session
+        self._addresses = addresses
+        self._max_bytes = max_bytes
+        self._purpose = purpose
+        # Channels that others have opened, each until it is taken.
         self._waiting: dict[int, Channel] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._is_closed = False
         # Agents may connect before this one asks for them.
         listener.handle(purpose, session, self._accept)
 
-    def wait(
-        self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None
-    ) -> Channel:
-        """Return the channel that another agent opens.
+    def open(
+        self,
+        peer: int,
+        *,
+        timeout: float,
+        check: Callable[[], None] = lambda: None,
+        connects: bool | None = None,
+    ) -> Link:
+        """Return a link to a neighbour, which must do the same; see :meth:`open_channel`."""
+        channel = self.open_channel(peer, timeout=timeout, check=check, connects=connects)
+        return Link(channel, max_bytes=self._max_bytes)
 
-        Raises:
-            LinkError: it did not connect in time.
+    def open_channel(
+        self,
+        peer: int,
+        *,
+        timeout: float,
+        check: Callable[[], None] = lambda: None,
+        connects: bool | None = None,
+    ) -> Channel:
+        """Return a channel to an agent, which must do the same, or raise ``LinkError``.
+
+        This end ``connects`` or waits for the other end; by default the roster says which.
         """
+        own = self._credentials
+        if connects is None:
+            # Each edge is opened by exactly one end, so two connections never cross.
+            connects = opens_link(own.agent, peer, own.roster.accepts)
+        if not connects:
+            return self._wait(peer, timeout, check)
+        # The address is the other agent's own statement, and may be missing.
+        if peer not in self._addresses:
+            raise LinkError(f"agent {peer} published no address at which it accepts")
+        try:
+            return dial(
+                self._addresses[peer],
+                own,
+                peer,
+                self._purpose,
+                session=self._session,
+                timeout=timeout,
+                check=check,
+            )
+        except UnreachableError as error:
+            raise LinkError(str(error)) from error
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The agents that wait here."""
+        with self._changed:
+            return frozenset(self._waiting)
+
+    def take_all(self) -> list[Channel]:
+        """Return the channels of all agents that wait here."""
+        with self._changed:
+            taken, self._waiting = self._waiting, {}
+            return list(taken.values())
+
+    def put_back(self, channel: Channel) -> None:
+        """Let an agent wait on, unless it has connected again meanwhile."""
+        with self._changed:
+            if self._is_closed or self._waiting.setdefault(channel.peer, channel) is not channel:
+                channel.close()
+
+    def reject(self, peer: int) -> None:
+        """Close the channel of an agent that waits here, if any."""
+        with self._changed:
+            if peer in self._waiting:
+                self._waiting.pop(peer).close()
+
+    def close(self) -> None:
+        """Close the channels that nobody took, and those that come."""
+        with self._changed:
+            self._is_closed = True
+            for peer in list(self._waiting):
+                self.reject(peer)
+
+    def _wait(self, peer: int, timeout: float, check: Callable[[], None]) -> Channel:
         deadline = time.monotonic() + timeout
         with self._changed:
             while peer not in self._waiting:
@@ -252,112 +317,42 @@ class Callers:
                 self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
             return self._waiting.pop(peer)
 
-    def reject(self, peer: int) -> None:
-        """Close the connection of an agent that waits here, if any."""
-        with self._changed:
-            if peer in self._waiting:
-                self._waiting.pop(peer).close()
-
-    def close(self) -> None:
-        """Close the connections that nobody took."""
-        with self._changed:
-            for channel in self._waiting.values():
-                channel.close()
-            self._waiting = {}
-            self._is_closed = True
-
     def _accept(self, channel: Channel) -> None:
         with self._changed:
             # An agent that connects again has given up its first connection.
-            if channel.peer in self._waiting:
-                self._waiting.pop(channel.peer).close()
+            self.reject(channel.peer)
+            self._waiting[channel.peer] = channel
             # The handshake of a connection may end after this was closed.
             if self._is_closed:
-                channel.close()
-                return
-            self._waiting[channel.peer] = channel
+                self.reject(channel.peer)
             self._changed.notify_all()
 
 
-@final
-class LinkOpener:
-    """Opens links to neighbours, or accepts those that neighbours open, the ``callers``."""
-
-    def __init__(
-        self,
-        listener: Listener,
-        credentials: Credentials,
-        *,
-        session: bytes,
-        addresses: Mapping[int, Address],
-        max_bytes: int,
-    ) -> None:
-        self._credentials = credentials
-        self._max_bytes = max_bytes
-        self._session = session
-        self._addresses = addresses
-        self.callers = Callers(listener, Purpose.LINK, session)
-
-    def open(self, peer: int, *, timeout: float, check: Callable[[], None]) -> Link:
-        """Return a link to a neighbour, which must do the same.
-
-        Raises:
-            LinkError: it did not connect in time.
-        """
-        # Each edge is opened by exactly one end, so two connections never cross.
-        if opens_link(self._credentials.agent, peer, self._credentials.roster.accepts):
-            # The address is the other agent's own statement, and may be missing.
-            if peer not in self._addresses:
-                raise LinkError(f"agent {peer} published no address at which it accepts")
-            return self.connect(peer, self._addresses[peer], timeout=timeout, check=check)
-        return self.wait(peer, timeout=timeout, check=check)
-
-    def connect(
-        self,
-        peer: int,
-        address: Address,
-        *,
-        timeout: float,
-        check: Callable[[], None] = lambda: None,
-    ) -> Link:
-        """Connect to an agent at an address and return the link; see :meth:`open`."""
-        try:
-            channel = dial(
-                address,
-                self._credentials,
-                peer,
-                Purpose.LINK,
-                session=self._session,
-                timeout=timeout,
-                check=check,
-            )
-        except UnreachableError as error:
-            raise LinkError(str(error)) from error
-        return Link(channel, max_bytes=self._max_bytes)
-
-    def wait(self, peer: int, *, timeout: float, check: Callable[[], None] = lambda: None) -> Link:
-        """Return a link that another agent opens; see :meth:`open`."""
-        channel = self.callers.wait(peer, timeout=timeout, check=check)
-        return Link(channel, max_bytes=self._max_bytes)
-
-
 def open_links(
-    opener: LinkOpener, neighbours: Iterable[int], *, timeout: float, check: Callable[[], None]
+    opener: LinkOpener,
+    peers: Iterable[int],
+    *,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    connects: bool | None = None,
+    needs_all: bool = True,
 ) -> dict[int, Link]:
-    """Connect to every neighbour, which must do the same; see :meth:`LinkOpener.open`."""
+    """Connect to agents, which must do the same; see :meth:`LinkOpener.open_channel`."""
     links: dict[int, Link] = {}
 
     def open_one(peer: int) -> None:
-        links[peer] = opener.open(peer, timeout=timeout, check=check)
+        try:
+            links[peer] = opener.open(peer, timeout=timeout, check=check, connects=connects)
+        except LinkError:
+            if needs_all:
+                raise
 
-    peers = sorted(neighbours)
-    # All at the same time: whoever waits for one that is gone still connects to the others, which
-    # would otherwise miss this agent too, and name it.
-    with ThreadPoolExecutor(max(len(peers), 1)) as pool:
-        opening = [pool.submit(open_one, peer) for peer in peers]
+    peers = sorted(peers)
     try:
-        for done in opening:
-            done.result()
+        # All at the same time: whoever waits for one that is gone still connects to the others,
+        # which would otherwise miss this agent too, and name it.
+        with ThreadPoolExecutor(max(len(peers), 1)) as pool:
+            list(pool.map(open_one, peers))
     except BaseException:
         for link in links.values():
             link.close()

@@ -25,6 +25,7 @@ from corn.transport.channel import (
     Channel,
     ChannelClosedError,
     Credentials,
+    Greeting,
     Purpose,
     TamperedError,
     decode_greeting,
@@ -50,19 +51,24 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 # The system retries an unanswered SYN for minutes. A new attempt notices a host that came up
 # meanwhile, and gives check() its turn.
 _SECONDS_TO_CONNECT = 2.0
-_GREETING_FIELDS = GREETING_BYTES - HANDSHAKE_BYTES
 
 
 class UnreachableError(PublicError):
-    """No channel to an agent, ``peer``, could be opened in time.
+    """No channel to an agent could be opened in time.
 
     A program ``is_listening`` at its address without a proof of the agent's key.
     """
 
-    def __init__(self, message: str, *, peer: int, is_listening: bool) -> None:
+    def __init__(self, address: Address, peer: int, timeout: float, *, is_listening: bool) -> None:
         self.peer = peer
         self.is_listening = is_listening
-        super().__init__(message)
+        where = format_address(address)
+        super().__init__(
+            f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
+            "another program holds the port, or rosters, runs or versions differ"
+            if is_listening
+            else f"nothing listened at {where} within {timeout:g} s, where agent {peer} should be"
+        )
 
 
 @final
@@ -95,11 +101,9 @@ class Listener:
         # faster than they do.
         self._threads = threading.Semaphore(2 * _MAX_GREETING)
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
         if self._socket is not None:
-            threading.Thread(
-                target=self._accept, args=(self._socket,), name="corn listener", daemon=True
-            ).start()
+            threading.Thread(target=self._accept, args=(self._socket,), daemon=True).start()
 
     @property
     def port(self) -> int:
@@ -112,9 +116,12 @@ class Listener:
             self._handlers = {**self._handlers, purpose: (session, handler)}
 
     def close(self) -> None:
-        """Listen no more. Channels that were handed over stay open."""
+        """Listen no more, and end the handlers that still run. Other channels stay open."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
+            for served in self._served.values():
+                for channel in served:
+                    channel.close()
             for connection in self._greeting:
                 _close(connection)
         # A thread that waits in accept does not notice a close, but it notices a shutdown.
@@ -122,15 +129,18 @@ class Listener:
             _close(self._socket)
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
-            connection = _accept_one(listening)
+        while not self._closed.is_set():
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                # The listener is closed, or this process has too many open files, of which those
+                # of strangers close soon.
+                time.sleep(_FIRST_PAUSE)
+                continue
             with self._lock:
-                if self._is_closed:
-                    if connection is not None:
-                        _close(connection)
+                if self._closed.is_set():
+                    _close(connection)
                     return
-                if connection is None:
-                    continue
                 if len(self._greeting) >= _MAX_GREETING:
                     evicted = self._choose_evicted()
                     del self._greeting[evicted]
@@ -148,39 +158,28 @@ class Listener:
 
     def _choose_evicted(self) -> socket.socket:
         """Return the connection that loses its place, while the lock is held."""
-        # An agent proves its key with its first bytes, and then waits for one round trip: a flood
-        # of strangers must not evict it meanwhile. Who copies first messages of agents counts as
-        # proved, so those are evicted where all are.
+        # An agent proves its key with its first bytes, and then waits for one round trip, in which
+        # a flood must not evict it. Copies of first messages count as proved too.
         unproved = [one for one in self._greeting if one not in self._proved]
         candidates = unproved or list(self._greeting)
         counts = Counter(self._greeting[one] for one in candidates)
-        # One address evicts its own connections, not those of others. An agent greets at once, so
-        # of one address the oldest goes.
+        # An address evicts its own connections, of which the oldest goes: agents greet at once.
         return max(candidates, key=lambda one: counts[self._greeting[one]])
-
-    def _note_proof(self, connection: socket.socket) -> None:
-        with self._lock:
-            if connection in self._greeting:
-                self._proved.add(connection)
 
     def _welcome(self, connection: socket.socket) -> None:
         """Complete the handshake of a connection, and hand it over."""
         try:
-            purpose, handler, channel = self._shake_hands(connection)
-        except (OSError, TamperedError, ChannelClosedError):
-            # A stranger, or an agent of another run. Nothing is logged, as a flood of them would
-            # fill the disk.
+            greeting, handler, channel = self._shake_hands(connection)
+        except (OSError, KeyError, TamperedError, ChannelClosedError):
+            # A stranger, or an agent of another run. A flood of log entries would fill the disk.
             _close(connection)
             return
         finally:
             self._forget(connection)
-        # After the place is free: a handler may keep its channel for the whole run.
-        self._serve(handler, channel, purpose)
-
-    def _serve(self, handler: Handler, channel: Channel, purpose: Purpose) -> None:
-        """Run a handler, and end the oldest one of an agent that opens too many connections."""
+        # After the place is free: a handler may keep its channel for the whole run. An agent that
+        # opens too many connections loses the oldest.
         with self._lock:
-            served = self._served.setdefault((purpose, channel.peer), [])
+            served = self._served.setdefault((greeting.purpose, channel.peer), [])
             served.append(channel)
             surplus = served[:-_MAX_SERVED]
             del served[:-_MAX_SERVED]
@@ -191,32 +190,26 @@ class Listener:
             if channel in served:
                 served.remove(channel)
 
-    def _shake_hands(self, connection: socket.socket) -> tuple[Purpose, Handler, Channel]:
+    def _shake_hands(self, connection: socket.socket) -> tuple[Greeting, Handler, Channel]:
         deadline = time.monotonic() + _SECONDS_TO_GREET
         connection.settimeout(_SECONDS_TO_GREET)
         # A handshake and a step wait for small messages, which Nagle's algorithm would hold back.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         data = bytearray(GREETING_BYTES)
         receive_exactly(connection, memoryview(data), deadline)
-        greeting = decode_greeting(bytes(data), self._credentials.roster)
-        found = self._handlers.get(greeting.purpose)
-        if found is None:
-            raise TamperedError(f"nobody expects a connection for {greeting.purpose.name}")
-        # The session comes from this end, never from the greeting: an agent of another run has
-        # another prologue, and its handshake fails.
-        session, handler = found
-        first = bytes(data[_GREETING_FIELDS:])
-        channel = respond(
-            connection,
-            greeting,
-            first,
-            self._credentials,
-            session,
-            deadline,
-            on_proof=lambda: self._note_proof(connection),
-        )
-        channel.set_timeout(None)
-        return greeting.purpose, handler, channel
+        own = self._credentials
+        greeting = decode_greeting(bytes(data), own.roster)
+        # The session is that of this end: the handshake of an agent of another run fails.
+        session, handler = self._handlers[greeting.purpose]
+
+        def note_proof() -> None:
+            with self._lock:
+                if connection in self._greeting:
+                    self._proved.add(connection)
+
+        first = bytes(data[-HANDSHAKE_BYTES:])
+        channel = respond(connection, greeting, first, own, session, deadline, note_proof)
+        return greeting, handler, channel
 
     def _forget(self, connection: socket.socket) -> None:
         with self._lock:
@@ -235,12 +228,9 @@ def dial(
     timeout: float,
     check: Callable[[], None] = lambda: None,
 ) -> Channel:
-    """Open a channel to an agent at an address; try until it succeeds or the time is over.
+    """Open a channel to an agent at an address, or raise ``UnreachableError`` in the end.
 
     ``check`` is called between attempts, and may raise to end them.
-
-    Raises:
-        UnreachableError: no attempt succeeded.
     """
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
@@ -251,11 +241,9 @@ def dial(
         connection = None
         try:
             _check_port(address)
-            connection = socket.create_connection(
-                address, timeout=max(min(left, _SECONDS_TO_CONNECT), 0.1)
-            )
-            # The system may lend a free port of this machine to the very socket that connects to
-            # it.
+            seconds = max(min(left, _SECONDS_TO_CONNECT), 0.1)
+            connection = socket.create_connection(address, timeout=seconds)
+            # The system may lend a free port of this machine to the socket that connects to it.
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError
             is_listening = True
@@ -263,21 +251,14 @@ def dial(
             now = time.monotonic()
             seconds = max(min(deadline - now, _SECONDS_TO_GREET), 0.1)
             connection.settimeout(seconds)
-            channel = initiate(connection, credentials, peer, purpose, session, now + seconds)
-            channel.set_timeout(None)
+            return initiate(connection, credentials, peer, purpose, session, now + seconds)
         # UnicodeError is for names with a label that is empty or too long.
         except (OSError, UnicodeError, TamperedError, ChannelClosedError):
             # The other end may not be ready, or somebody disturbed this attempt: try again.
             if connection is not None:
                 _close(connection)
-        else:
-            return channel
         if time.monotonic() + pause > deadline:
-            raise UnreachableError(
-                _explain(address, peer, timeout, is_listening=is_listening),
-                peer=peer,
-                is_listening=is_listening,
-            )
+            raise UnreachableError(address, peer, timeout, is_listening=is_listening)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -292,17 +273,6 @@ def open_port(address: Address) -> socket.socket:
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
-def _accept_one(listening: socket.socket) -> socket.socket | None:
-    try:
-        connection, _ = listening.accept()
-    except OSError:
-        # The listener is closed, or this process has too many open files, of which those of
-        # strangers close soon.
-        time.sleep(_FIRST_PAUSE)
-        return None
-    return connection
-
-
 def _name_source(connection: socket.socket) -> str:
     """Return the network that a connection comes from: an IPv4 address, or a /64 of IPv6."""
     try:
@@ -312,16 +282,6 @@ def _name_source(connection: socket.socket) -> str:
         return ""
     # One site has a whole /64, and could use a new address for each connection.
     return host if address.version == 4 else str(ipaddress.ip_network((host, 64), strict=False))
-
-
-def _explain(address: Address, peer: int, timeout: float, *, is_listening: bool) -> str:
-    where = format_address(address)
-    if is_listening:
-        return (
-            f"the program at {where} did not prove the key of agent {peer} within {timeout:g} s: "
-            "another program holds the port, or rosters, runs or versions differ"
-        )
-    return f"nothing listened at {where} within {timeout:g} s, where agent {peer} should be"
 
 
 def _check_port(address: Address) -> None:

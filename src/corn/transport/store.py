@@ -95,7 +95,6 @@ class StoreHost:
     def __init__(self, address: Address, credentials: Credentials) -> None:
         self.entries = MemoryStore()
         self._used: dict[int, int] = {}
-        self._channels: set[Channel] = set()
         self.listener = Listener(address, credentials)
         # Agents agree on the session by way of the store, so its channels cannot be bound to one.
         # Words are, by their signatures.
@@ -109,12 +108,9 @@ class StoreHost:
     def close(self) -> None:
         """End the store; agents that still need it notice."""
         self.listener.close()
-        for channel in list(self._channels):
-            channel.close()
 
     def _serve(self, channel: Channel) -> None:
         """Answer one agent's requests until it leaves."""
-        self._channels.add(channel)
         with suppress(ChannelClosedError, TamperedError):
             while True:
                 request = decode_fields(bytes(channel.receive(max_bytes=_MAX_REQUEST_BYTES)))
@@ -122,20 +118,19 @@ class StoreHost:
                 if answer is None:  # not a request of this version
                     break
                 channel.send(answer)
-        self._channels.discard(channel)
         channel.close()
 
     def _answer(self, peer: int, request: list[bytes]) -> bytes | None:
         if len(request) == 3 and request[0] == b"set":
             key = request[1].decode(errors="replace")
-            # The peer is proved by the handshake, so the host enforces whose entry a key holds. A
-            # refusal closes the connection, as an honest agent never writes under another's number.
+            # The peer is proved by the handshake. An honest agent never writes under another's
+            # number, so a refusal closes the connection.
             if not self._may_write(peer, key, len(request[2])):
                 return None
             return self.entries.set(key, request[2])
         if len(request) >= 2 and request[0] == b"get" and request[1].isdigit():
             keys = [field.decode(errors="replace") for field in request[2:]]
-            # Nine digits at most: int() of thousands of digits is slow, and raises beyond a limit.
+            # Nine digits at most: int() raises beyond a limit.
             found = self.entries.get(keys, int(request[1][:9]) / 1000)
             # A short request could ask for one long entry a million times.
             if sum(len(entry or b"") for entry in found) > _MAX_ANSWER_BYTES:
@@ -146,8 +141,7 @@ class StoreHost:
 
     def _may_write(self, peer: int, key: str, size: int) -> bool:
         """Return whether an agent writes under its own number, and not too much."""
-        # Signatures protect readers from false entries. This keeps agents from taking others'
-        # places.
+        # Signatures protect readers from false entries, and this the places of other agents.
         # Counted before the check, so that refused entries use up the limit too.
         self._used[peer] = self._used.get(peer, 0) + size + len(key)
         topic, _, writer = key.partition("/")
@@ -160,10 +154,9 @@ class StoreHost:
 class RemoteStore:
     """A store that another process hosts, at the other end of a channel.
 
-    A connection that somebody cuts or disturbs is opened again. Requests may be repeated: an entry
-    is written once, and reading changes nothing.
-    ``connect`` opens a channel to the host within so many seconds: ``wait`` at first. Its answers
-    must come within ``timeout``.
+    A connection that somebody cuts or disturbs is opened again, and the request repeated: an entry
+    is written once, and reading changes nothing. ``connect`` opens a channel to the host within so
+    many seconds: ``wait`` at first. Answers must come within ``timeout``.
     """
 
     def __init__(self, connect: Callable[[float], Channel], *, timeout: float, wait: float) -> None:
@@ -194,11 +187,10 @@ class RemoteStore:
             # The lock is held across attempts: an answer belongs to the request that was sent last.
             try:
                 for _ in range(_MAX_ATTEMPTS - 1):
-                    try:
+                    with suppress(ChannelClosedError, TamperedError):
                         return self._ask_once(request)
-                    except (ChannelClosedError, TamperedError):
-                        # A host that is gone should not keep agents waiting.
-                        self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
+                    # A host that is gone should not keep agents waiting.
+                    self._channel = self._open(min(self._timeout, _SECONDS_TO_RECONNECT))
                 return self._ask_once(request)
             except (ChannelClosedError, TamperedError, UnreachableError) as error:
                 raise StoreLostError from error
@@ -214,6 +206,6 @@ class RemoteStore:
 
     def _open(self, seconds: float) -> Channel:
         channel = self._connect(seconds)
-        # A host that is suspended, or a network that swallows everything, must not hang an agent.
+        # A host that is suspended must not hang an agent.
         channel.set_timeout(self._timeout + _LONGEST_WAIT)
         return channel
