@@ -38,7 +38,6 @@ from torch import Tensor
 
 from corn import make_plan
 from corn.audit import View, find_smallest_break
-from corn.audit.one_run import draw_known_noise
 from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
@@ -46,11 +45,14 @@ from corn.errors import InvalidArgumentError
 from corn.learn import Dataset, load_dataset
 from corn.learn.batches import AgentData, Batch
 from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant
 from corn.learn.simulation import Simulation
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task
+from corn.noise import SecureSource, simulated_keys
+from corn.noise.shares import list_terms
 from corn.privacy import PrivacyBudget
 from corn.report.figures import save_figure
 from corn.topology import Network, load_network
@@ -311,6 +313,20 @@ def _compare(images: FloatArray, truth: FloatArray) -> FloatArray:
     norms = [np.maximum(np.linalg.norm(each, axis=1), 1e-300) for each in (images, truth)]
     cosine: FloatArray = (images * truth).sum(axis=1) / (norms[0] * norms[1])
     return cosine
+
+
+def draw_known_noise(
+    noise: Decomposition, view: View, *, seed: int, step: int, size: int
+) -> Tensor:
+    """Return the part of a step's noise that a view knows in a simulation of a seed, (n, d)."""
+    held = StreamWeights.of(noise).held_by(view.coalition)
+    source = SecureSource(simulated_keys(noise, seed=seed))
+    known = np.empty((noise.num_agents, size))
+    for agent, own in enumerate(known):
+        # The nonce is public: all agents of the run agree on it.
+        terms = list_terms(noise, agent, nonce=simulation_nonce(seed), step=step)
+        source.fill_sum(own, [term for term in terms if term[1].owner in held])
+    return torch.from_numpy(known)
 
 
 def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -16,7 +16,7 @@ from corn.audit.checks import (
     list_masked,
     uniform_p_value,
 )
-from corn.audit.observation import add_share_canary
+from corn.audit.observation import Observation
 from corn.audit.views import StreamWeights
 from corn.checks import FloatArray
 from corn.errors import CornError, InvalidArgumentError
@@ -87,13 +87,12 @@ def test_recorded_messages_are_those_of_keys_and_data(
     seen = record_agents(plan, monkeypatch)
     assert seen.problems == []
     gradients = seen.run.gradients
-    assert gradients is not None
     length = np.linalg.norm(gradients, axis=2)
     # In some steps the sample is not in the batch.
     contribution = plan.budget.query.contribution
     assert {round(own, 9) for own in (length / contribution).ravel().tolist()} <= {0.0, 1.0}
     assert length.max() > 0
-    assert check_messages(plan, seen.run, View((1,)), seed=0, alpha=1e-3).problems == ()
+    assert check_messages(seen.run, View((1,)), seed=0, alpha=1e-3).problems == ()
 
 
 def reuse(*given: Any, step: int, **rest: Any) -> MaskWords:
@@ -145,14 +144,14 @@ def test_faults_of_agents_are_found(
     seen = record_agents(plan, monkeypatch)
     assert any("are not those of its gradient, noise, offset" in one for one in seen.problems)
     streams = StreamWeights.of(plan.decomposition)
-    R = streams.covariance + np.eye(plan.num_agents) * plan.grid**2 / 12
-    words = [uniform_p_value(words) for _, words in list_masked(plan, seen.run, View(), 0)]
+    R = streams.hidden(()) + np.eye(plan.num_agents) * plan.grid**2 / 12
+    words = [uniform_p_value(words) for _, words in list_masked(seen.run, View(), 0)]
     found = {
         "uniform": min(words) * len(words) < 1e-3,
-        "sums": bool(check_sums(plan, seen.run, 1e-3)),
+        "sums": bool(check_sums(seen.run, 1e-3)),
         "noise": bool(check_noise(seen.run.released, R, alpha=1e-3)),
         "length": float(np.abs(seen.add_canary(1).alternative).max())
-        > 1.5 * float(np.abs(add_share_canary(plan, 1, (4, 2000)).alternative).max()),
+        > 1.5 * float(np.abs(Observation(plan, seen.run).add_canary(1).alternative).max()),
     }
     # At least: keys are new in each run, and what they leave may show in another check too.
     assert others <= {name for name, is_found in found.items() if is_found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit.checks import MessageCheck
 
 in_one_run = partial(typer.Option, rich_help_panel="One run")
+_CONFIDENCE = 0.99
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
 _TARGETS = {
@@ -78,33 +79,31 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
-    from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
+    from corn.audit import audit_plan, find_smallest_break
+    from corn.audit.views import largest_compared, read_view
 
     if one_run:
         why = "must be left out with --one-run"
-        refuse_given(context, ("victim", "trials", "through"), why)
+        refuse_given(context, ("view", "victim", "trials", "through"), why)
     else:
         refuse_given(context, ("task", "canaries"), "needs --one-run")
     plan = load_plan(path)
     agents = plan.network.agent_names
-    attacker = None if view == "worst" else read_view(view, agents)
     if one_run:
-        settings = {"num_canaries": canaries, "view": attacker, "seed": seed}
-        _audit_one_run(path, plan, task, settings, as_json=json)
+        _audit_one_run(path, plan, task, num_canaries=canaries, seed=seed, as_json=json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
-    chosen = AuditSettings(
-        through or ("shares" if plan.budget.unit == "agent" else "step"),
-        num_trials=trials,
-        seed=seed,
-    )
+    through = through or ("shares" if plan.budget.unit == "agent" else "step")
     report = audit_plan(
         plan,
         victims=(
             None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
         ),
-        view=attacker,
-        settings=chosen,
+        view=None if view == "worst" else read_view(view, agents),
+        through=through,
+        num_trials=trials,
+        confidence=_CONFIDENCE,
+        seed=seed,
         track=lambda pairs: progress(pairs, "attacking"),
     )
     # An audit that finds nothing might be too weak. Beyond the threat it should find something.
@@ -116,9 +115,11 @@ def audit(
             plan,
             victims=[weakest.victim],
             view=weakest.view,
-            settings=replace(chosen, through="shares"),
+            num_trials=trials,
+            seed=seed,
         ).findings
-    _print(plan, report, beyond, as_json=json)
+    settings = {"through": through, "num_trials": trials, "seed": seed}
+    _print(plan, report, beyond, largest_compared(plan), settings, as_json=json)
     # After the table, so that the last lines say what failed.
     for problem in report.problems:
         print_error(f"{path}: {problem}")
@@ -132,26 +133,27 @@ def audit(
 
 
 def _audit_one_run(
-    path: Path, plan: Plan, task: str, settings: dict[str, Any], *, as_json: bool
+    path: Path, plan: Plan, task: str, *, num_canaries: int, seed: int, as_json: bool
 ) -> None:
     from corn import learn
-    from corn.audit import View, audit_training
+    from corn.audit import audit_training
 
     report = audit_training(
         plan,
         learn.Workload(task, partition="iid").build(plan.num_agents),
         schedule=learn.make_schedule(_STEP_SIZE),
+        num_canaries=num_canaries,
+        confidence=_CONFIDENCE,
+        seed=seed,
         track=lambda steps: progress(steps, "training"),
-        **settings,
     )
-    attacker = (settings["view"] or View()).describe(plan.network.agent_names)
     certified = round_bound_down(report.epsilon, 3)
     print_result(
         f"audit of one run: {'VIOLATED' if report.violated else 'no violation found'}",
         [
             Fact("promise", plan.budget.describe(), "promise"),
             Fact("task", task),
-            Fact("view", attacker, "attacker"),
+            Fact("view", "eavesdropper", "attacker"),
             Fact("violated", report.violated),
             Fact(
                 "num_canaries",
@@ -168,24 +170,32 @@ def _audit_one_run(
                 report.epsilon,
                 "certified ε",
                 f"≥ {certified} at δ = {write_exactly(report.delta)}, with confidence "
-                f"{report.confidence:g}; promised {round_up(report.promised_epsilon)}",
+                f"{_CONFIDENCE:g}; promised {round_up(report.promised_epsilon)}",
             ),
             Fact("promised_epsilon", report.promised_epsilon),
             Fact("delta", report.delta),
-            Fact("confidence", report.confidence),
+            Fact("confidence", _CONFIDENCE),
         ],
         as_json=as_json,
     )
     if report.violated:
         print_error(
-            f"{path}: one run shows ε ≥ {certified} for one sample, against {attacker}: more than "
-            "was promised"
+            f"{path}: one run shows ε ≥ {certified} for one sample, against an eavesdropper: more "
+            "than was promised"
         )
         raise typer.Exit(1)
 
 
-def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
-    settings = report.settings
+def _print(
+    plan: Plan,
+    report: AuditReport,
+    beyond: Finding | None,
+    most_compared: int,
+    settings: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    through, trials, seed = settings["through"], settings["num_trials"], settings["seed"]
     columns = _list_columns(plan.network.agent_names)
     findings = sorted(report.findings, key=lambda one: one.victim)
     found = report.messages
@@ -197,23 +207,23 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
             Fact("adversary", plan.threat.describe(), "against"),
             Fact("mixing", plan.network.mixing),
             Fact("unit", plan.budget.unit),
-            Fact("through", settings.through, "attacked", _TARGETS[settings.through]),
+            Fact("through", through, "attacked", _TARGETS[through]),
             # The tests of messages under masks; null without masks.
             Fact("messages", found and asdict(found), "messages" if found else "", _tell(found)),
             Fact(
                 "num_trials",
-                settings.num_trials,
+                trials,
                 "trials",
-                f"{settings.num_trials:,} with the canary and {settings.num_trials:,} without it, "
-                f"{report.num_releases} releases each, seed {settings.seed}",
+                f"{trials:,} with the canary and {trials:,} without it, {report.num_releases} "
+                f"releases each, seed {seed}",
             ),
             Fact("num_releases", report.num_releases),
-            Fact("seed", settings.seed),
+            Fact("seed", seed),
             Fact(
                 "confidence",
-                settings.confidence,
+                _CONFIDENCE,
                 "confidence",
-                f"{settings.confidence:g} for all bounds on ε together, at the promised δ; 0.95 "
+                f"{_CONFIDENCE:g} for all bounds on ε together, at the promised δ; 0.95 "
                 "for the interval of each μ",
             ),
             Fact("violated", report.violated),
@@ -223,7 +233,7 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
                 "smallest_break",
                 None if beyond is None else collect_rows(columns, [beyond])[0],
                 "smallest break",
-                _describe_break(beyond, plan.network.agent_names),
+                _describe_break(beyond, most_compared, plan.network.agent_names),
             ),
         ],
         as_json=as_json,
@@ -254,8 +264,6 @@ def _list_columns(names: Sequence[str]) -> list[Column[Finding]]:
         Column("", interval, "measured μ"),
         Column("mu_low", lambda one: one.mu.low),
         Column("mu_high", lambda one: one.mu.high),
-        Column("auc", lambda one: one.auc, "AUC", "{:.3f}".format),
-        Column("true_positives_at_1_percent", lambda one: one.power, "TPR 1 %", "{:.3f}".format),
         Column("verdict", lambda one: one.verdict, "verdict"),
         Column("excess", lambda one: one.excess),
     ]
@@ -276,9 +284,9 @@ def _tell(found: MessageCheck | None) -> str:
     )
 
 
-def _describe_break(beyond: Finding | None, names: Sequence[str]) -> str:
+def _describe_break(beyond: Finding | None, most_compared: int, names: Sequence[str]) -> str:
     if beyond is None:
-        return "none: no coalition exceeds the promise"
+        return f"none: no coalition of up to {most_compared} insiders exceeds the promise"
     who = f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}"
     promised = round_up(beyond.promise.mu, 4)
     return f"{who}: measured μ {beyond.mu.estimate:.4g}, promised {promised}"
