@@ -38,7 +38,7 @@ from torch import Tensor
 
 from corn import make_plan
 from corn.audit import View, find_smallest_break
-from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
+from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
 from corn.errors import InvalidArgumentError
@@ -341,9 +341,12 @@ def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     # v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k / Y_jj and the variance 1/Y_jj, where
     # Y is the precision.
     weights = precision / np.where(exposed, 1.0, diagonal)[:, None]
-    scale, _, vectors, silent = split_directions(covariance)
     # Projected to a direction without noise, the noise is zero, which gives v_j exactly.
-    projection = vectors[:, silent] @ vectors[:, silent].T
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    correlations = covariance / np.outer(scale, scale)
+    values, vectors = np.linalg.eigh(correlations)
+    silent = vectors[:, values <= len(values) * np.finfo(float).eps * max(values[-1], 1.0)]
+    projection = silent @ silent.T
     for j in np.flatnonzero(exposed):
         weights[j] = projection[j] * (scale[j] / scale) / projection[j, j]
     return weights, np.where(exposed, 0.0, 1 / np.sqrt(diagonal))

@@ -152,18 +152,16 @@ class _Eavesdropper:
         self._included = generator.random(num_canaries) < 0.5
         self._scores = np.zeros(num_canaries)
         # How often a sample is in a batch. Without Poisson sampling, all are equally often.
-        batch_size, sizes = self._query.batch_size or 1, self._data.sizes
-        rates = [
-            query_of(plan, agent).sampling_rate or min(1.0, batch_size / size)
-            for agent, size in enumerate(sizes)
-        ]
+        batch_size, sizes = self._query.batch_size or 1, np.array(self._data.sizes)
+        given = [query_of(plan, agent).sampling_rate for agent in range(n)]
+        rates = np.minimum(1.0, batch_size / sizes) if None in given else np.array(given, float)
         # The contribution of a sample, on average.
-        self._weights = torch.tensor(rates, dtype=torch.float64) / batch_size
+        self._weights = torch.from_numpy(rates / batch_size)
         # The coins of others are not known either: m of them have the variance m p (1 − p) times
         # the squared norm C of a contribution, spread over all parameters.
-        energy = [size * p * (1 - p) for size, p in zip(sizes, rates, strict=True)]
-        spread = np.diag(energy) * self._query.contribution**2 / self._task.num_parameters
-        covariance = StreamWeights.of(plan.decomposition).hidden(()) + spread
+        spread = np.diag(sizes * rates * (1 - rates)) * self._query.contribution**2
+        covariance = StreamWeights.of(plan.decomposition).hidden(())
+        covariance += spread / self._task.num_parameters
         # Each row is a sum of agents' releases that is seen.
         seen = np.ones((1, n)) if plan.network.mixing == "sum" else np.eye(n)
         self._seen = torch.from_numpy(seen)
@@ -188,12 +186,9 @@ class _Eavesdropper:
         models, seen = parameters[0, :, 0].expand(n, -1), released[0, :, 0].double()
         seen = n * seen if len(seen) < n else seen
         # Of all agents' data without canaries, shape (n, d).
+        parts = zip(self._weights, models.split(1), map(data.of_agent, range(n)), strict=True)
         expected = torch.cat(
-            [
-                weight * self._differentiate(models[k : k + 1], own.inputs, own.targets)
-                for k, weight in enumerate(self._weights)
-                for own in (data.of_agent(k),)
-            ]
+            [w * self._differentiate(own, part.inputs, part.targets) for w, own, part in parts]
         )
         # The clipped gradients of canaries at their agents' models, shape (m, d).
         models, inputs = models[self._agents], self._task.prepare(self._inputs.to(models.dtype))

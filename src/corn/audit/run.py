@@ -228,7 +228,8 @@ class AuditedRun:
         if not self.plan.decomposition.is_masked:
             return self.messages
         keys = self.held_by(view.coalition)
-        return self.messages - self._collect(lambda r, agent: self._draw_mask(r, agent, keys))
+        masks = self._collect(lambda r, agent: self._draw_mask(r, agent, keys))
+        return np.asarray(self.messages - masks)
 
     def read_sums(self, view: View) -> FloatArray:
         """Return the sums of releases that a view reads, shape (releases, parts, size).

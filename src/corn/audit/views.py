@@ -170,26 +170,18 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
 
     A direction without noise reveals every agent that has a part in it.
     """
-    scale, values, vectors, silent = split_directions(covariance)
-    kept = vectors[:, ~silent]
-    inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
-    # Entries of eigenvectors that should be zero are of rounding's size, far below this.
-    exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
-    inverse[exposed, exposed] = math.inf
-    return inverse
-
-
-def split_directions(
-    covariance: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
-    """Return standard deviations, eigenvalues and vectors of correlations, and which are zero."""
     # Correlations, because agents' variances may differ by many orders and eigenvalues would then
     # be rounded to zero that are not.
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
     # The rounding error of eigenvalues, as in ``numpy.linalg.matrix_rank``.
     silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
-    return scale, values, vectors, silent
+    kept = vectors[:, ~silent]
+    inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
+    # Entries of eigenvectors that should be zero are of rounding's size, far below this.
+    exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
+    inverse[exposed, exposed] = math.inf
+    return inverse
 
 
 def read_view(text: str, names: Sequence[str]) -> View:
