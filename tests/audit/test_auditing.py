@@ -101,12 +101,12 @@ def test_a_seed_repeats_an_audit() -> None:
 def test_false_alarms_are_as_rare_as_the_confidence_says(mixing: Mixing) -> None:
     """Audits of correct code at 90 %, in which the promise is tight."""
     plan, alarms = agent_plan(graph="complete:3", mixing=mixing), 0
-    for seed in range(400):
+    for seed in range(150):
         alarms += audit_plan(
             plan, victims=[0], confidence=0.9, num_trials=200, num_releases=2, seed=seed
         ).violated
     # Tests share the level (Bonferroni), so that 10 % is the most, not the mean.
-    assert alarms <= binom.isf(1e-3, 400, 0.1)
+    assert alarms <= binom.isf(1e-3, 150, 0.1)
 
 
 def test_the_check_of_noise_has_its_level() -> None:
