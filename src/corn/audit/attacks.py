@@ -4,14 +4,9 @@ A high score is evidence for the data set with the canary. One attacker computes
 ratio of the plan's noise: no test is better if the program is right. Another learns a linear test
 from releases of its own, so that it also uses noise that is not what the plan says, such as noise
 that is released twice. Both are linear in what is observed, so that their scores are normal where
-the noise is.
-
-The scores under both data sets give:
-
-- an estimate of μ, the distance of the two score distributions in standard deviations, with a
-  confidence interval that assumes normal scores;
-- error rates at thresholds that were **fixed beforehand**, with Clopper–Pearson limits, from which
-  a lower bound on ε follows that assumes nothing about the scores.
+the noise is: they give an estimate of μ, the distance of the two score distributions in standard
+deviations. Error rates at thresholds that were **fixed beforehand** give a lower bound on ε that
+assumes nothing about the scores.
 """
 
 from __future__ import annotations

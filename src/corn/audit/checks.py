@@ -1,16 +1,8 @@
 """Checks that need no victim: of keys, noise, messages under masks and the sampler.
 
-- Keys that agents should not have, or that do not protect what they draw, show without any test
-  (:func:`check_keys`).
-- Noise that differs from the plan need not hurt privacy: a share with the wrong sign may only fail
-  to cancel. It is still a fault, which :func:`check_noise` finds without a canary.
-- Under masks a view can read one sum for each part of the agents that unknown masks join, and
-  nothing else. :func:`check_messages` tests that whatever is less than such a sum is uniform modulo
-  2^B: single messages, incomplete sums, and differences of messages of two steps, in which masks
-  that were used twice would cancel.
-- An attack on releases shows a fault of the sampler only as far as the canary's gradient shows it.
-  :func:`check_sampler` reads the batches: their shape, the weights, how often and where a sample is
-  in them, for data sets of several sizes.
+Noise that differs from the plan need not hurt privacy: a share with the wrong sign may only fail to
+cancel. And an attack shows a fault of the sampler only as far as the canary's gradient shows it.
+Both are faults of the program all the same.
 """
 
 from __future__ import annotations
@@ -174,8 +166,9 @@ class MessageCheck:
 def check_messages(run: AuditedRun, view: View, *, seed: int, alpha: float) -> MessageCheck:
     """Test messages, offsets and complete sums; two tests at level 1 − α each.
 
-    An eavesdropper reads messages as they are. The insiders of ``view`` remove the masks that they
-    can draw.
+    Under masks a view can read one sum for each part of the agents that unknown masks join.
+    Whatever is less than such a sum must be uniform modulo 2^B. An eavesdropper reads messages as
+    they are. The insiders of ``view`` remove the masks that they can draw.
     """
     tests = [*list_offsets(run)]
     for attacker in dict.fromkeys((View(), view)):

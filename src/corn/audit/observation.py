@@ -3,10 +3,6 @@
 The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
 attacker knows all other data, so only noise and canary remain of what it observes. Each trial is
 reduced to the projections on u of what all agents released, which lose nothing about the canary.
-
-- :class:`Observation` adds the canary to the releases of a run without gradients.
-- :class:`StepObservation` puts a sample with a far too long gradient into the victim's data, and
-  also runs sampling and clipping.
 """
 
 from __future__ import annotations
@@ -103,7 +99,10 @@ class Observation:
 
 
 class StepObservation(Observation):
-    """A canary in the victim's data, through the whole step of Algorithm 1 up to the message."""
+    """A sample with a far too long gradient in the victim's data, through the whole step.
+
+    It is sampled, clipped and released by the code of agents, up to the message.
+    """
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int) -> None:
         # A random direction, so that clipping and rounding of all coordinates take part.
