@@ -186,10 +186,11 @@ class _Eavesdropper:
         models, seen = parameters[0, :, 0].expand(n, -1), released[0, :, 0].double()
         seen = n * seen if len(seen) < n else seen
         # Of all agents' data without canaries, shape (n, d).
-        parts = zip(self._weights, models.split(1), map(data.of_agent, range(n)), strict=True)
-        expected = torch.cat(
-            [w * self._differentiate(own, part.inputs, part.targets) for w, own, part in parts]
-        )
+        parts = [
+            self._differentiate(models[agent : agent + 1], own.inputs, own.targets)
+            for agent, own in enumerate(map(data.of_agent, range(n)))
+        ]
+        expected = self._weights[:, None] * torch.cat(parts)
         # The clipped gradients of canaries at their agents' models, shape (m, d).
         models, inputs = models[self._agents], self._task.prepare(self._inputs.to(models.dtype))
         # A canary is there with probability ½.
