@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from corn import Plan, PrivacyBudget, ThreatModel, load_network, make_plan
-from corn.audit import AuditSettings, View, audit_plan, audit_training
-from corn.audit.run import AuditedRun, keep_gradients, make_choices
+from corn.audit import View, audit_plan, audit_training
+from corn.audit.run import AuditedRun, make_choices
 from corn.covariance import DEFAULT_THREAT
 from corn.learn import Workload, make_schedule
 from corn.learn.batches import SeededChoices
@@ -146,7 +146,8 @@ def audit_row(setting: Setting, trials: int) -> str:
             plan,
             victims=[0] if setting.through == "step" else None,
             view=setting.view,
-            settings=AuditSettings("shares" if is_recorded else setting.through, num_trials=size),
+            through="shares" if is_recorded else setting.through,
+            num_trials=size,
             observation=(
                 ProcessObservation(plan, num_trials=size, num_releases=4) if is_recorded else None
             ),
@@ -218,7 +219,7 @@ def stream_words(plan: Plan, num_words: int, view: View) -> Iterator[tuple[str, 
         gradients = torch.from_numpy(signs) * plan.budget.query.clip
         run.messages = np.array(
             [
-                [run.send(keep_gradients(g[None]), number, k) for k, g in enumerate(own)]
+                [run.send(g, number, k) for k, g in enumerate(own)]
                 for number, own in enumerate(gradients)
             ]
         )

@@ -38,19 +38,21 @@ from torch import Tensor
 
 from corn import make_plan
 from corn.audit import View, find_smallest_break
-from corn.audit.one_run import draw_known_noise
-from corn.audit.views import StreamWeights, invert_hidden, list_worst_views, split_directions
+from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
 from corn.checks import FloatArray, require_count
 from corn.covariance import EAVESDROPPER, Decomposition, ThreatModel
 from corn.errors import InvalidArgumentError
 from corn.learn import Dataset, load_dataset
 from corn.learn.batches import AgentData, Batch
 from corn.learn.mechanism import Mechanism, Trial
+from corn.learn.perturbation import simulation_nonce
 from corn.learn.problem import SweepSettings
 from corn.learn.schedule import Constant
 from corn.learn.simulation import Simulation
 from corn.learn.step import compute_gradients
 from corn.learn.tasks import LinearClassifier, Task
+from corn.noise import SecureSource, simulated_keys
+from corn.noise.shares import list_terms
 from corn.privacy import PrivacyBudget
 from corn.report.figures import save_figure
 from corn.topology import Network, load_network
@@ -313,6 +315,20 @@ def _compare(images: FloatArray, truth: FloatArray) -> FloatArray:
     return cosine
 
 
+def draw_known_noise(
+    noise: Decomposition, view: View, *, seed: int, step: int, size: int
+) -> Tensor:
+    """Return the part of a step's noise that a view knows in a simulation of a seed, (n, d)."""
+    held = StreamWeights.of(noise).held_by(view.coalition)
+    source = SecureSource(simulated_keys(noise, seed=seed))
+    known = np.empty((noise.num_agents, size))
+    for agent, own in enumerate(known):
+        # The nonce is public: all agents of the run agree on it.
+        terms = list_terms(noise, agent, nonce=simulation_nonce(seed), step=step)
+        source.fill_sum(own, [term for term in terms if term[1].owner in held])
+    return torch.from_numpy(known)
+
+
 def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return weights and standard deviations of each agent's noise given that of all others.
 
@@ -325,9 +341,12 @@ def predict_noise(covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
     # v_j given all other noise has the mean −Σ_{k≠j} Y_jk v_k / Y_jj and the variance 1/Y_jj, where
     # Y is the precision.
     weights = precision / np.where(exposed, 1.0, diagonal)[:, None]
-    scale, _, vectors, silent = split_directions(covariance)
     # Projected to a direction without noise, the noise is zero, which gives v_j exactly.
-    projection = vectors[:, silent] @ vectors[:, silent].T
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    correlations = covariance / np.outer(scale, scale)
+    values, vectors = np.linalg.eigh(correlations)
+    silent = vectors[:, values <= len(values) * np.finfo(float).eps * max(values[-1], 1.0)]
+    projection = silent @ silent.T
     for j in np.flatnonzero(exposed):
         weights[j] = projection[j] * (scale[j] / scale) / projection[j, j]
     return weights, np.where(exposed, 0.0, 1 / np.sqrt(diagonal))

@@ -60,7 +60,6 @@ def test_the_script_of_a_researcher_needs_no_private_module() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs_and_is_short(
     path: Path,

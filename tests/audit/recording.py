@@ -21,14 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from corn.audit.observation import (
-    RAW_LENGTH,
-    Signal,
-    add_share_canary,
-    count_samples,
-    mean_output,
-)
-from corn.audit.run import AuditedRun, ReleaseNumber, keep_gradients, query_of
+from corn.audit.observation import RAW_LENGTH, Observation, Signal, count_samples, mean_output
+from corn.audit.run import AuditedRun, query_of
 from corn.checks import FloatArray, require
 from corn.distributed import AgentConfig, Reports, RunSettings, run_workload
 from corn.distributed.keyring import load_credentials, make_keys
@@ -39,7 +33,7 @@ from corn.errors import CornError
 from corn.learn.batches import AgentData, Batch
 from corn.learn.problem import TrainingProblem
 from corn.learn.schedule import Constant
-from corn.learn.step import ClippedGradients, compute_gradients
+from corn.learn.step import compute_gradients
 from corn.learn.tasks import ModuleTask
 from corn.learn.workloads import Workload
 from corn.noise import Owner, Secret, agent_keys
@@ -266,18 +260,17 @@ class CanaryWorkload(Workload):
 
 
 @final
-class ProcessObservation:
+class ProcessObservation(Observation):
     """Releases read off the messages of real agents, in two runs under one plan and the same keys.
 
     Each coordinate of a release is a trial, to whose noise the canary is added, as in
-    ``ShareObservation``. With gossip agents release noise alone: whether real gradients are clipped
+    ``Observation``. With gossip agents release noise alone: whether real gradients are clipped
     is audited through the step. With exact sums the first run is without the canary (or has its
     negation) and the second with it, in the data of all agents. The canary that is added is then as
     long as the one in the messages.
     """
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int = 0) -> None:
-        self._plan, self.problems = plan, list[str]()
         require(
             num_releases <= plan.budget.num_steps,
             "releases",
@@ -302,12 +295,8 @@ class ProcessObservation:
             ]
             keys = _load_all_keys(plan, path)
         nonces = {number: run.nonce for number, run in enumerate(runs)}
-        releases = [
-            ReleaseNumber(k, step)
-            for k, run in enumerate(runs)
-            for step in range(len(run.messages))
-        ]
-        self.run = AuditedRun(plan, releases, num_trials, keys=keys, nonces=nonces)
+        releases = [(k, step) for k, run in enumerate(runs) for step in range(len(run.messages))]
+        super().__init__(plan, AuditedRun(plan, releases, num_trials, keys, nonces))
         # How long the canary in each agent's messages is, relative to what the plan accounts for.
         self._lengths = np.ones(plan.num_agents)
         if plan.network.mixing == "gossip":
@@ -321,8 +310,7 @@ class ProcessObservation:
 
     def add_canary(self, victim: int) -> Signal:
         """See ``Observation``."""
-        shape = len(self.run.releases), self.run.size
-        signal, length = add_share_canary(self._plan, victim, shape), self._lengths[victim]
+        signal, length = super().add_canary(victim), self._lengths[victim]
         return replace(signal, null=signal.null * length, alternative=signal.alternative * length)
 
     def _find_gradients(self, words: MaskWords, workloads: Sequence[CanaryWorkload]) -> FloatArray:
@@ -332,19 +320,18 @@ class ProcessObservation:
         Recorded ones must be equal to the last bit.
         """
         gradients = np.zeros(words.shape)
-        for agent in range(self._plan.num_agents):
-            canaries = [_clip_canary(self._plan, agent, each) for each in workloads]
-            query, lengths = query_of(self._plan, agent), []
+        for agent in range(self.plan.num_agents):
+            canaries = [_clip_canary(self.plan, agent, each) for each in workloads]
+            query, lengths = query_of(self.plan, agent), []
             for number, (run, _) in enumerate(self.run.releases):
                 canary, own = canaries[run], words[number, agent]
                 # Only the agent knows the batches of its samples.
                 allowed = [canary]
                 if query.unit == "sample" and query.sampling != "every-step":
-                    allowed.append(keep_gradients(torch.zeros(1, words.shape[-1])))
+                    allowed.append(torch.zeros_like(canary))
                 for found in allowed:
                     if np.array_equal(self.run.recompute(found, number, agent), own):
-                        values = found.values.double() * found.factors.unsqueeze(-1)
-                        gradients[number, agent] = values.numpy().ravel()
+                        gradients[number, agent] = found.numpy()
                         break
                 else:
                     lengths.append(self._measure(own, number, agent, workloads[run]))
@@ -360,10 +347,9 @@ class ProcessObservation:
         self, words: MaskWords, number: int, agent: int, workload: CanaryWorkload
     ) -> float:
         """Return how far a message is along the canary from one without gradient."""
-        zeros = keep_gradients(torch.zeros(1, len(words)))
-        without = self.run.recompute(zeros, number, agent)
+        without = self.run.recompute(torch.zeros(len(words)), number, agent)
         units = (words - without).view(f"i{words.itemsize}")
-        return float(units @ workload.direct(agent)) * self._plan.grid
+        return float(units @ workload.direct(agent)) * self.plan.grid
 
 
 def _make_workload(plan: Plan, size: int, seed: int, *, has_canary: bool) -> CanaryWorkload:
@@ -383,8 +369,8 @@ def _make_workload(plan: Plan, size: int, seed: int, *, has_canary: bool) -> Can
     )
 
 
-def _clip_canary(plan: Plan, agent: int, workload: CanaryWorkload) -> ClippedGradients:
-    """Return an agent's clipped gradient in a batch that has the canary."""
+def _clip_canary(plan: Plan, agent: int, workload: CanaryWorkload) -> torch.Tensor:
+    """Return an agent's clipped gradient in a batch that has the canary, shape (d,)."""
     query, problem = query_of(plan, agent), workload.build(plan.num_agents, [agent])
     dtype = torch.float32 if plan.dtype == "float32" else torch.float64
     rows = slice(None) if query.unit == "agent" else slice(1)
@@ -393,13 +379,14 @@ def _clip_canary(plan: Plan, agent: int, workload: CanaryWorkload) -> ClippedGra
     weight = 1 / (query.batch_size if query.unit == "sample" and query.batch_size else len(inputs))
     weights = torch.full((1, len(inputs)), weight, dtype=torch.float64)
     batch = Batch(inputs[None], torch.zeros(1, len(inputs)), weights, query.unit == "agent")
-    return compute_gradients(
+    found = compute_gradients(
         problem.task,
         torch.zeros(1, 1, workload.num_parameters, dtype=dtype),
         batch,
         torch.tensor([query.clip], dtype=torch.float64),
         clips_samples=query.unit == "sample",
     )
+    return (found.values.double() * found.factors.unsqueeze(-1)).flatten()
 
 
 def _make_settings(num_steps: int) -> RunSettings:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from corn.audit import AuditSettings, View, audit_plan
+from corn.audit import View, audit_plan
 from corn.audit.checks import check_keys, check_noise
-from corn.audit.run import AuditedRun, keep_gradients
+from corn.audit.run import AuditedRun
 from corn.errors import InvalidArgumentError
 from corn.plan import make_plan
 from corn.privacy import PrivacyBudget
@@ -54,7 +54,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_and_arrangement_of_seeds(name: str) -> None:
     plan = agent_plan(**MECHANISMS[name])
-    report = audit_plan(plan, settings=AuditSettings(num_trials=2000))
+    report = audit_plan(plan, num_trials=2000)
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     for one in report.findings:
         assert abs(one.mu.estimate / one.exact_mu - 1) < 0.1
@@ -74,8 +74,7 @@ def test_every_mechanism_and_arrangement_of_seeds(name: str) -> None:
 )
 def test_every_sampling(sampling: str, adjacency: str, mixing: Mixing) -> None:
     plan = sample_plan(sampling, adjacency, mixing=mixing)
-    settings = AuditSettings("step", num_trials=1000, num_releases=8, seed=1)
-    report = audit_plan(plan, victims=[1], settings=settings)
+    report = audit_plan(plan, victims=[1], through="step", num_trials=1000, num_releases=8, seed=1)
     assert not report.violated, (report.problems, [one.excess for one in report.findings])
     assert abs(report.findings[0].mu.estimate / report.findings[0].exact_mu - 1) < 0.15
     assert report.findings[0].verdict == "tight"
@@ -84,17 +83,16 @@ def test_every_sampling(sampling: str, adjacency: str, mixing: Mixing) -> None:
 def test_agents_with_different_promises_are_compared_with_their_own() -> None:
     budget = PrivacyBudget((2, 8, 8, 8), 1e-5, num_steps=20, clip=0.1)
     plan = make_plan(load_network("ring:4", mixing="gossip"), budget)
-    report = audit_plan(plan, settings=AuditSettings(num_trials=2000))
+    report = audit_plan(plan, num_trials=2000)
     assert not report.violated
     assert {one.victim: one.promise.epsilon for one in report.findings} == {0: 2, 1: 8, 2: 8, 3: 8}
     assert {one.verdict for one in report.findings} == {"tight"}
 
 
 def test_a_seed_repeats_an_audit() -> None:
-    settings = AuditSettings(num_trials=300, seed=5)
-    first, second = (audit_plan(agent_plan(), settings=settings) for _ in range(2))
+    first, second = (audit_plan(agent_plan(), num_trials=300, seed=5) for _ in range(2))
     assert [one.mu for one in first.findings] == [one.mu for one in second.findings]
-    other = audit_plan(agent_plan(), settings=AuditSettings(num_trials=300, seed=6))
+    other = audit_plan(agent_plan(), num_trials=300, seed=6)
     assert first.findings[0].mu != other.findings[0].mu
 
 
@@ -103,11 +101,12 @@ def test_a_seed_repeats_an_audit() -> None:
 def test_false_alarms_are_as_rare_as_the_confidence_says(mixing: Mixing) -> None:
     """Audits of correct code at 90 %, in which the promise is tight."""
     plan, alarms = agent_plan(graph="complete:3", mixing=mixing), 0
-    for seed in range(400):
-        settings = AuditSettings(num_trials=200, num_releases=2, seed=seed, confidence=0.9)
-        alarms += audit_plan(plan, victims=[0], settings=settings).violated
+    for seed in range(150):
+        alarms += audit_plan(
+            plan, victims=[0], confidence=0.9, num_trials=200, num_releases=2, seed=seed
+        ).violated
     # Tests share the level (Bonferroni), so that 10 % is the most, not the mean.
-    assert alarms <= binom.isf(1e-3, 400, 0.1)
+    assert alarms <= binom.isf(1e-3, 150, 0.1)
 
 
 def test_the_check_of_noise_has_its_level() -> None:
@@ -127,7 +126,7 @@ def test_messages_follow_from_keys_in_two_ways(mixing: Mixing) -> None:
     plan = agent_plan(mixing=mixing)
     run = AuditedRun.of_seed(plan, 2, 50, seed=1)
     assert check_keys(plan, run) == []
-    gradients = keep_gradients(torch.linspace(-0.1, 0.1, 50)[None])
+    gradients = torch.linspace(-0.1, 0.1, 50)
     for agent in range(plan.num_agents):
         found = run.send(gradients, 1, agent)
         np.testing.assert_array_equal(found, run.recompute(gradients, 1, agent))
@@ -144,14 +143,11 @@ def test_messages_follow_from_keys_in_two_ways(mixing: Mixing) -> None:
         ({"victims": [9]}, "victim must be in 0 … 4"),
         ({"victims": [2], "view": View((2,))}, "victim must be an agent outside the view"),
         ({"view": View((9,))}, "agents 0 … 4"),
+        ({"num_trials": 10}, "trials must be"),
+        ({"num_releases": 1}, "releases must be"),
+        ({"confidence": 1.0}, "confidence must be"),
     ],
 )
 def test_impossible_audits_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         audit_plan(agent_plan(), **given)
-
-
-@pytest.mark.parametrize("wrong", [{"num_trials": 10}, {"num_releases": 1}, {"confidence": 1.0}])
-def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError):
-        AuditSettings(**wrong)

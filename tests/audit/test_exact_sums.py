@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from corn.audit import AuditReport, AuditSettings, View, audit_plan
+from corn.audit import AuditReport, View, audit_plan
 from corn.audit.checks import uniform_p_value
 from corn.audit.run import AuditedRun, derive_keys
 from corn.audit.views import find_smallest_break, list_worst_views
@@ -26,17 +26,17 @@ from tests.audit.plans import agent_plan, sample_plan
 from tests.oracles.message_parts import MessageParts, draw_mask, mask_release
 from tests.oracles.word_statistics import WordStatistics
 
-SHARES = AuditSettings(num_trials=2000)
-STEP = AuditSettings("step", num_trials=500)
+SHARES: dict[str, Any] = {"num_trials": 2000}
+STEP: dict[str, Any] = {"through": "step", "num_trials": 500}
 
 
 def sum_plan(colluders: int = 1, seeds: str | SeedGroups = "auto", graph: str = "ring:5") -> Plan:
     return agent_plan(colluders, seeds, graph=graph, mixing="sum")
 
 
-def audit(settings: AuditSettings = SHARES, *, plan: Plan | None = None) -> AuditReport:
-    victims = [1] if settings.through == "step" else [0, 1]
-    return audit_plan(plan or sum_plan(), victims=victims, settings=settings)
+def audit(settings: dict[str, Any] = SHARES, *, plan: Plan | None = None) -> AuditReport:
+    victims = [1] if settings is not SHARES else [0, 1]
+    return audit_plan(plan or sum_plan(), victims=victims, **settings)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> None:
@@ -71,7 +71,7 @@ def test_agents_through_the_step_are_tight() -> None:
 def test_independent_noise_is_read_release_by_release() -> None:
     plan = agent_plan(0, mechanism="ldp", mixing="sum")
     # Many trials: with few, one of five agents can be above the promise by chance.
-    report = audit_plan(plan, settings=replace(SHARES, num_trials=40_000))
+    report = audit_plan(plan, num_trials=40_000)
     assert report.messages is None
     assert {one.verdict for one in report.findings} == {"tight"}
 
@@ -79,7 +79,7 @@ def test_independent_noise_is_read_release_by_release() -> None:
 def test_the_sum_of_an_agent_that_is_cut_off_shows() -> None:
     """On the seeds of a ring, agent 0 is alone between insiders 1 and 4."""
     plan = sum_plan(0, "edges")
-    report = audit_plan(plan, view=View((1, 4)), settings=SHARES)
+    report = audit_plan(plan, view=View((1, 4)), **SHARES)
     assert {one.verdict for one in report.findings} == {"violated"}
     assert not any(one.is_promised for one in report.findings)
     alone, *others = report.findings
@@ -88,13 +88,7 @@ def test_the_sum_of_an_agent_that_is_cut_off_shows() -> None:
     assert [one.ratio for one in others] == pytest.approx([2.5**0.5] * 2, rel=0.1)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_more_insiders_than_planned_are_a_break(
-    is_large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_large:
-        # Coalitions are then grown around each agent, not listed.
-        monkeypatch.setattr("corn.audit.views._MOST_WORK", 1.0)
+def test_more_insiders_than_planned_are_a_break() -> None:
     found = find_smallest_break(sum_plan(1))
     assert found is not None
     assert len(found.view.coalition) == 2
@@ -175,7 +169,7 @@ CHECKS: dict[str, tuple[str, Any]] = {
 
 
 def find_checks(
-    monkeypatch: pytest.MonkeyPatch, settings: AuditSettings = SHARES, *, plan: Plan | None = None
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any] = SHARES, *, plan: Plan | None = None
 ) -> set[str]:
     """Return the checks that find a fault, each alone; the attack on victims is one of them."""
     found = set()
@@ -261,10 +255,11 @@ def test_a_program_without_faults_passes_every_check(monkeypatch: pytest.MonkeyP
 def test_problems_name_the_messages_in_which_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, draw_mask=reuse_masks)
     problem = audit().problems[-1]
-    assert "messages in releases 0 and 1" in problem
+    assert "the difference of the message of agent" in problem
+    assert "between releases 0 and 1" in problem
     assert "is not uniform" in problem
     plant(monkeypatch, draw_mask=turn_sign)
-    assert any("the sum of all agents is not the plan's" in one for one in audit().problems)
+    assert any("in the sums of agents (0, 1, 2, 3, 4)" in one for one in audit().problems)
 
 
 def test_a_plan_with_noise_for_fewer_insiders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +357,7 @@ def test_leaked_seeds_that_cut_an_agent_off(monkeypatch: pytest.MonkeyPatch) -> 
         return every
 
     monkeypatch.setattr("corn.audit.run.derive_keys", keys)
-    report = audit_plan(plan, victims=[0], view=View((2,)), settings=SHARES)
+    report = audit_plan(plan, victims=[0], view=View((2,)), **SHARES)
     assert any("agent 2 has the key of" in problem for problem in report.problems)
     assert report.findings[0].ratio == pytest.approx(5**0.5, rel=0.1)
     assert report.findings[0].verdict == "violated"

@@ -5,8 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from corn.audit import View, find_smallest_break, read_view
-from corn.audit.views import StreamWeights, invert_hidden, list_worst_views
+from corn.audit import View, find_smallest_break
+from corn.audit.views import (
+    StreamWeights,
+    invert_hidden,
+    largest_compared,
+    list_worst_views,
+    read_view,
+)
 from corn.covariance import Decomposition, SeedGroups
 from corn.covariance.decomposition import hidden_precision
 from corn.errors import InvalidArgumentError
@@ -80,11 +86,13 @@ def test_independent_noise_is_broken_by_nobody() -> None:
     assert find_smallest_break(agent_plan(0, mechanism="ldp")) is None
 
 
-def test_in_large_networks_a_coalition_is_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corn.audit.views._MOST_WORK", 1.0)
-    found = find_smallest_break(agent_plan())
-    assert found is not None
-    assert found.ratio > 1
+def test_in_large_networks_fewer_coalitions_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert largest_compared(agent_plan()) == 4
+    assert largest_compared(agent_plan(0, mechanism="ldp")) == 0
+    # An eigendecomposition for each of ten pairs of insiders, but not for more.
+    monkeypatch.setattr("corn.audit.views._MOST_WORK", 5.0**3 * 9)
+    assert largest_compared(agent_plan()) == 1
+    assert find_smallest_break(agent_plan()) is None
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_one_run_of_a_task(corn: Runner, plans: Path) -> None:
     assert facts["certified_epsilon"] <= facts["promised_epsilon"] == 4
     for options, message in (
         (("--one-run", "--trials", 500), "must be left out with --one-run"),
+        (("--one-run", "--view", "coalition:1"), "must be left out with --one-run"),
         (("--canaries", 100), "needs --one-run"),
     ):
         misuse = corn("audit", plans / "samples.corn", *options)

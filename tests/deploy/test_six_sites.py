@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,36 @@ import pytest
 from tests.cli.commands import Runner
 
 ROOT = Path(__file__).parent.parent.parent
-CORN = [sys.executable, "-m", "corn"]
 SITES = ("north", "south", "east", "west", "lake", "hill")
 PORT = 29500
+# Both commands of a site in one process, as imports take seconds in each. All sites check at the
+# same time, so that ports can be tried, and train when all have checked.
+COMMANDS = """
+import sys
+import time
+from pathlib import Path
+
+from corn.cli import run_command
+
+site, num_sites = sys.argv[1], int(sys.argv[2])
+common = ["consortium.toml", "--agent", site, "--data", "data.csv", "--keys", "keys"]
+
+
+def run(*arguments):
+    sys.argv = ["corn", *arguments]
+    try:
+        run_command()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+run("check", *common, "--wait", "15", "--out", f"{site}.json")
+end = time.monotonic() + 120
+while len(list(Path("..").glob("*/*.json"))) < num_sites and time.monotonic() < end:
+    time.sleep(0.05)
+run("agent", *common, "--out", "run")
+"""
 
 
 def run(*command: str, cwd: Path | None = None, host: int | None = None) -> str:
@@ -76,7 +104,9 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
         assert outcome.exit_code == 0, (arguments, outcome)
         return outcome.stdout + outcome.stderr
 
-    run(sys.executable, str(ROOT / "examples" / "six_hospitals.py"), str(tmp_path / "made"))
+    example = str(ROOT / "examples" / "six_hospitals.py")
+    monkeypatch.setattr(sys, "argv", [example, str(tmp_path / "made")])
+    runpy.run_path(example, run_name="__main__")
     text = (tmp_path / "made" / "consortium.toml").read_text(encoding="utf-8")
     # The first site accepts connections, and the others only connect outward.
     text = re.sub(r'address = ".*"', "accepts = false", text)
@@ -91,7 +121,7 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
     (public / "consortium.toml").write_text(text, encoding="utf-8")
     shutil.copy(tmp_path / "made" / "public.csv", public)
     corn("plan", "consortium.toml", cwd=public)
-    folders = [tmp_path / site for site in SITES]
+    folders = [tmp_path / "sites" / site for site in SITES]
     for host, folder in enumerate(folders):
         shutil.copytree(public, folder)
         shutil.copy(tmp_path / "made" / f"{SITES[host]}.csv", folder / "data.csv")
@@ -107,26 +137,17 @@ def test_five_sites_that_only_connect_outward_train_with_one_open_port(
     for folder in folders:
         shutil.copy(roster, folder / "keys")
 
-    def check(host: int) -> str:
-        """Command 2: all sites check at the same time, so that ports can be tried."""
-        options = ("--agent", SITES[host], "--data", "data.csv", "--keys", "keys", "--wait", "15")
-        out = ("--out", f"{SITES[host]}.json")
-        return run(*CORN, "check", "consortium.toml", *options, *out, cwd=folders[host], host=host)
-
-    def train(host: int) -> str:
-        """Command 3."""
-        options = ("--agent", SITES[host], "--data", "data.csv", "--keys", "keys", "--out", "run")
-        return run(*CORN, "agent", "consortium.toml", *options, cwd=folders[host], host=host)
+    def check_and_train(host: int) -> str:
+        """Commands 2 and 3."""
+        command = (sys.executable, "-c", COMMANDS, SITES[host], str(len(SITES)))
+        return run(*command, cwd=folders[host], host=host)
 
     with ThreadPoolExecutor(len(SITES)) as pool:
-        list(pool.map(check, range(len(SITES))))
-        results = [
-            str(folder / f"{site}.json") for site, folder in zip(SITES, folders, strict=True)
-        ]
-        page = corn("check", str(public / "consortium.toml"), *results)
-        assert "problem" not in page
-        assert "warning" not in page
-        list(pool.map(train, range(len(SITES))))
+        list(pool.map(check_and_train, range(len(SITES))))
+    results = [str(folder / f"{site}.json") for site, folder in zip(SITES, folders, strict=True)]
+    page = corn("check", str(public / "consortium.toml"), *results)
+    assert "problem" not in page
+    assert "warning" not in page
     models = {
         (folder / "run" / "shared" / f"agent-{host}" / "model.pt").read_bytes()
         for host, folder in enumerate(folders)

@@ -192,7 +192,7 @@ def test_a_silent_agent_times_out_and_its_neighbours_do_not() -> None:
 
     def run(rendezvous: Rendezvous) -> object:
         agent = rendezvous.agent
-        exchange = connect(rendezvous, graph[agent], timeout=8.0)
+        exchange = connect(rendezvous, graph[agent], timeout=5.0)
         heard = []
         for step in range(3):
             if agent == 0 and step == 1:
@@ -245,9 +245,9 @@ def test_a_suspension_is_over_after_three_answers() -> None:
     """Two messages of a neighbour may be older than the suspension; a third is not."""
 
     def run(rendezvous: Rendezvous) -> list[bool]:
-        exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=15.0)
+        exchange = connect(rendezvous, [1 - rendezvous.agent], timeout=10.0)
         with exchange._lock:  # keeps the beat waiting, as a stopped process would
-            time.sleep(8.0)
+            time.sleep(5.5)
             found = [exchange.was_suspended]
         for step in range(3):
             exchange.start(header(rendezvous.agent, step), torch.zeros(D))

@@ -1,6 +1,5 @@
 """An attacker on the network achieves the loss of links at most, and never a changed model."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,9 @@ PLAN = small_plan("ring:4", 12, mechanism="ldp", threat=ThreatModel(), cooldown_
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attack_on_a_link_changes_no_model(kind: str, tmp_path: Path) -> None:
-    """In the middle of the training, in both directions."""
-    attacks = [Intervention(kind, 0, 0, way, 1200, seed=1) for way in (0, 1)]
-    found = Counter(judge(PLAN, one, tmp_path / str(one.direction)) for one in attacks)
-    if kind == "delay":
-        assert set(found) == {"unharmed"}
-    else:
-        assert set(found) <= {"lost", "unharmed"}
-        assert found["lost"]
+    """In the middle of the training, each in one of the two directions."""
+    attack = Intervention(kind, 0, 0, KINDS.index(kind) % 2, 1200, seed=1)
+    assert judge(PLAN, attack, tmp_path) == ("unharmed" if kind == "delay" else "lost")
 
 
 @pytest.mark.slow
@@ -38,8 +32,9 @@ def test_an_attack_on_the_store_changes_no_model(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_random_attacks_change_no_model(tmp_path: Path) -> None:
-    for seed in range(4):
-        judge(PLAN, Intervention.draw(seed, 4), tmp_path / str(seed))
+    seeds = (0, 2, 5)  # on a link, at the store, in the handshake
+    found = {judge(PLAN, Intervention.draw(seed, 4), tmp_path / str(seed)) for seed in seeds}
+    assert found & {"lost", "not started"}, "no attack was felt"
 
 
 def test_two_runs_without_an_attacker_are_equal_to_the_bit(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ NUM_STEPS = 60
 PLAN = small_plan("ring:5", NUM_STEPS, mechanism="decor", threat=ThreatModel())
 SETTINGS = RunSettings(Constant(0.2), batch_size=16, timeout=30, evaluate_at=(0,))
 # The others wait so long for a suspended agent: longer than a busy machine pauses a process.
-SHORT_TIMEOUT = 8
+SHORT_TIMEOUT = 6
 LOST = 2
 
 
@@ -184,7 +184,7 @@ def test_a_suspension_of_all_agents_does_not_end_them_at_a_later_loss(tmp_path: 
             brake.unlink()
 
     plan = small_plan("ring:3", 100, mechanism="decor", threat=ThreatModel())
-    settings = replace(SETTINGS, timeout=15)
+    settings = replace(SETTINGS, timeout=10)
     faults = [Fault(LOST, 60)]
     results = run_processes(plan, tmp_path, settings, faults=faults, brake=brake, on_poll=pause_all)
     assert not brake.exists()
@@ -345,7 +345,7 @@ def test_a_restart_repeats_no_release_and_keeps_the_budget(tmp_path: Path) -> No
     ("spoil", "message"),
     [
         # Agent 1 cannot tell the others, which time out; whichever failure comes first is reported.
-        ("key", r"no message \(join\) from agent 1 within 12 s|agent-1\.key: cannot be read"),
+        ("key", r"no message \(join\) from agent 1 within 8 s|agent-1\.key: cannot be read"),
         ("plan", "agents differ in the plan's fingerprint: agent 1 has"),
         ("checkpoint", r"agent 1: .*checkpoint-100\.corn: not a checkpoint, or a damaged one"),
         ("data", "agents differ in the data: agent 1 has breast-cancer, iid, seed 7;"),
@@ -360,7 +360,7 @@ def test_a_run_that_cannot_start_fails_with_one_line(
     if spoil == "key":
         run_processes(plan, out, SETTINGS, agents=[])
         (out / "keys" / "agent-1.key").unlink()
-        settings = dict.fromkeys(range(3), replace(SETTINGS, timeout=12))
+        settings = dict.fromkeys(range(3), replace(SETTINGS, timeout=8))
     elif spoil == "plan":
         plans[1] = save(small_plan("ring:3", 201), tmp_path / "other.corn")
     elif spoil == "checkpoint":

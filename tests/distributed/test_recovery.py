@@ -56,8 +56,8 @@ def read_models(folder: Path, agents: Iterable[int], step: int, plan: Plan = PLA
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lost",
-    [(LEAVES[0],), (INNER,), (ROOT,), (LEAVES[0], LEAVES[-1]), (INNER, ROOT)],
-    ids=["leaf", "inner", "root", "two leaves", "inner and root"],
+    [(ROOT,), (LEAVES[0], LEAVES[-1]), (INNER, ROOT)],
+    ids=["root", "two leaves", "inner and root"],
 )
 def test_survivors_of_killed_agents_go_on_with_one_model(
     lost: Sequence[int], tmp_path: Path
@@ -330,7 +330,7 @@ def test_a_plan_for_survivors_keeps_every_cap_per_step() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_wherever_agents_die_survivors_agree(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

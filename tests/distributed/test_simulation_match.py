@@ -13,7 +13,7 @@ from corn.distributed.settings import RunSettings
 from corn.distributed.storage import Folders, read_rows
 from corn.learn import Constant, Mechanism, SweepSettings, Trial, run_sweep
 from corn.learn.workloads import Workload
-from corn.plan import FloatType, Plan, make_plan
+from corn.plan import Plan, make_plan
 from corn.privacy import PrivacyBudget, Sampling
 from corn.topology import Gossip, load_network
 
@@ -73,12 +73,10 @@ def compare(plan: Plan, out: Path, *, settings: RunSettings | None = None) -> No
     [
         ("corn", ThreatModel(1, "pairs")),
         ("corn", ThreatModel(0, ((0, 1, 2),))),
-        ("corn", ThreatModel()),
-        ("decor", ThreatModel()),
         ("zero-sum", ThreatModel()),
         ("ldp", ThreatModel()),
     ],
-    ids=["pairs", "groups", "global", "decor", "zero-sum", "ldp"],
+    ids=["pairs", "groups", "zero-sum", "ldp"],
 )
 def test_four_processes_match_for_every_mechanism(
     mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
@@ -120,30 +118,20 @@ def test_gossip_rounds_and_cool_down_match(gossip: Gossip, tmp_path: Path) -> No
     compare(make_plan(network, budget, cooldown_steps=2), tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_momentum_and_double_precision_match(tmp_path: Path, dtype: FloatType) -> None:
+def test_momentum_and_double_precision_match(tmp_path: Path) -> None:
     budget = PrivacyBudget(10, 1e-5, num_steps=10, clip=0.1)
     objective = Horizon(3, momentum=0.7)
     plan = make_plan(
-        load_network("path:4", mixing="gossip"), budget, objective=objective, dtype=dtype
+        load_network("path:4", mixing="gossip"), budget, objective=objective, dtype="float64"
     )
     assert plan.momentum == 0.7
     compare(plan, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("graph", "mechanism", "threat"),
-    [
-        ("er:n=8,p=0.5,seed=1", "corn", ThreatModel(1, "pairs")),
-        ("er:n=12,p=0.3,seed=1", "decor", ThreatModel()),
-    ],
-    ids=["8-pairs", "12-decor"],
-)
-def test_eight_and_twelve_processes_match(
-    graph: str, mechanism: MechanismName, threat: ThreatModel, tmp_path: Path
-) -> None:
+def test_eight_processes_match(tmp_path: Path) -> None:
     """The plan is long, because for a few steps DECOR may share no noise at all."""
-    plan = small_plan(graph, 500, mechanism=mechanism, threat=threat)
+    plan = small_plan("er:n=8,p=0.5,seed=1", 500, mechanism="decor", threat=ThreatModel())
+    assert plan.momentum > 0
     assert len(plan.decomposition.seed_groups) >= plan.num_agents
     compare(plan, tmp_path, settings=replace(SETTINGS, num_steps=10))

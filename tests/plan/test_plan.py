@@ -134,6 +134,7 @@ def test_drawn_noise_has_the_verified_covariance(plan: Plan) -> None:
 
 def test_verification_equals_brute_force_over_coalitions(plan: Plan) -> None:
     found = verify_plan(plan)
+    assert [guarantee.agent for guarantee in found.guarantees] == list(range(6))
     for guarantee in found.guarantees:
         by_coalition = {
             coalition: {g.agent: g.epsilon for g in guarantees_against(plan, coalition)}

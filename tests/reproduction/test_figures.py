@@ -41,7 +41,9 @@ def test_a_scale_can_be_restricted() -> None:
 
 @pytest.mark.parametrize("scale", [TINY, FULL])
 def test_every_title_names_unit_clipping_and_adversary(scale: Scale) -> None:
-    for study in make_studies(["all"], scale):
+    studies = make_studies(["all"], scale)
+    assert len(studies) > 10
+    for study in studies:
         assert f"unit: {study.panel.unit} (" in study.panel.title
         assert "clipped" in study.panel.title
         assert "adversary: " in study.panel.title
@@ -50,6 +52,7 @@ def test_every_title_names_unit_clipping_and_adversary(scale: Scale) -> None:
 def test_designs_against_many_coalitions_stop_at_a_number_of_agents(tmp_path: Path) -> None:
     scale = replace(TINY, sizes=(6, 8), insider_sizes=(8, 6))
     made = reproduce(["fig1c"], scale, store=CellStore(tmp_path), jobs=1)
+    assert made.panels
     for _, points in made.panels:
         places = {name: [p.x for p in points if p.mechanism.name == name] for name in NAMES}
         assert places == {"corn": [6, 8], "corn-1-insider": [6, 8], "corn-2-insiders": [6]}

@@ -2,21 +2,18 @@
 
 - ``audit_plan``: attack a plan's program, and compare the result with the promise.
 - ``audit_training``: audit one training run of the user's model with many canaries.
-- ``View``, ``read_view``, ``find_smallest_break``: attackers, and what they know.
+- ``View``, ``find_smallest_break``: attackers, and what they know.
 """
 
-from corn.audit.auditing import AuditReport, AuditSettings, Finding, audit_plan
+from corn.audit.auditing import AuditReport, Finding, audit_plan
 from corn.audit.one_run import audit_training
-from corn.audit.views import Break, View, find_smallest_break, read_view
+from corn.audit.views import View, find_smallest_break
 
 __all__ = [
     "AuditReport",
-    "AuditSettings",
-    "Break",
     "Finding",
     "View",
     "audit_plan",
     "audit_training",
     "find_smallest_break",
-    "read_view",
 ]

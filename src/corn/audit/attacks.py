@@ -4,21 +4,16 @@ A high score is evidence for the data set with the canary. One attacker computes
 ratio of the plan's noise: no test is better if the program is right. Another learns a linear test
 from releases of its own, so that it also uses noise that is not what the plan says, such as noise
 that is released twice. Both are linear in what is observed, so that their scores are normal where
-the noise is.
-
-The scores under both data sets give:
-
-- an estimate of μ, the distance of the two score distributions in standard deviations, with a
-  confidence interval that assumes normal scores;
-- error rates at thresholds that were **fixed beforehand**, with Clopper–Pearson limits, from which
-  a lower bound on ε follows that assumes nothing about the scores.
+the noise is: they give an estimate of μ, the distance of the two score distributions in standard
+deviations. Error rates at thresholds that were **fixed beforehand** give a lower bound on ε that
+assumes nothing about the scores.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,16 +45,147 @@ class TrialScores:
     null: FloatArray
     alternative: FloatArray
 
-    @property
-    def auc(self) -> float:
-        """The probability that a score of the alternative exceeds one of the null."""
-        return compute_auc(self.null, self.alternative)
 
-    def power_at(self, false_positive_rate: float) -> float:
-        """Return the true positive rate at the threshold with this empirical rate of alarms."""
-        # The next larger score, so that the rate of alarms is not exceeded.
-        threshold = np.quantile(self.null, 1 - false_positive_rate, method="higher")
-        return float((self.alternative > threshold).mean())
+def attack_by_likelihood(
+    hidden: FloatArray,
+    signal: Signal,
+    covariance: FloatArray,
+    position: int,
+    *,
+    promised_mu: float,
+    seed: int,
+) -> tuple[TrialScores, FloatArray]:
+    """Score by the likelihood ratio of noise with the plan's covariance.
+
+    Where coins decide when the canary takes part, each release is a mixture, and thresholds are
+    quantiles of scores that are simulated with a seed. Otherwise scores are N(0, 1) without the
+    canary and N(μ, 1) with it, if the program keeps exactly what was promised.
+
+    Args:
+        hidden: what the view observes of its parts, shape (releases, parts, trials).
+        signal: the canary's part of the victim's releases.
+        covariance: of the noise that the view does not know, shape (parts, parts).
+        position: the victim's part.
+        promised_mu: μ of the promise.
+        seed: of the simulation.
+
+    Returns:
+        The scores, and thresholds that do not depend on them.
+    """
+    # The log-likelihood ratio of a shift along e_j is linear in e_jᵀ Σ⁻¹ v: column j of Σ⁻¹.
+    x = _solve(covariance, np.eye(len(covariance))[position])
+    size = math.sqrt(float(x[position]))
+    # In standard deviations. Axes: r releases, h parts, t trials.
+    noise = np.einsum("h,rht->rt", x, hidden) / size
+    # Signs of the canary alternate over releases. Turned back, all releases have one shift.
+    signs, shift = np.sign(signal.weights)[:, None], float(np.abs(signal.weights[0])) * size
+    # A canary of size c on part j adds c [Σ⁻¹]_jj to e_jᵀ Σ⁻¹ v.
+    null, alternative = (
+        (noise + size * part) * signs for part in (signal.null, signal.alternative)
+    )
+    chances, is_replace = signal.participation, signal.is_replace
+    if signal.rate is None:
+        # The same number of releases for all trials: scores have variance one on average.
+        scale = math.sqrt(max(float((chances**2).sum(axis=0).mean()), 1e-300))
+        middle = promised_mu / 2 if is_replace else 0.0
+        scores = ((chances * own).sum(axis=0) / scale + middle for own in (null, alternative))
+        return TrialScores(*scores), place_thresholds(promised_mu)
+    given: dict[str, Any] = {"is_replace": is_replace}
+    practice = simulate_mixture(
+        len(null), shift, signal.rate, num_trials=20_000, seed=seed, **given
+    )
+    thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
+    scores = (mixture_score(own, shift, chances, **given) for own in (null, alternative))
+    return TrialScores(*scores), thresholds
+
+
+def attack_by_learning(
+    released: FloatArray, known: FloatArray, signal: Signal, position: int
+) -> TrialScores:
+    """Score by Fisher's linear discriminant, trained on the first half of the trials.
+
+    Args:
+        released: what the view reads without canary, shape (releases, parts, trials).
+        known: the part of the noise that the view can draw, of this shape.
+        signal: the canary's part of the victim's releases.
+        position: the victim's part.
+    """
+    releases, parts, trials = released.shape
+    half = trials // 2
+    # The victim's row in every release, once releases and parts are one axis.
+    rows = np.arange(releases) * parts + position
+    drawn = known.reshape(-1, trials)
+    # Noise that the view can draw is one more observation, from which the discriminant learns what
+    # to subtract. Rows of zeros would make the covariance singular.
+    flat = np.concatenate([released.reshape(-1, trials), drawn[drawn.any(axis=1)]])
+    null, alternative = flat.copy(), flat
+    null[rows] += signal.null
+    alternative[rows] += signal.alternative
+    # Learning and scoring use different trials, or the test would fit its own sample.
+    gap = alternative[:, :half].mean(axis=1) - null[:, :half].mean(axis=1)
+    w = _solve((np.cov(null[:, :half]) + np.cov(alternative[:, :half])) / 2, gap)
+    practice = w @ null[:, :half]
+    # A program without noise has scores without spread.
+    scale = float(practice.std()) or 1.0
+    # Shifted by what the practice shows, so that scores without the canary have mean zero.
+    return TrialScores(
+        (w @ null[:, half:] - practice.mean()) / scale,
+        (w @ alternative[:, half:] - practice.mean()) / scale,
+    )
+
+
+def mixture_score(
+    observed: FloatArray, shift: float, rate: float | FloatArray, *, is_replace: bool
+) -> FloatArray:
+    """Return the log-likelihood ratio over all releases, shape (trials,).
+
+    Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
+    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability. The rate is 0 or 1
+    in releases and trials whose coins are known.
+    """
+    half = shift / 2 if is_replace else shift
+
+    def log_mean(sign: float) -> FloatArray:
+        # ln N(x; m, 1)/N(x; 0, 1) = m x − m²/2.
+        exponent = sign * half * observed - half**2 / 2
+        # ln(p e^z + 1 − p) without overflow; at p = 0 and 1 one of the terms is −∞.
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.logaddexp(np.log(rate) + exponent, np.log1p(-rate)))
+
+    ratio = log_mean(1.0) - (log_mean(-1.0) if is_replace else 0.0)
+    return np.asarray(ratio.sum(axis=0))
+
+
+def simulate_mixture(
+    num_releases: int,
+    shift: float,
+    rate: float,
+    *,
+    is_replace: bool,
+    num_trials: int = 100_000,
+    seed: int = 0,
+) -> TrialScores:
+    """Return scores of an ideal program with secret coins, from its model alone."""
+    generator = np.random.default_rng(seed)
+    normal = generator.standard_normal((num_releases, num_trials))
+    taken = generator.random(normal.shape) < rate
+    null, alternative = (
+        mixture_score(normal + taken * part, shift, rate, is_replace=is_replace)
+        for part in ((-shift / 2, shift / 2) if is_replace else (0.0, shift))
+    )
+    return TrialScores(null, alternative)
+
+
+def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
+    """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
+    values, vectors = np.linalg.eigh(covariance)
+    # A direction without noise shows the canary at once: dropping it would hide the worst leak.
+    floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
+    solved: FloatArray = vectors @ ((vectors.T @ vector) / np.maximum(values, floor))
+    return solved
+
+
+# What scores prove.
 
 
 @dataclass(frozen=True)
@@ -69,17 +195,6 @@ class Interval:
     estimate: float
     low: float
     high: float
-
-
-def compute_auc(null: FloatArray, alternative: FloatArray) -> float:
-    """Return the probability that a score of the alternative exceeds one of the null.
-
-    >>> compute_auc(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    0.875
-    """
-    # ``mannwhitneyu`` counts ties as one half.
-    found = stats.mannwhitneyu(alternative, null, method="asymptotic").statistic
-    return float(found) / (len(null) * len(alternative))
 
 
 def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
@@ -105,24 +220,48 @@ def estimate_mu(scores: TrialScores, *, confidence: float = 0.95) -> Interval:
     return Interval(mu, mu - z * error, mu + z * error)
 
 
+def compute_auc(null: FloatArray, alternative: FloatArray) -> float:
+    """Return the probability that a score of the alternative exceeds one of the null.
+
+    >>> compute_auc(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    0.875
+    """
+    # ``mannwhitneyu`` counts ties as one half.
+    found = stats.mannwhitneyu(alternative, null, method="asymptotic").statistic
+    return float(found) / (len(null) * len(alternative))
+
+
 def estimate_mu_by_auc(scores: TrialScores) -> Interval:
     """Return the μ of normal scores with the same AUC, with its interval at 95 %.
 
     The interval is that of Hanley and McNeil.
     """
-    area, n = scores.auc, len(scores.null)
+    area, n = compute_auc(scores.null, scores.alternative), len(scores.null)
     # Their exponential approximation, for equally many scores of both kinds.
-    q1 = area / (2 - area)
-    q2 = 2 * area**2 / (1 + area)
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
     variance = (area * (1 - area) + (n - 1) * (q1 + q2 - 2 * area**2)) / n**2
     error = 1.96 * math.sqrt(max(variance, 0.0))
-    return Interval(auc_to_mu(area), auc_to_mu(area - error), auc_to_mu(area + error))
+    # AUC = Φ(μ/√2) for N(0, 1) and N(μ, 1). An AUC of 1 would give μ = ∞.
+    areas = np.clip([area, area - error, area + error], 1e-12, 1 - 1e-12)
+    return Interval(*(math.sqrt(2) * ndtri(areas)).tolist())
 
 
-def bound_mu(scores: TrialScores, *, alpha: float) -> float:
-    """Return a lower confidence limit of μ at level 1 − α, assuming normal scores."""
-    # One side of a two-sided interval at 1 − 2α has the level 1 − α.
-    return estimate_mu(scores, confidence=1 - 2 * alpha).low
+def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:
+    """Return the μ with the same AUC as the best test of an ideal program, by simulation.
+
+    ``shift`` is the change of a release that has the canary, in standard deviations.
+    """
+    scores = simulate_mixture(num_releases, shift, rate, is_replace=is_replace)
+    return estimate_mu_by_auc(scores).estimate
+
+
+def place_thresholds(mu: float) -> FloatArray:
+    """Return nine thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
+
+    They reach 2.5 standard deviations beyond both means, where ratios of rates are largest that a
+    few thousand trials can still certify.
+    """
+    return np.linspace(-2.5, min(mu, 20.0) + 2.5, 9)
 
 
 def limit_errors(scores: TrialScores, thresholds: FloatArray, *, alpha: float) -> ErrorLimits:
@@ -151,201 +290,3 @@ def bound_epsilon_by_errors(limits: ErrorLimits, delta: float) -> float:
     # Upper limits of both errors make the ratio smallest: the bound holds at the stated level.
     ratios = np.concatenate([(1 - missed - delta) / false, (1 - false - delta) / missed])
     return max(0.0, float(np.log(np.maximum(ratios, 1.0)).max()))
-
-
-def bound_mu_by_errors(limits: ErrorLimits) -> float:
-    """Return the least μ whose trade-off curve allows these rates; no scores are assumed."""
-    false, missed = limits
-    # On the trade-off curve of μ: Φ⁻¹(1 − α) − Φ⁻¹(β) = μ, where α and β are the two errors.
-    return max(0.0, float((-ndtri(false) - ndtri(missed)).max()))
-
-
-def place_thresholds(mu: float) -> FloatArray:
-    """Return nine thresholds for scores that are N(0, 1) without the canary, and N(μ, 1) with it.
-
-    They reach 2.5 standard deviations beyond both means, where ratios of rates are largest that a
-    few thousand trials can still certify.
-    """
-    return np.linspace(-2.5, min(mu, 20.0) + 2.5, 9)
-
-
-def attack_by_likelihood(
-    hidden: FloatArray, signal: Signal, covariance: FloatArray, position: int, *, promised_mu: float
-) -> TrialScores:
-    """Score by the likelihood ratio of Gaussian noise with the plan's covariance.
-
-    Args:
-        hidden: what the view observes of honest agents, shape (releases, honest, trials).
-        signal: the canary's part of the victim's releases.
-        covariance: of the noise that the view does not know, shape (honest, honest).
-        position: the victim's place among honest agents.
-        promised_mu: μ of scores in a program that is right, in standard deviations.
-    """
-    # The log-likelihood ratio of a shift along e_j is linear in e_jᵀ Σ⁻¹ v: column j of Σ⁻¹.
-    x = _solve(covariance, np.eye(len(covariance))[position])
-    # Axes: r releases, h honest agents, t trials.
-    observed = np.einsum("h,rht->rt", x, hidden)
-    used = signal.weights[:, None] * signal.participation
-    # The same number of releases for all trials, so that scores have variance one on average.
-    scale = math.sqrt(max(float((used**2).sum(axis=0).mean()) * float(x[position]), 1e-300))
-    # Shifted so that scores without the canary would have mean zero in a program that is right.
-    noise = (used * observed).sum(axis=0) / scale + (promised_mu / 2 if signal.is_replace else 0)
-    # A canary of size c on agent j adds c [Σ⁻¹]_jj to e_jᵀ Σ⁻¹ v.
-    null, alternative = (
-        noise + (used * part).sum(axis=0) * x[position] / scale
-        for part in (signal.null, signal.alternative)
-    )
-    return TrialScores(null, alternative)
-
-
-def attack_by_learning(
-    released: FloatArray, known: FloatArray, signal: Signal, position: int
-) -> TrialScores:
-    """Score by Fisher's linear discriminant, trained on the first half of the trials.
-
-    Args:
-        released: what honest agents release without canary, shape (releases, honest, trials).
-        known: the part of their noise that the view can draw, of this shape.
-        signal: the canary's part of the victim's releases.
-        position: the victim's place among honest agents.
-    """
-    releases, honest, trials = released.shape
-    half = trials // 2
-    # The victim's row in every release, once releases and agents are one axis.
-    rows = np.arange(releases) * honest + position
-    drawn = known.reshape(-1, trials)
-    # Noise that the view can draw is one more observation, from which the discriminant learns what
-    # to subtract. Rows of zeros would make the covariance singular.
-    flat = np.concatenate([released.reshape(-1, trials), drawn[drawn.any(axis=1)]])
-    null, alternative = flat.copy(), flat
-    null[rows] += signal.null
-    alternative[rows] += signal.alternative
-    # Learning and scoring use different trials, or the test would fit its own sample.
-    gap = alternative[:, :half].mean(axis=1) - null[:, :half].mean(axis=1)
-    w = _solve((np.cov(null[:, :half]) + np.cov(alternative[:, :half])) / 2, gap)
-    practice = w @ null[:, :half]
-    # A program without noise has scores without spread.
-    scale = float(practice.std()) or 1.0
-    # Shifted by what the practice shows, so that scores without the canary have mean zero.
-    return TrialScores(
-        (w @ null[:, half:] - practice.mean()) / scale,
-        (w @ alternative[:, half:] - practice.mean()) / scale,
-    )
-
-
-def attack_by_mixture(
-    hidden: FloatArray,
-    signal: Signal,
-    covariance: FloatArray,
-    position: int,
-    *,
-    rate: float,
-    seed: int,
-) -> tuple[TrialScores, FloatArray]:
-    """Score by the likelihood ratio where coins decide when the canary takes part.
-
-    Each release is a mixture: with probability ``rate`` it has the canary. An attacker that
-    predicts the coins knows which do. Thresholds, which are returned too, are quantiles of scores
-    that are simulated from this model.
-    """
-    x = _solve(covariance, np.eye(len(covariance))[position])
-    size = math.sqrt(float(x[position]))
-    # Signs of the canary alternate over releases. Turned back, all releases have one shift.
-    signs = np.sign(signal.weights)[:, None]
-    normal = np.einsum("h,rht->rt", x, hidden) / size
-    shift = float(np.abs(signal.weights[0])) * size
-    is_replace = signal.is_replace
-    chances = signal.participation
-    null, alternative = (
-        mixture_score((normal + size * part) * signs, shift, chances, is_replace=is_replace)
-        for part in (signal.null, signal.alternative)
-    )
-    # From the model alone: thresholds that depended on the scores would void the limits of
-    # ``limit_errors``.
-    practice = simulate_mixture(
-        len(signs),
-        shift,
-        rate,
-        is_replace=is_replace,
-        num_trials=20_000,
-        seed=seed,
-        predicts=bool(np.isin(chances, (0.0, 1.0)).all()),
-    )
-    thresholds = np.quantile(np.concatenate([practice.null, practice.alternative]), _QUANTILES)
-    return TrialScores(null, alternative), thresholds
-
-
-def mixture_score(
-    observed: FloatArray, shift: float, rate: float | FloatArray, *, is_replace: bool
-) -> FloatArray:
-    """Return the log-likelihood ratio over all releases, shape (trials,).
-
-    Under add-remove a release is N(shift, 1) with probability ``rate`` if the canary is there, and
-    N(0, 1) otherwise; under replace it is N(±shift/2, 1) with that probability. The rate is 0 or 1
-    in releases and trials whose coins are known.
-    """
-    half = shift / 2 if is_replace else shift
-
-    def log_mean(sign: float) -> FloatArray:
-        # ln N(x; m, 1)/N(x; 0, 1) = m x − m²/2.
-        exponent = sign * half * observed - half**2 / 2
-        # ln(p e^z + 1 − p) without overflow; at p = 0 and 1 one of the terms is −∞.
-        with np.errstate(divide="ignore"):
-            mean: FloatArray = np.logaddexp(np.log(rate) + exponent, np.log1p(-rate))
-        return mean
-
-    ratio = log_mean(1.0) - (log_mean(-1.0) if is_replace else 0.0)
-    total: FloatArray = ratio.sum(axis=0)
-    return total
-
-
-def simulate_mixture(
-    num_releases: int,
-    shift: float,
-    rate: float,
-    *,
-    is_replace: bool,
-    num_trials: int,
-    seed: int,
-    predicts: bool = False,
-) -> TrialScores:
-    """Return scores of an ideal program, from its model alone; or of one with predictable coins."""
-    generator = np.random.default_rng(seed)
-    normal = generator.standard_normal((num_releases, num_trials))
-    taken = generator.random(normal.shape) < rate
-    chances = taken.astype(np.float64) if predicts else rate
-    null, alternative = (
-        mixture_score(normal + taken * part, shift, chances, is_replace=is_replace)
-        for part in ((-shift / 2, shift / 2) if is_replace else (0.0, shift))
-    )
-    return TrialScores(null, alternative)
-
-
-def ideal_mu(num_releases: int, shift: float, rate: float, *, is_replace: bool) -> float:
-    """Return the μ with the same AUC as the best test of an ideal program, by simulation.
-
-    ``shift`` is the change of a release that has the canary, in standard deviations.
-    """
-    scores = simulate_mixture(
-        num_releases, shift, rate, is_replace=is_replace, num_trials=100_000, seed=0
-    )
-    return auc_to_mu(scores.auc)
-
-
-def auc_to_mu(area: float) -> float:
-    """Return the μ whose normal scores have this AUC.
-
-    >>> auc_to_mu(0.5)
-    0.0
-    """
-    # AUC = Φ(μ/√2) for N(0, 1) and N(μ, 1). An AUC of 1 would give μ = ∞.
-    return float(math.sqrt(2) * ndtri(min(max(area, 1e-12), 1 - 1e-12)))
-
-
-def _solve(covariance: FloatArray, vector: FloatArray) -> FloatArray:
-    """Return Σ⁻¹ c; directions almost without noise are bounded, not dropped."""
-    values, vectors = np.linalg.eigh(covariance)
-    # A direction without noise shows the canary at once: dropping it would hide the worst leak.
-    floor = max(_LEAST_VARIANCE * float(values[-1]), 1e-30)
-    solved: FloatArray = vectors @ ((vectors.T @ vector) / np.maximum(values, floor))
-    return solved

@@ -11,31 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from corn.audit.attacks import (
-    ErrorLimits,
     Interval,
-    TrialScores,
     attack_by_learning,
     attack_by_likelihood,
-    attack_by_mixture,
     bound_epsilon_by_errors,
-    bound_mu,
-    bound_mu_by_errors,
     estimate_mu,
     estimate_mu_by_auc,
     ideal_mu,
     limit_errors,
-    place_thresholds,
 )
 from corn.audit.checks import MessageCheck, check_keys, check_messages, check_noise, check_sampler
-from corn.audit.observation import Observation, ShareObservation, StepObservation, rate_of
-from corn.audit.run import query_of
+from corn.audit.observation import Observation, StepObservation, rate_of
+from corn.audit.run import AuditedRun, query_of
 from corn.audit.views import StreamWeights, View, list_worst_views, sum_parts
 from corn.checks import require, require_count
 from corn.plan import Plan
@@ -48,34 +41,8 @@ Through: TypeAlias = Literal["shares", "step"]
 TIGHT = 0.9
 """An attack that reaches this share of the promised μ shows that the promise is tight."""
 
-# With Poisson sampling the promise is a whole curve δ(ε). It is checked at these δ, and the plan's.
+# A promise is a whole curve δ(ε). It is checked at these δ, and at the plan's.
 _DELTAS = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2)
-
-
-@dataclass(frozen=True)
-class AuditSettings:
-    """Settings of an audit.
-
-    Attributes:
-        through: ``shares`` (the releases of agents without data) or ``step`` (also sampling and
-            clipping).
-        num_trials: trials under each of the two data sets.
-        num_releases: the releases of each trial; None takes a number that suits the plan.
-        confidence: of all verdicts together.
-        seed: of keys, nonces, coins and canaries.
-    """
-
-    through: Through = "shares"
-    num_trials: int = 10_000
-    num_releases: int | None = None
-    confidence: float = 0.99
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_count("trials", self.num_trials, least=100)
-        if self.num_releases is not None:
-            require_count("releases", self.num_releases, least=2)
-        require(0 < self.confidence < 1, "confidence", "between 0 and 1", self.confidence)
 
 
 @dataclass(frozen=True)
@@ -87,21 +54,13 @@ class Promise:
         delta: δ.
         mu: μ of Gaussian DP. No μ describes Poisson sampling: there it is the μ with the same AUC
             as the best test.
-        participations: the releases that count for one unit; 0 under Poisson sampling.
-        points: (ε, δ) that hold together under Poisson sampling; empty where μ says it all.
+        points: (ε, δ) that hold together.
     """
 
     epsilon: float
     delta: float
     mu: float
-    participations: int
-    points: tuple[tuple[float, float], ...] = ()
-
-    def excludes(self, limits: ErrorLimits) -> bool:
-        """Return whether error rates within these limits are impossible under the promise."""
-        if not self.points:
-            return bound_mu_by_errors(limits) > self.mu
-        return any(bound_epsilon_by_errors(limits, delta) > eps for eps, delta in self.points)
+    points: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +80,6 @@ class Finding:
         gaussian_epsilon: the same by the lower limit of μ, assuming normal scores; None under
             Poisson sampling.
         excess: reasons why the promise is violated; empty if it is kept.
-        scores: of the likelihood ratio.
     """
 
     victim: int
@@ -133,7 +91,6 @@ class Finding:
     certified_epsilon: float
     gaussian_epsilon: float | None
     excess: tuple[str, ...]
-    scores: TrialScores
 
     @property
     def ratio(self) -> float:
@@ -147,30 +104,18 @@ class Finding:
             return "violated"
         return "tight" if self.ratio >= TIGHT else "loose"
 
-    @cached_property
-    def auc(self) -> float:
-        """See ``TrialScores``."""
-        return self.scores.auc
-
-    @cached_property
-    def power(self) -> float:
-        """The true positive rate at 1 % false alarms."""
-        return self.scores.power_at(0.01)
-
 
 @dataclass(frozen=True, eq=False)
 class AuditReport:
-    """All findings of an audit, and faults that need no victim.
+    """All findings of an audit.
 
     Attributes:
-        settings: of the audit.
         num_releases: the releases of each trial.
         findings: one for each victim.
         problems: faults that need no victim.
         messages: the tests of messages under masks; None without masks.
     """
 
-    settings: AuditSettings
     num_releases: int
     findings: tuple[Finding, ...]
     problems: tuple[str, ...]
@@ -187,7 +132,11 @@ def audit_plan(
     *,
     victims: Iterable[int] | None = None,
     view: View | None = None,
-    settings: AuditSettings | None = None,
+    through: Through = "shares",
+    num_trials: int = 10_000,
+    num_releases: int | None = None,
+    confidence: float = 0.99,
+    seed: int = 0,
     observation: Observation | None = None,
     track: Callable[[Sequence[tuple[int, View]]], Iterable[tuple[int, View]]] = iter,
 ) -> AuditReport:
@@ -197,153 +146,64 @@ def audit_plan(
         plan: what was promised, and to whom.
         victims: the agents with a canary; by default all that are not insiders.
         view: the attacker; by default, for each victim, the worst that the plan's threat allows.
-        settings: trials, seed, and the part of the program that is audited.
+        through: ``shares`` (the releases of agents without data) or ``step`` (also sampling and
+            clipping).
+        num_trials: trials under each of the two data sets.
+        num_releases: the releases of each trial; None takes a number that suits the plan.
+        confidence: of all verdicts together.
+        seed: of keys, nonces, coins and canaries.
         observation: releases that were observed otherwise, such as those of real processes.
         track: shows the progress of a sequence.
     """
-    settings = settings or AuditSettings()
+    require_count("trials", num_trials, least=100)
+    size = suggest_releases(plan, through) if num_releases is None else num_releases
+    require_count("releases", size, least=2)
+    require(0 < confidence < 1, "confidence", "between 0 and 1", confidence)
     pairs = _pair_up(plan, victims, view)
-    if observation is None:
-        kind = ShareObservation if settings.through == "shares" else StepObservation
-        observation = kind(
-            plan,
-            num_trials=settings.num_trials,
-            num_releases=settings.num_releases or suggest_releases(plan, settings.through),
-            seed=settings.seed,
-        )
-    run = observation.run
+    if observation is None and through == "step":
+        observation = StepObservation(plan, num_trials=num_trials, num_releases=size, seed=seed)
+    elif observation is None:
+        observation = Observation(plan, AuditedRun.of_seed(plan, size, num_trials, seed=seed))
+    run, is_masked = observation.run, plan.decomposition.is_masked
     # Alarms share one level: tests of the noise, of the sampler, of sums and of messages under
     # masks, and four of each finding: two attackers, each by rates and by μ.
-    num_checks = 4 if run.is_masked else 2
-    alpha = (1 - settings.confidence) / (num_checks + 4 * len(pairs))
+    num_checks = 4 if is_masked else 2
+    alpha = (1 - confidence) / (num_checks + 4 * len(pairs))
     findings: list[Finding] = []
     # Pairs are sorted by view: what all views read would not fit into memory.
     for attacker, of_view in groupby(track(pairs), key=lambda pair: pair[1]):
         chosen = (number for number, _ in of_view)
-        findings += _attack(plan, observation, attacker, chosen, settings, alpha)
-    R = StreamWeights.of(plan.decomposition).covariance
+        findings += _attack(observation, attacker, chosen, through=through, seed=seed, alpha=alpha)
+    R = StreamWeights.of(plan.decomposition).hidden(())
     # Rounding to the grid adds an independent uniform error.
     R = R + np.eye(len(R)) * plan.grid**2 / 12
     # After the findings: ``add_canary`` notes faults too, such as messages that differ.
     problems = [*check_noise(run.released, R, alpha=alpha), *check_keys(plan, run)]
     problems += observation.problems
     first, attacker = pairs[0]
-    messages = None
-    if run.is_masked:
-        messages = check_messages(plan, run, attacker, seed=settings.seed, alpha=alpha)
-        problems += messages.problems
+    messages = check_messages(run, attacker, seed=seed, alpha=alpha) if is_masked else None
+    problems += messages.problems if messages else ()
     # One victim suffices for the sampler, because all agents run the same code.
-    if settings.through == "step":
-        problems += check_sampler(query_of(plan, first), seed=settings.seed, alpha=alpha)
-    return AuditReport(
-        settings,
-        len(run.releases),
-        tuple(findings),
-        tuple(dict.fromkeys(problems)),
-        messages,
+    if through == "step":
+        problems += check_sampler(query_of(plan, first), seed=seed, alpha=alpha)
+    return AuditReport(len(run.releases), tuple(findings), tuple(dict.fromkeys(problems)), messages)
+
+
+def _pair_up(
+    plan: Plan, victims: Iterable[int] | None, view: View | None
+) -> list[tuple[int, View]]:
+    n = plan.num_agents
+    honest = list(range(n)) if view is None else view.honest(n)
+    chosen = honest if victims is None else list(victims)
+    require(len(chosen) > 0, "victims", "at least one agent", "none")
+    for victim in chosen:
+        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
+        require(victim in honest, "victim", "an agent outside the view", victim)
+    views = list_worst_views(plan) if view is None else [view] * n
+    # Sorted by view, so that what a view observes is computed once.
+    return sorted(
+        ((victim, views[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
     )
-
-
-def _attack(
-    plan: Plan,
-    observation: Observation,
-    view: View,
-    victims: Iterable[int],
-    settings: AuditSettings,
-    alpha: float,
-) -> Iterator[Finding]:
-    """Attack each victim in every way that the view allows, and compare with the promise."""
-    run, streams = observation.run, StreamWeights.of(plan.decomposition)
-    # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
-    parts = run.find_parts(view)
-    known = sum_parts(run.project(run.draw_known(view)), parts, axis=1)
-    released = run.project(run.read_sums(view))
-    # What is left after the coalition has subtracted the noise of its own keys: those that it
-    # really holds, which may be more than the plan gives it.
-    hidden = released - known
-    covariance = streams.hidden(run.held_by(view.coalition), parts)
-    # By the plan's keys: what the best attacker would achieve against a correct program.
-    precisions = streams.precision(view)
-    size = len(run.releases)
-    for victim in victims:
-        signal, query = observation.add_canary(victim), query_of(plan, victim)
-        # A few shares stand for the whole run; through the step, only what was released counts.
-        promise = promise_to(plan, victim, size if settings.through == "step" else None)
-        shift = query.sensitivity * math.sqrt(float(precisions[victim]))
-        position = next(k for k, part in enumerate(parts) if victim in part)
-        target = (hidden, signal, covariance, position)
-        attacks: dict[str, TrialScores] = {}
-        # Each release is a mixture by the coins, for which no linear test is the best.
-        if promise.points:
-            rate = rate_of(query)
-            best, thresholds = attack_by_mixture(*target, rate=rate, seed=settings.seed)
-            mu = estimate_mu_by_auc(best)
-            exact = ideal_mu(size, shift, rate, is_replace=signal.is_replace)
-        else:
-            best = attack_by_likelihood(*target, promised_mu=promise.mu)
-            attacks["learned discriminant"] = attack_by_learning(released, known, signal, position)
-            thresholds = place_thresholds(promise.mu)
-            mu = estimate_mu(best)
-            # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
-            exact = shift * math.sqrt(promise.participations)
-        excess: list[str] = []
-        certified, by_mu = 0.0, 0.0
-        for name, scores in {"likelihood ratio": best, **attacks}.items():
-            limits = limit_errors(scores, thresholds, alpha=alpha)
-            certified = max(certified, bound_epsilon_by_errors(limits, promise.delta))
-            if promise.excludes(limits):
-                excess.append(f"{name}: error rates below the promised trade-off")
-            if not promise.points:
-                # Tighter than the rates, but valid only if scores are normal. Both are alarms.
-                low = bound_mu(scores, alpha=alpha)
-                by_mu = max(by_mu, low)
-                if low > promise.mu:
-                    shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
-                    excess.append(f"{name}: {shown}")
-        yield Finding(
-            victim=victim,
-            view=view,
-            # Where no seeds are shared, insiders know no more than an eavesdropper.
-            is_promised=len(view.coalition) <= plan.threat.max_colluders
-            or not plan.decomposition.seed_groups,
-            promise=promise,
-            exact_mu=exact,
-            mu=mu,
-            certified_epsilon=certified,
-            gaussian_epsilon=(
-                None if promise.points else gaussian.epsilon_from(by_mu, promise.delta)
-            ),
-            excess=tuple(excess),
-            scores=best,
-        )
-
-
-def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
-    """Return the promise over some releases; by default over the whole run.
-
-    A sample under Poisson sampling is promised over the whole run what it is promised over one
-    release that it takes part in: that is what noise alone can be audited for.
-    """
-    epsilon, delta, query = plan.budget.of_agent(victim).promise
-    # The cap, not the design's own precision: that is what was promised.
-    cap, steps = float(plan.precision_caps[victim]), plan.budget.num_steps
-    shift = query.sensitivity * math.sqrt(cap)
-    if query.is_subsampled:
-        if num_releases is None:
-            return Promise(gaussian.epsilon_from(shift, delta), delta, shift, 1)
-        loss = account_precision([cap], query, num_steps=num_releases)
-        points = tuple((float(loss.epsilon(each)[0]), each) for each in (delta, *_DELTAS))
-        is_replace = query.adjacency == "replace"
-        mu = ideal_mu(num_releases, shift, rate_of(query), is_replace=is_replace)
-        return Promise(points[0][0], delta, mu, 0, points)
-    counted = query.participations(steps)
-    mu = gaussian.mu_from(epsilon, delta)
-    if num_releases is None:
-        return Promise(epsilon, delta, mu, counted)
-    used = query.participations(num_releases)
-    # μ² adds up over the releases that use the unit.
-    mu *= math.sqrt(used / counted)
-    return Promise(gaussian.epsilon_from(mu, delta), delta, mu, used)
 
 
 def suggest_releases(plan: Plan, through: Through) -> int:
@@ -359,20 +219,101 @@ def suggest_releases(plan: Plan, through: Through) -> int:
     return min(max(steps, 4), 60, max(plan.budget.num_steps, 2))
 
 
-def _pair_up(
-    plan: Plan, victims: Iterable[int] | None, view: View | None
-) -> list[tuple[int, View]]:
-    n = plan.num_agents
-    honest = list(range(n)) if view is None else view.honest(n)
-    chosen = honest if victims is None else list(victims)
-    require(len(chosen) > 0, "victims", "at least one agent", "none")
-    for victim in chosen:
-        require(0 <= victim < n, "victim", f"in 0 … {n - 1}", victim)
-        require(victim in honest, "victim", "an agent outside the view", victim)
-    if view is not None:
-        return [(victim, view) for victim in chosen]
-    worst = list_worst_views(plan)
-    # Sorted by view, so that what a view observes is computed once.
-    return sorted(
-        ((victim, worst[victim]) for victim in chosen), key=lambda one: (one[1].coalition, one[0])
-    )
+def promise_to(plan: Plan, victim: int, num_releases: int | None = None) -> Promise:
+    """Return the promise over some releases; by default over the whole run.
+
+    A sample under Poisson sampling is promised over the whole run what it is promised over one
+    release that it takes part in: that is what noise alone can be audited for.
+    """
+    epsilon, delta, query = plan.budget.of_agent(victim).promise
+    # The cap, not the design's own precision: that is what was promised.
+    cap, deltas = float(plan.precision_caps[victim]), (delta, *_DELTAS)
+    shift = query.sensitivity * math.sqrt(cap)
+    if query.is_subsampled and num_releases is not None:
+        loss = account_precision([cap], query, num_steps=num_releases)
+        is_replace = query.adjacency == "replace"
+        mu = ideal_mu(num_releases, shift, rate_of(query), is_replace=is_replace)
+        points = tuple((float(loss.epsilon(each)[0]), each) for each in deltas)
+        return Promise(points[0][0], delta, mu, points)
+    mu = shift if query.is_subsampled else gaussian.mu_from(epsilon, delta)
+    if num_releases is not None:
+        # μ² adds up over the releases that use the unit.
+        every = query.participations(plan.budget.num_steps)
+        mu *= math.sqrt(query.participations(num_releases) / every)
+    points = tuple((gaussian.epsilon_from(mu, each), each) for each in deltas)
+    is_whole = num_releases is None and not query.is_subsampled
+    return Promise(epsilon if is_whole else points[0][0], delta, mu, points)
+
+
+def _attack(
+    observation: Observation,
+    view: View,
+    victims: Iterable[int],
+    *,
+    through: Through,
+    seed: int,
+    alpha: float,
+) -> Iterator[Finding]:
+    """Attack each victim in every way that the view allows, and compare with the promise."""
+    plan, run = observation.plan, observation.run
+    streams, size = StreamWeights.of(plan.decomposition), len(run.releases)
+    # Without masks each honest agent is a part. All arrays have shape (releases, parts, trials).
+    parts = run.find_parts(view)
+    known = sum_parts(run.project(run.draw_known(view)), parts, axis=1)
+    released = run.project(run.read_sums(view))
+    # What is left after the coalition has subtracted the noise of its own keys: those that it
+    # really holds, which may be more than the plan gives it.
+    hidden = released - known
+    covariance = streams.hidden(run.held_by(view.coalition), parts)
+    # By the plan's keys: what the best attacker would achieve against a correct program.
+    precisions = streams.precision(view)
+    # Where no seeds are shared, insiders know no more than an eavesdropper.
+    is_few = len(view.coalition) <= plan.threat.max_colluders
+    for victim in victims:
+        signal, query = observation.add_canary(victim), query_of(plan, victim)
+        # A few shares stand for the whole run; through the step, only what was released counts.
+        promise = promise_to(plan, victim, size if through == "step" else None)
+        position = next(k for k, part in enumerate(parts) if victim in part)
+        best, thresholds = attack_by_likelihood(
+            hidden, signal, covariance, position, promised_mu=promise.mu, seed=seed
+        )
+        attacks = {"likelihood ratio": best}
+        shift = query.sensitivity * math.sqrt(float(precisions[victim]))
+        if signal.rate is None:
+            learned = attack_by_learning(released, known, signal, position)
+            attacks["learned discriminant"] = learned
+            mu = estimate_mu(best)
+            # μ = Δ √(K [Σ⁻¹]_jj), docs/theory.md.
+            steps = size if through == "step" else plan.budget.num_steps
+            exact = shift * math.sqrt(1 if query.is_subsampled else query.participations(steps))
+        else:
+            # No linear test is the best of a mixture.
+            mu = estimate_mu_by_auc(best)
+            exact = ideal_mu(size, shift, signal.rate, is_replace=signal.is_replace)
+        excess: list[str] = []
+        certified, by_mu = 0.0, 0.0
+        for name, scores in attacks.items():
+            limits = limit_errors(scores, thresholds, alpha=alpha)
+            certified = max(certified, bound_epsilon_by_errors(limits, promise.delta))
+            if any(bound_epsilon_by_errors(limits, each) > eps for eps, each in promise.points):
+                excess.append(f"{name}: error rates below the promised trade-off")
+            # Tighter than the rates, but valid only if scores are normal. Both are alarms. One
+            # side of a two-sided interval at 1 − 2α has the level 1 − α.
+            low = estimate_mu(scores, confidence=1 - 2 * alpha).low if signal.rate is None else 0.0
+            by_mu = max(by_mu, low)
+            if low > promise.mu:
+                shown = f"μ ≥ {round_bound_down(low)}, promised {round_up(promise.mu)}"
+                excess.append(f"{name}: {shown}")
+        yield Finding(
+            victim=victim,
+            view=view,
+            is_promised=is_few or not plan.decomposition.seed_groups,
+            promise=promise,
+            exact_mu=exact,
+            mu=mu,
+            certified_epsilon=certified,
+            gaussian_epsilon=(
+                gaussian.epsilon_from(by_mu, promise.delta) if signal.rate is None else None
+            ),
+            excess=tuple(excess),
+        )

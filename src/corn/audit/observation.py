@@ -3,19 +3,14 @@
 The victim's gradient is a canary along a known direction u. Everything else is the worst case: the
 attacker knows all other data, so only noise and canary remain of what it observes. Each trial is
 reduced to the projections on u of what all agents released, which lose nothing about the canary.
-
-- :class:`ShareObservation` adds the canary to the releases of a run without gradients.
-- :class:`StepObservation` puts a sample with a far too long gradient into the victim's data, and
-  also runs sampling and clipping.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -31,7 +26,7 @@ from corn.learn.batches import (
     SeededChoices,
     round_rate_down,
 )
-from corn.learn.step import ClippedGradients, compute_gradients, join_gradients
+from corn.learn.step import compute_gradients
 from corn.learn.tasks import ModuleTask
 from corn.plan import Plan
 from corn.privacy import ClippedQuery
@@ -57,11 +52,12 @@ class Signal:
         null: shape (releases, trials): without the canary, or with its negation.
         alternative: shape (releases, trials): with it.
         weights: shape (releases,): the change of each release that the plan accounts for, with its
-            sign.
+            sign; all of one size.
         participation: shape (releases, trials), or that of one number: the probability that the
             canary takes part in each release, as far as the attacker knows; 0 or 1 but for secret
             coins.
         is_replace: whether the other data set has the canary's negation, instead of nothing.
+        rate: the probability that coins take the canary into a release; None without coins.
     """
 
     null: FloatArray
@@ -69,89 +65,71 @@ class Signal:
     weights: FloatArray
     participation: FloatArray
     is_replace: bool
+    rate: float | None = None
 
 
-class Observation(Protocol):
-    """Material for a test of one plan.
+class Observation:
+    """A run without gradients, to whose releases a canary is added.
 
     Attributes:
-        problems: faults that need no test.
         run: keys and messages of all agents.
+        problems: faults that need no test.
     """
 
-    problems: list[str]
-    run: AuditedRun
-
-    def add_canary(self, victim: int) -> Signal:
-        """Return the change of the victim's releases by the canary."""
-
-
-def add_share_canary(plan: Plan, victim: int, shape: tuple[int, int]) -> Signal:
-    """Return a canary that is added to noise: T steps, represented by a few releases.
-
-    Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases is
-    independent, which the audit checks, this is as informative as T releases with the canary.
-    ``shape`` is (releases, trials).
-    """
-    query = query_of(plan, victim)
-    # A sample under Poisson sampling is audited given that it takes part in one step.
-    steps = 1 if query.is_subsampled else query.participations(plan.budget.num_steps)
-    weights = query.sensitivity * math.sqrt(steps / shape[0]) * _signs(shape[0])
-    is_replace = query.adjacency == "replace"
-    # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
-    middle = 0.5 if is_replace else 0.0
-    low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
-    return Signal(low, high, weights, np.ones(shape), is_replace)
-
-
-@final
-class ShareObservation:
-    """A canary that is added to the releases of a run."""
-
-    def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int) -> None:
-        self._plan = plan
-        self.run = AuditedRun.of_seed(plan, num_releases, num_trials, seed=seed)
+    def __init__(self, plan: Plan, run: AuditedRun) -> None:
+        self.plan, self.run = plan, run
         self.problems = list[str]()
 
     def add_canary(self, victim: int) -> Signal:
-        """See ``Observation``."""
-        return add_share_canary(self._plan, victim, (len(self.run.releases), self.run.size))
+        """Return the change of the victim's releases: that of T steps, in a few releases.
+
+        Each of k releases carries √(T/k) times the canary of one step. Where the noise of releases
+        is independent, which the audit checks, this is as informative as T releases with the
+        canary.
+        """
+        query, shape = query_of(self.plan, victim), (len(self.run.releases), self.run.size)
+        # A sample under Poisson sampling is audited given that it takes part in one step.
+        steps = 1 if query.is_subsampled else query.participations(self.plan.budget.num_steps)
+        weights = query.sensitivity * math.sqrt(steps / shape[0]) * _signs(shape[0])
+        is_replace = query.adjacency == "replace"
+        # Under replace the two data sets are ±½ of the sensitivity, otherwise 0 and all of it.
+        middle = 0.5 if is_replace else 0.0
+        low, high = (np.outer(weights, np.full(shape[1], part - middle)) for part in (0.0, 1.0))
+        return Signal(low, high, weights, np.ones(shape), is_replace)
 
 
-@final
-class StepObservation:
-    """A canary in the victim's data, through the whole step of Algorithm 1 up to the message."""
+class StepObservation(Observation):
+    """A sample with a far too long gradient in the victim's data, through the whole step.
+
+    It is sampled, clipped and released by the code of agents, up to the message.
+    """
 
     def __init__(self, plan: Plan, *, num_trials: int, num_releases: int, seed: int) -> None:
-        self._plan = plan
-        self._seed = seed
-        self._trials = num_trials
         # A random direction, so that clipping and rounding of all coordinates take part.
         direction = np.random.default_rng(seed).standard_normal(_DIMENSIONS)
-        self._direction = direction / np.linalg.norm(direction)
-        self.run = AuditedRun.of_seed(
-            plan, num_releases, num_trials, seed=seed, direction=self._direction
-        )
-        self.problems = list[str]()
-        self._guess = guess_coins(seed) if query_of(plan, 0).sampling == "poisson" else None
-        if self._guess is not None:
+        direction /= np.linalg.norm(direction)
+        run = AuditedRun.of_seed(plan, num_releases, num_trials, seed=seed, direction=direction)
+        super().__init__(plan, run)
+        self._seed = seed
+        self._predicts = query_of(plan, 0).sampling == "poisson" and predicts_coins(seed)
+        if self._predicts:
             self.problems.append(
                 "the coins of Poisson sampling are predictable: they do not follow from a secret"
             )
         self._canaries = cache(self._compute_canaries)
 
     def add_canary(self, victim: int) -> Signal:
-        """See ``Observation``."""
-        query = query_of(self._plan, victim)
-        *gradients, taken = self._canaries(query)
-        null, alternative = (self._release(own, victim) for own in gradients)
-        weights = query.sensitivity * _signs(len(self.run.releases))
+        """Return the change of the victim's releases, and note messages that are not the plan's."""
+        query = query_of(self.plan, victim)
+        lows, highs, taken = self._canaries(query)
+        null, alternative = self._release(lows, victim), self._release(highs, victim)
+        weights = query.sensitivity * _signs(len(lows))
         # The guarantee of passes holds even if the attacker knows the orders. Coins must be secret.
-        if query.is_subsampled and self._guess is None:
-            taken = np.full((1, 1), rate_of(query))
-        return Signal(null, alternative, weights, taken, query.adjacency == "replace")
+        rate = rate_of(query) if query.is_subsampled else None
+        chances = taken.numpy() if rate is None or self._predicts else np.full((1, 1), rate)
+        return Signal(null, alternative, weights, chances, query.adjacency == "replace", rate)
 
-    def _release(self, gradients: Sequence[ClippedGradients], victim: int) -> FloatArray:
+    def _release(self, gradients: Tensor, victim: int) -> FloatArray:
         """Return what gradients change in the victim's releases, shape (releases, trials)."""
         found = []
         for number, own in enumerate(gradients):
@@ -167,56 +145,46 @@ class StepObservation:
         # With the same noise, so that the difference is the canary's part after rounding.
         return np.stack(found) - self.run.released[:, victim]
 
-    def _compute_canaries(
-        self, query: ClippedQuery
-    ) -> tuple[list[ClippedGradients], list[ClippedGradients], FloatArray]:
+    def _compute_canaries(self, query: ClippedQuery) -> list[Tensor]:
         """Sample, differentiate and clip for all trials; they do not depend on the victim.
 
         Returns:
-            The gradients of each release without and with the canary, and when it takes part as
-            far as the attacker knows, shape (releases, trials).
+            The clipped gradients of all releases without and with the canary, shape (releases,
+            size), and whether it takes part, shape (releases, trials).
         """
-        starts = range(0, self._trials, _TRIALS_AT_ONCE)
-        chunks = [range(first, min(first + _TRIALS_AT_ONCE, self._trials)) for first in starts]
-        by_chunk = [list(self._compute_some(query, trials)) for trials in chunks]
-        by_release = [zip(*parts, strict=True) for parts in zip(*by_chunk, strict=True)]
-        lows, highs, taken = zip(*by_release, strict=True)
-        return (
-            [join_gradients(parts) for parts in lows],
-            [join_gradients(parts) for parts in highs],
-            np.stack([np.concatenate(parts) for parts in taken]),
-        )
+        every = range(self.run.num_trials)
+        chunks = [
+            self._compute_some(query, every[first : first + _TRIALS_AT_ONCE])
+            for first in every[::_TRIALS_AT_ONCE]
+        ]
+        return [torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True)]
 
-    def _compute_some(
-        self, query: ClippedQuery, trials: range
-    ) -> Iterator[tuple[ClippedGradients, ClippedGradients, FloatArray]]:
-        """Yield the gradients of some trials without and with the canary, for each release."""
-        data = self._make_data(query)
+    def _compute_some(self, query: ClippedQuery, trials: range) -> list[Tensor]:
+        """Return what ``_compute_canaries`` returns, for some trials."""
         # The sampler has one run per trial, so that each trial has coins of its own.
         choices = [make_choices(self._seed, trial) for trial in trials]
-        sampler = BatchSampler.of_agent(query, data, choices)
-        known = sampler
-        if self._guess is not None:
-            known = BatchSampler.of_agent(query, data, [self._guess(trial) for trial in trials])
+        sampler = BatchSampler.of_agent(query, self._make_data(query), choices)
         # A linear model whose loss is its output: a sample's gradient is its input.
         task = ModuleTask(nn.Linear(_DIMENSIONS, 1, bias=False), mean_output)
         models = torch.zeros(len(trials), 1, _DIMENSIONS)
         # float64, as agents clip: in float32 the norm could exceed C by some ulps.
         clip = torch.tensor([query.clip], dtype=torch.float64)
+        is_sample = query.unit == "sample"
+
+        def clip_batch(batch: Batch, factor: float) -> Tensor:
+            # Samples without the canary have no gradient, so that another sign is another canary.
+            own = replace(batch, inputs=batch.inputs * factor)
+            found = compute_gradients(task, models, own, clip, clips_samples=is_sample)
+            return (found.values * found.factors[..., None]).flatten()
+
+        found = []
         for number, sign in enumerate(_signs(len(self.run.releases)).tolist()):
             batch = sampler.draw(number)
-            # Samples without the canary have no gradient, so that another sign is another canary.
-            low, high = (
-                compute_gradients(
-                    task,
-                    models,
-                    replace(batch, inputs=batch.inputs * factor),
-                    clip,
-                    clips_samples=query.unit == "sample",
-                )
-                for factor in (-sign if query.adjacency == "replace" else 0.0, sign)
-            )
-            yield low, high, _find_canary(batch if known is sampler else known.draw(number))
+            low = clip_batch(batch, -sign if query.adjacency == "replace" else 0.0)
+            # Only samples of the canary are not zero, and padding has weight 0.
+            is_canary = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
+            found.append((low, clip_batch(batch, sign), is_canary.any(dim=1).double()))
+        return [torch.stack(column) for column in zip(*found, strict=True)]
 
     def _make_data(self, query: ClippedQuery) -> AgentData:
         """Return the victim's samples: their gradients are their inputs, and the canary is first.
@@ -227,34 +195,22 @@ class StepObservation:
         inputs = torch.zeros(count, _DIMENSIONS)
         # An agent's whole data set may be the canary.
         own = inputs if query.unit == "agent" else inputs[:1]
-        own[:] = torch.from_numpy(self._direction * query.clip * RAW_LENGTH)
+        own[:] = torch.from_numpy(self.run.direction * query.clip * RAW_LENGTH)
         return AgentData(inputs, torch.zeros(count), (0, count))
 
 
-def guess_coins(seed: int) -> Callable[[int], Choices] | None:
-    """Return the coins of each trial as an attacker predicts them, or None where it cannot.
+def predicts_coins(seed: int) -> bool:
+    """Return whether an attacker predicts the coins of trials, which then amplify no privacy.
 
-    The attacker runs the program with secrets of its own, or takes the public seed of the run.
-    Coins that it predicts do not amplify privacy.
+    It runs the program with secrets of its own, or takes the public seed of the run.
     """
-    guesses: tuple[Callable[[int], Choices], ...] = (
-        lambda trial: make_choices(seed + 1, trial),
-        lambda _: SeededChoices(seed),
-    )
-    sizes, practice = [_PRACTICE_COINS], range(2)
-    coins = [make_choices(seed, trial).draw_coins(0, sizes) for trial in practice]
-    for guess in guesses:
-        if np.array_equal(coins, [guess(trial).draw_coins(0, sizes) for trial in practice]):
-            return guess
-    return None
 
+    def draw(choices: Iterable[Choices]) -> list[FloatArray]:
+        return [each.draw_coins(0, [_PRACTICE_COINS]) for each in choices]
 
-def _find_canary(batch: Batch) -> FloatArray:
-    """Return 1 where the canary is in a trial's batch, and 0 elsewhere, shape (trials,)."""
-    # Only samples of the canary are not zero, and padding has weight 0.
-    taken = (batch.inputs != 0).any(dim=-1) & (batch.weights > 0)
-    found: FloatArray = taken.any(dim=1).double().numpy()
-    return found
+    coins, own = (draw(make_choices(key, trial) for trial in (0, 1)) for key in (seed, seed + 1))
+    public = draw([SeededChoices(seed)] * 2)
+    return np.array_equal(coins, own) or np.array_equal(coins, public)
 
 
 def count_samples(query: ClippedQuery) -> int:

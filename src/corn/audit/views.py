@@ -26,7 +26,7 @@ from corn.topology.graphs import label_agent, look_up_agents
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
 """Agents of whose releases a view can read nothing but the sum, for each such sum."""
 
-# Coalitions are compared one by one up to these limits; beyond, one is grown greedily.
+# Coalitions are compared one by one, up to these limits.
 _MOST_COALITIONS, _MOST_WORK = 10**5, 2e9
 _ROUNDING = 1e-6  # relative, of precisions that equal their cap
 
@@ -97,11 +97,6 @@ class StreamWeights:
         groups = (Owner(group, number) for number, group in enumerate(decomposition.seed_groups))
         masks = tuple(groups) if decomposition.is_masked else None
         return cls(np.hstack(columns), tuple(owners), masks)
-
-    @property
-    def covariance(self) -> FloatArray:
-        """R, shape (n, n)."""
-        return self.hidden(())
 
     def held_by(self, coalition: Collection[int]) -> set[Owner]:
         """Return the owners whose keys a coalition has by the plan: those it is a member of."""
@@ -175,26 +170,18 @@ def invert_hidden(covariance: FloatArray) -> FloatArray:
 
     A direction without noise reveals every agent that has a part in it.
     """
-    scale, values, vectors, silent = split_directions(covariance)
-    kept = vectors[:, ~silent]
-    inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
-    # Entries of eigenvectors that should be zero are of rounding's size, far below this.
-    exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
-    inverse[exposed, exposed] = math.inf
-    return inverse
-
-
-def split_directions(
-    covariance: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
-    """Return standard deviations, eigenvalues and vectors of correlations, and which are zero."""
     # Correlations, because agents' variances may differ by many orders and eigenvalues would then
     # be rounded to zero that are not.
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
     # The rounding error of eigenvalues, as in ``numpy.linalg.matrix_rank``.
     silent = values <= len(values) * np.finfo(float).eps * max(float(values[-1]), 1.0)
-    return scale, values, vectors, silent
+    kept = vectors[:, ~silent]
+    inverse: FloatArray = (kept / values[~silent]) @ kept.T / np.outer(scale, scale)
+    # Entries of eigenvectors that should be zero are of rounding's size, far below this.
+    exposed = (np.abs(vectors[:, silent]) > 1e-9).any(axis=1)
+    inverse[exposed, exposed] = math.inf
+    return inverse
 
 
 def read_view(text: str, names: Sequence[str]) -> View:
@@ -242,49 +229,34 @@ class Break:
 
 
 def find_smallest_break(plan: Plan) -> Break | None:
-    """Return the smallest coalition that exceeds the promise to some honest agent, if any.
+    """Return the worst of the smallest coalitions that exceed the promise to some honest agent.
 
-    All coalitions of a size are compared where that is feasible, and the worst of them is
-    returned. In larger networks a coalition is grown greedily around each agent instead, so that a
-    smaller one may exist.
+    Coalitions are compared in order of their sizes, up to :func:`largest_compared`; None if none of
+    these exceeds a promise.
     """
-    streams, n = StreamWeights.of(plan.decomposition), plan.num_agents
-    # In order of sizes, so that the first break found is a smallest one.
-    for size in range(n if plan.decomposition.seed_groups else 1):
-        count = math.comb(n, size)
-        # Each coalition costs one eigendecomposition.
-        if count > _MOST_COALITIONS or count * float(n) ** 3 > _MOST_WORK:
-            grown = (_grow_coalition(streams, victim, plan.precision_caps) for victim in range(n))
-            broken = [one for one in grown if one.ratio > 1 + _ROUNDING]
-            return min(broken, key=lambda one: len(one.view.coalition), default=None)
-        compared = (_find_victim(streams, v, plan.precision_caps) for v in _list_views(n, size))
-        worst = max(compared, key=lambda one: one.ratio)
+    streams = StreamWeights.of(plan.decomposition)
+    for size in range(largest_compared(plan) + 1):
+        worst = Break(View(), 0, 0.0)
+        for view in _list_views(plan.num_agents, size):
+            ratios = streams.precision(view) / plan.precision_caps
+            victim = int(ratios.argmax())
+            if ratios[victim] > worst.ratio:
+                worst = Break(view, victim, float(ratios[victim]))
         if worst.ratio > 1 + _ROUNDING:
             return worst
     return None
 
 
-def _find_victim(streams: StreamWeights, view: View, caps: FloatArray) -> Break:
-    """Return the agent whose promise a view exceeds most, or comes closest to."""
-    ratios = streams.precision(view) / caps
-    victim = int(ratios.argmax())
-    return Break(view, victim, float(ratios[victim]))
-
-
-def _grow_coalition(streams: StreamWeights, victim: int, caps: FloatArray) -> Break:
-    """Add the insider with most of the victim's noise until the victim's promise is exceeded."""
-    n, coalition, ratio = len(caps), View(), 0.0
-    while ratio <= 1 + _ROUNDING and len(coalition.coalition) < n - 1:
-        members = coalition.coalition
-        others = [agent for agent in range(n) if agent not in (victim, *members)]
-        if streams.masks is None:
-            left = [streams.hidden(streams.held_by((*members, a)))[victim, victim] for a in others]
-        else:
-            # Under masks each insider takes its own private noise out of the sum.
-            left = [-float(streams.weights[a, a]) for a in others]
-        coalition = View((*members, others[int(np.argmin(left))]))
-        ratio = float(streams.precision(coalition)[victim] / caps[victim])
-    return Break(coalition, victim, ratio)
+def largest_compared(plan: Plan) -> int:
+    """Return the most insiders of coalitions that can all be compared in reasonable time."""
+    n = plan.num_agents
+    # Without shared seeds insiders know no more than an eavesdropper.
+    most = n - 1 if plan.decomposition.seed_groups else 0
+    # Each coalition costs one eigendecomposition.
+    largest, limit = 0, min(_MOST_COALITIONS, _MOST_WORK / n**3)
+    while largest < most and math.comb(n, largest + 1) <= limit:
+        largest += 1
+    return largest
 
 
 def _list_views(num_agents: int, size: int) -> Iterator[View]:

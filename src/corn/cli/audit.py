@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # needs torch, whose import takes a second
     from corn.audit import AuditReport, Finding
 
 in_one_run = partial(option, panel="One run")
+_CONFIDENCE = 0.99
 # Of the training run; the bound on ε holds for any.
 _STEP_SIZE = 0.1
 
@@ -51,33 +52,31 @@ def audit(
     json: bool = JSON,
 ) -> None:
     """Attack the code that runs a plan with canaries; exit 1 if a promise is violated."""
-    from corn.audit import AuditSettings, audit_plan, find_smallest_break, read_view
+    from corn.audit import audit_plan, find_smallest_break
+    from corn.audit.views import largest_compared, read_view
 
     if one_run:
         why = "must be left out with --one-run"
-        refuse_given(context, ("victim", "trials", "through"), why)
+        refuse_given(context, ("view", "victim", "trials", "through"), why)
     else:
         refuse_given(context, ("task", "canaries"), "needs --one-run")
     plan = load_plan(path)
     agents = plan.network.agent_names
-    attacker = None if view == "worst" else read_view(view, agents)
     if one_run:
-        settings = {"num_canaries": canaries, "view": attacker, "seed": seed}
-        _audit_one_run(path, plan, task, settings, as_json=json)
+        _audit_one_run(path, plan, task, num_canaries=canaries, seed=seed, as_json=json)
         return
     # A plan for samples depends on sampling, which only whole steps contain.
-    chosen = AuditSettings(
-        through or ("shares" if plan.budget.unit == "agent" else "step"),
-        num_trials=trials,
-        seed=seed,
-    )
+    through = through or ("shares" if plan.budget.unit == "agent" else "step")
     report = audit_plan(
         plan,
         victims=(
             None if victim is None else [plan.network.find_agent(victim, argument="--victim")]
         ),
-        view=attacker,
-        settings=chosen,
+        view=None if view == "worst" else read_view(view, agents),
+        through=through,
+        num_trials=trials,
+        confidence=_CONFIDENCE,
+        seed=seed,
         track=lambda pairs: progress(pairs, "attacking"),
     )
     # An audit that finds nothing might be too weak. Beyond the threat it should find something.
@@ -89,9 +88,11 @@ def audit(
             plan,
             victims=[weakest.victim],
             view=weakest.view,
-            settings=replace(chosen, through="shares"),
+            num_trials=trials,
+            seed=seed,
         ).findings
-    _print(plan, report, beyond, as_json=json)
+    settings = {"through": through, "num_trials": trials, "seed": seed}
+    _print(plan, report, beyond, largest_compared(plan), settings, as_json=json)
     # After the table, so that the last lines say what failed.
     for problem in report.problems:
         print_error(f"{path}: {problem}")
@@ -105,39 +106,49 @@ def audit(
 
 
 def _audit_one_run(
-    path: Path, plan: Plan, task: str, settings: dict[str, Any], *, as_json: bool
+    path: Path, plan: Plan, task: str, *, num_canaries: int, seed: int, as_json: bool
 ) -> None:
     from corn import learn
-    from corn.audit import View, audit_training
+    from corn.audit import audit_training
 
     report = audit_training(
         plan,
         learn.Workload(task, partition="iid").build(plan.num_agents),
         schedule=learn.make_schedule(_STEP_SIZE),
+        num_canaries=num_canaries,
+        confidence=_CONFIDENCE,
+        seed=seed,
         track=lambda steps: progress(steps, "training"),
-        **settings,
     )
-    attacker = (settings["view"] or View()).describe(plan.network.agent_names)
     facts = {
         "promise": plan.budget.describe(),
         "task": task,
-        "view": attacker,
+        "view": "eavesdropper",
         "violated": report.violated,
         **asdict(report),
         "certified_epsilon": report.epsilon,
+        "confidence": _CONFIDENCE,
     }
     del facts["epsilon"]
-    print_result("audit of one run", facts, as_json=as_json)
+    verdict = "VIOLATED" if report.violated else "no violation found"
+    print_result(f"audit of one run: {verdict}", facts, as_json=as_json)
     if report.violated:
         print_error(
             f"{path}: one run shows ε ≥ {round_bound_down(report.epsilon, 3)} for one sample, "
-            f"against {attacker}: more than was promised"
+            "against an eavesdropper: more than was promised"
         )
         raise typer.Exit(1)
 
 
-def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: bool) -> None:
-    settings = report.settings
+def _print(
+    plan: Plan,
+    report: AuditReport,
+    beyond: Finding | None,
+    most_compared: int,
+    settings: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
     names = plan.network.agent_names
     found = report.messages
     findings = [
@@ -149,13 +160,11 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
         "protects": plan.budget.promises[0].query.protects,
         "mixing": plan.network.mixing,
         "unit": plan.budget.unit,
-        "through": settings.through,
+        **settings,
         # The tests of messages under masks; null without masks.
         "messages": found and asdict(found),
-        "num_trials": settings.num_trials,
         "num_releases": report.num_releases,
-        "seed": settings.seed,
-        "confidence": settings.confidence,
+        "confidence": _CONFIDENCE,
         "violated": report.violated,
         "problems": report.problems,
         "findings": findings,
@@ -167,12 +176,15 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
         print_json(facts)
         return
     if found is not None:
+        told = "faults were found, see below" if found.problems else "no deviation was found"
         facts["messages"] = (
             f"integers of {found.bits} bits under masks; single messages, incomplete sums and "
-            f"differences between steps must be uniform: {found.num_tests} tests of "
-            f"{found.num_words} words each"
+            f"differences between steps must be uniform: {told}, in {found.num_tests:,} tests of "
+            f"{found.num_words:,} words each"
         )
-    facts["smallest_break"] = "none: no coalition exceeds the promise"
+    facts["smallest_break"] = (
+        f"none: no coalition of up to {most_compared} insiders exceeds the promise"
+    )
     if beyond is not None:
         facts["smallest_break"] = (
             f"{beyond.view.describe(names)} against agent {label_agent(names, beyond.victim)}: "
@@ -188,8 +200,8 @@ def _print(plan: Plan, report: AuditReport, beyond: Finding | None, *, as_json: 
         for one in findings
     ]
     columns = ["victim", "view", "promised_epsilon", "certified_epsilon", "gaussian_epsilon"]
-    columns += ["promised_mu", "measured_mu", "auc", "true_positives_at_1_percent"]
-    print_rows("What attackers learn", rows, [*columns, "verdict"])
+    columns += ["promised_mu", "measured_mu", "verdict"]
+    print_rows("What attackers learn", rows, columns)
     if any(not one.is_promised for one in report.findings):
         print_note("the plan promises nothing against so many insiders")
 
@@ -209,8 +221,6 @@ def _describe_finding(one: Finding, names: Sequence[str]) -> dict[str, Any]:
         "mu": one.mu.estimate,
         "mu_low": one.mu.low,
         "mu_high": one.mu.high,
-        "auc": one.auc,
-        "true_positives_at_1_percent": one.power,
         "verdict": one.verdict,
         "excess": one.excess,
     }

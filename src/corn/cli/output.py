@@ -67,7 +67,6 @@ _NAMES = {
     "ratio_to_ldp": "over LDP",
     "gap": "above the best",
     "gaussian_epsilon": "Gaussian ε",
-    "true_positives_at_1_percent": "TPR 1 %",
     "view": "attacker",
 }
 _SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
