@@ -99,7 +99,7 @@ class FiniteRun:
 
     A = Σ_t η_t² (W^{T−t+1})ᵀ W^{T−t+1}, without momentum.
 
-    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]]).tolist()
+    >>> FiniteRun([2.0]).matrix([[0.5, 0.5], [0.5, 0.5]]).round(9).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
 
