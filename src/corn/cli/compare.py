@@ -151,7 +151,7 @@ def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]
         "precision_caps": budget.precision_caps(network.num_agents),
     }
     if network.mixing == "gossip":
-        facts |= {"mixing_time": spectrum(network.step_matrix).mixing_time, "κ": KAPPA}
+        facts |= {"mixing_time": spectrum(network.step_matrix).mixing_time, "kappa": KAPPA}
     return facts
 
 

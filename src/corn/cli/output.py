@@ -69,7 +69,7 @@ _NAMES = {
     "gaussian_epsilon": "Gaussian ε",
     "view": "attacker",
 }
-_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ"}
+_SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "kappa": "κ"}
 # Facts that the promise and other texts of a result say as well, or that only programs need.
 _FOR_PROGRAMS = {
     *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),

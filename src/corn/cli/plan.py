@@ -209,4 +209,4 @@ def describe_plan(made: Plan, value: float, lower_bound: float) -> dict[str, Any
         "dtype": made.dtype,
         "fingerprint": fingerprint(made).hex(),
     }
-    return {**facts, "κ": KAPPA} if made.network.mixing == "gossip" else facts
+    return {**facts, "kappa": KAPPA} if made.network.mixing == "gossip" else facts
