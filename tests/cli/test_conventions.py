@@ -89,12 +89,11 @@ def test_misuse_exits_with_2(corn: Runner, arguments: str) -> None:
     ("arguments", "message"),
     [
         ("compare --graph missing.edges", "missing.edges: no such file"),
-        ("compare --graph ring:5 --weights best", "weights must be one of metropolis"),
         (
             "compare --graph ring:5 --plot picture.txt",
             "picture.txt: a figure's name must end in .png",
         ),
-        ("compare --graph ring:200001", "a graph can have at most 200,000 agents, found 200,001"),
+        ("compare --graph ring:200001", "a graph can have at most 200,000 agents"),
     ],
 )
 def test_expected_failures_exit_with_1_and_one_line(

@@ -283,7 +283,6 @@ def test_baselines_next_to_a_plan_have_its_budget(corn: Runner, plan: Path) -> N
     [
         ["--epsilon", "7"],  # the plan's own
         ["--graph", "ring:6"],
-        ["--weights", "metropolis"],
         ["--steps", "10"],
         ["--unit", "agent"],
         ["--batch-size", "128"],

@@ -199,5 +199,5 @@ def test_models_depend_on_the_sum_of_releases_alone(
 def test_masks_are_refused_where_models_would_show_single_releases() -> None:
     noise = corn.design(SUM, BUDGET)
     gossip = corn.load_network(f"ring:{N}", mixing="gossip")
-    with pytest.raises(InvalidArgumentError, match="masks is for exact sums, found mixing"):
+    with pytest.raises(InvalidArgumentError, match="mixing must be 'sum' for noise with masks"):
         corn.train(gossip, BUDGET, noise, model=make_model(), loss=LOSS, datasets=make_data())

@@ -17,7 +17,13 @@ import networkx as nx
 from corn.checks import require
 from corn.covariance import DEFAULT_THREAT, Horizon, MechanismName, ThreatModel
 from corn.distributed.rendezvous import Rendezvous
-from corn.errors import CornError, FileFormatError, InvalidArgumentError, PublicError
+from corn.errors import (
+    CornError,
+    FileFormatError,
+    InvalidArgumentError,
+    PublicError,
+    make_printable,
+)
 from corn.parsing import build, parse_json, read_json
 from corn.plan import FloatType, Plan, make_plan
 from corn.privacy import PrivacyBudget
@@ -49,7 +55,8 @@ def read_request(path: Path) -> PlanningRequest:
     try:
         request: PlanningRequest = build(PlanningRequest, document, "the request")
     except CornError as error:
-        raise FileFormatError(f"{path}: not a request for a plan: {error}") from error
+        why = make_printable(str(error), limit=300)  # a file may have names of any length
+        raise FileFormatError(f"{path}: not a request for a plan: {why}") from error
     return request
 
 
