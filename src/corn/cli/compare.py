@@ -158,17 +158,18 @@ def _describe_network(network: Network, budget: PrivacyBudget) -> dict[str, Any]
 def _describe_row(name: str, result: Design, ldp: float, bound: float) -> dict[str, Any]:
     """Return the facts of a row; ``ldp`` is LDP's value, and ``bound`` a lower bound on it."""
     gap: float | None = result.gap
+    seeds = result.threat.seeds if result.decomposition.seed_groups else ""
     colluders = result.threat.max_colluders
     # The adversary in two words.
     against = result.threat.describe_colluders() if colluders else "eavesdropper"
     if name in _REFERENCES:
-        gap, against = None, "nobody"
+        gap, against, seeds = None, "nobody", ""
     elif name == "ldp":
         # LDP shares no seed that insiders could know.
         gap, against = max(result.value / bound - 1, 0.0), "any insiders"
     return {
         "mechanism": name,
-        "seeds": result.threat.seeds if result.decomposition.seed_groups else "",
+        "seeds": seeds,
         "max_colluders": colluders,
         "central_ratio": result.central_ratio,
         "weighted_central_ratio": result.weighted_central_ratio,

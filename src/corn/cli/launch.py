@@ -87,7 +87,10 @@ def launch(
     if json:
         print_json(facts)
     else:
-        scores = {k: own for k, own in facts["measured"].items() if k.startswith(("test", "cons"))}
+        names = [k for k in facts["measured"] if k.startswith(("test", "cons"))]
+        if facts["mixing"] == "sum":  # all agents hold the average model
+            names = [k for k in names if k in ("test_loss", "test_accuracy")]
+        scores = {name: facts["measured"][name] for name in names}
         spent = f"{'simulated ' if facts['simulation'] else ''}ε spent"
         shown = {**facts, "measured": scores, spent: round_up_range([least, most])}
         print_result(title, shown, as_json=False)

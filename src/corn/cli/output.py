@@ -74,7 +74,7 @@ _SYMBOLS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "kappa": "κ"}
 _FOR_PROGRAMS = {
     *("unit", "adjacency", "clip", "participations", "max_colluders", "weighted_central_ratio"),
     *("messages_per_link", "dtype", "configuration", "agents", "sampling", "passed"),
-    *("max_parameters", "precision", "grid", "central_ratio"),
+    *("max_parameters", "precision", "grid", "central_ratio", "names", "simulation"),
 }
 _FOR_GOSSIP = {
     "gossip",
@@ -113,7 +113,9 @@ def write_fact(key: str, value: Any) -> str:
         return value
     if isinstance(value, Mapping):
         pairs = value.items()
-        return ", ".join(f"{name} {write_fact(f'{key}_{name}', own)}" for name, own in pairs)
+        return ", ".join(
+            f"{name_fact(name)} {write_fact(f'{key}_{name}', own)}" for name, own in pairs
+        )
     if isinstance(value, np.ndarray | list | tuple):
         if all(isinstance(own, int | float | np.number) for own in value) and len(value):
             return write_range(value, lambda own: write_fact(key, own))
