@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from corn.learn.update import Clipping as Clipping
     from corn.learn.update import LocalRule as LocalRule
     from corn.learn.update import MixingRule as MixingRule
-    from corn.learn.update import follow_graphs as follow_graphs
     from corn.learn.workloads import Workload as Workload
 
 # Importing torch takes seconds, which commands such as ``corn compare`` need not wait for. So a
@@ -72,7 +71,7 @@ _NAMES = {
     "training": "compare load_parameters train",
     "trained": "ModelPromise TrainedModel load_model predict_table",
     "tuning": "Comparison TuningPrice price_tuning tune",
-    "update": "Clipping LocalRule MixingRule follow_graphs",
+    "update": "Clipping LocalRule MixingRule",
     "workloads": "Workload",
 }
 _MODULES = {

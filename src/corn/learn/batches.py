@@ -42,10 +42,7 @@ class Choices(Protocol):
 
 @final
 class SeededChoices:
-    """Choices that follow from a seed, for simulations: fast, and they protect nobody.
-
-    Runs with equal seeds use the same batches (common random numbers).
-    """
+    """Choices that follow from a seed, for simulations: they protect nobody."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -79,8 +76,8 @@ def round_rate_down(rate: float) -> float:
 def public_width(batch_size: int) -> int:
     """Return a number of samples that a Poisson batch of this expected size rarely exceeds.
 
-    It follows from the batch size alone, which is public. The tail of every binomial with this mean
-    is below that of the Poisson law used here (Anderson and Samuels 1967), at most 10⁻¹².
+    The tail of every binomial with this mean is below that of the Poisson law used here (Anderson
+    and Samuels 1967), at most 10⁻¹².
     """
     # The width at which the normal law would stop, then as far as the exact tail asks.
     width = batch_size + int(6 * math.sqrt(batch_size))
@@ -90,10 +87,7 @@ def public_width(batch_size: int) -> int:
 
 
 def require_fitting_samples(budget: PrivacyBudget, sizes: Sequence[int], *, first: int = 0) -> None:
-    """Raise for more samples than the bound on floating-point errors covers; fewer are no problem.
-
-    ``first`` is the number of the first agent, for error messages.
-    """
+    """Raise for more samples, of agents from ``first`` on, than the bound on rounding covers."""
     queries = budget.queries * len(sizes) if budget.num_agents is None else budget.queries
     for agent, (query, size) in enumerate(zip(queries, sizes, strict=True), start=first):
         if query.sampling_rate is None or query.batch_size is None:
@@ -139,10 +133,7 @@ _MOST_SUMMED = 4 * 10**6
 
 @dataclass(frozen=True, eq=False)
 class AgentData:
-    """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1].
-
-    ``inputs`` and ``targets`` have shape (samples, …). Every agent has at least one sample.
-    """
+    """The samples of all agents, those of agent i in rows offsets[i] to offsets[i + 1]."""
 
     inputs: Tensor
     targets: Tensor
@@ -191,13 +182,10 @@ class AgentData:
 class Batch:
     """The mini-batches of one step, one row per cell; a cell is an agent in a seed's run.
 
-    Attributes:
-        inputs: shape (cells, batch, …), as ``targets``.
-        weights: shape (cells, batch): the weight of each sample, equal within a cell, and 0 for
-            padding. Padding comes last, except in batches of ``BatchSampler.of_agent`` whose
-            samples are clipped one by one. In float64 where samples are clipped.
-        is_average: whether all weights are 1/batch, so that a plain mean suffices.
-        most_samples: a public bound on the number of samples in a cell.
+    ``inputs`` and ``targets`` have shape (cells, batch, …), ``weights`` (cells, batch): equal in a
+    cell, 0 for padding, and in float64 where samples are clipped. Padding comes last, except in
+    batches of ``BatchSampler.of_agent`` for clipped samples. ``is_average``: all weights are
+    1/batch. ``most_samples`` is a public bound on the number of samples in a cell.
     """
 
     inputs: Tensor
@@ -221,18 +209,16 @@ class BatchSampler:
     No sample occurs twice in a batch, because sample-level sensitivity counts it once. The query of
     an agent decides how its samples enter batches, whatever their number:
 
-    - Poisson: each sample is in a batch with the query's rate, independently of all others. Batches
-      differ in size and may be empty, and the divisor is fixed.
-    - Passes: a pass has ``steps_per_pass`` batches of ``batch_size`` slots, in a random order that
-      is new in each pass. A sample is in at most one slot of a pass. Samples that find no slot wait
-      for the next pass, and slots without a sample are padding.
+    - Poisson: each sample is in a batch with the query's rate, independently of all others. The
+    divisor is fixed.
+    - Passes: ``steps_per_pass`` batches of ``batch_size`` slots, in an order that is new in each
+    pass. Samples without a slot wait for the next pass, and slots without a sample are padding.
     - Every step: ``of_agent`` draws each batch anew, as a pass of one batch.
     - No query, the unit of agents, or every step in a simulation: passes of as many full batches as
-      the agent's samples allow. An agent with less than one batch takes all of its samples.
+    the agent's samples allow. An agent with less than one batch takes all of its samples.
 
     ``queries`` are one for all agents, one for each, or none where nothing is clipped;
-    ``batch_size`` counts where they name none, and None takes the whole data. ``choices`` are those
-    of each run.
+    ``batch_size`` counts where they name none, and None takes the whole data.
     """
 
     def __init__(
@@ -291,11 +277,9 @@ class BatchSampler:
     ) -> BatchSampler:
         """Return the sampler of one agent's batches where noise protects its data.
 
-        Agents, secure simulations and audits all take their batches from here. By default choices
-        follow from new secrets. Where samples are clipped one by one, all batches have one public
-        shape, and samples are at secret random positions in them: one sample more or less then
-        moves no other, whose gradient a library may round differently at another position or in
-        another shape (docs/floats.md), and the time of a step does not tell how many there were.
+        Where samples are clipped one by one, all batches have one public shape, and samples are at
+        secret random positions in them: one sample more or less then moves no other, whose gradient
+        a library may round differently at another position (docs/floats.md).
         """
         if choices is None:
             choices = [SecretChoices(coins=Secret.random(), orders=Secret.random())]

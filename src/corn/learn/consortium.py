@@ -1,9 +1,4 @@
-"""The consortium file: one public TOML file from which the plan, every site and the model follow.
-
-It has what people agree on before anybody looks at data: the schema of the files, the graph, the
-promise, the training and the sites. A site needs this file, the plan made from it, its keys and its
-data.
-"""
+"""The consortium file: one public TOML file from which plan, sites and model follow."""
 
 from __future__ import annotations
 
@@ -36,10 +31,7 @@ _LONGEST_PROBLEM = 300
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its name, and its address HOST:PORT if others can connect to it.
-
-    ``samples`` is the number of rows that it declares publicly. ε does not cover it.
-    """
+    """A site, its address HOST:PORT if others can connect to it, and its public number of rows."""
 
     name: str
     samples: int
@@ -62,11 +54,10 @@ class Promise:
 
 @dataclass(frozen=True)
 class Training:
-    """The training, the same at every site.
+    """The training, the same at every site; ``batch_size`` is that at a site of average size.
 
-    ``batch_size`` is expected at a site of average size, and ``step_size`` is that along the mean
-    gradient of so many samples. Rows are held out with probability ``held_out``, unless there is
-    ``test_data``, a public file beside the consortium file.
+    Rows are held out with probability ``held_out``, unless there is ``test_data``, a public file
+    beside the consortium file.
     """
 
     steps: int
@@ -87,8 +78,7 @@ class Training:
 class Consortium:
     """Everything that sites agree on before they look at their data; all of it is public.
 
-    Sites are agents 0, 1, … in order. ``graph`` is the spec or the file of a graph, and ``store``
-    HOST:PORT of the rendezvous, which the first site that accepts connections opens.
+    ``graph`` is the spec or the file of a graph, and ``store`` HOST:PORT of the rendezvous.
     """
 
     path: Path
@@ -195,11 +185,7 @@ class Consortium:
         return look_up_agents(self.names, [name], argument=f"a site of {self.path}")[0]
 
     def make_workload(self, data: Path) -> FileWorkload:
-        """Return the training problem on the files ``data``, one of each site.
-
-        ``{agent}`` in the path stands for the number of a site and ``{site}`` for its name; a path
-        without them is the file of the one site that reads it.
-        """
+        """Return the training problem on files, with ``{agent}`` or ``{site}`` in their path."""
         from corn.learn.file_data import FileWorkload
 
         test_data = self.training.test_data

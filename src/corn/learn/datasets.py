@@ -1,7 +1,4 @@
-"""The workloads by name, and the catalogue of public data sets: files, pinned content, cache.
-
-This module imports no torch, so that commands can name workloads at once.
-"""
+"""The workloads by name, and public data sets: files, pinned content, cache. Without torch."""
 
 from __future__ import annotations
 
@@ -47,11 +44,10 @@ def usual_schedule(workload: str) -> ScheduleName:
 
 @dataclass(frozen=True)
 class DownloadableDataset:
-    """A data set that is downloaded once and kept in the cache.
+    """A data set that is downloaded once from the folder ``url`` and kept in the cache.
 
-    ``files`` has the name of each file, on the server and in the cache, and the SHA-256 of its
-    **decompressed** content, by which a repacked archive is still recognised. The training files
-    come first, then those of the test set. ``url`` is the folder on the server.
+    ``files`` has the SHA-256 of the **decompressed** content of each file. The training files come
+    first, then those of the test set.
     """
 
     name: str
@@ -125,12 +121,8 @@ def fetch_dataset(
 ) -> Path:
     """Get the files of a data set that are not in the cache yet; return their directory.
 
-    Each file is checked before it gets its name, so every file in the cache is correct.
-
-    Args:
-        name: ``a9a`` or ``mnist``.
-        source: a folder with the files, compressed or not, instead of the server.
-        directory: the cache; see :func:`corn.learn.datasets.cache_directory`.
+    Each is checked before it gets its name. ``source`` is a folder with them, in place of the
+    server.
     """
     advice = f"{name} comes with CorN and needs no download" if name in EMBEDDED else ""
     dataset = DOWNLOADABLE[require_choice("data set", name, DOWNLOADABLE, advice=advice)]
@@ -273,10 +265,7 @@ _LOADERS: dict[str, Callable[[Path], Dataset]] = {
 
 
 def read_libsvm(path: Path, *, num_features: int) -> tuple[Float32Array, IntArray]:
-    """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,).
-
-    The last features may not occur in a file, as a9a's feature 123 in its test file.
-    """
+    """Read rows of ``label index:value …``: features (rows, num_features), labels (rows,)."""
     # Scikit-learn takes a second to import, which commands without data need not wait for.
     from sklearn.datasets import load_svmlight_file
 

@@ -1,8 +1,7 @@
 """Training problems from users' files: one file per agent, or one that is dealt out.
 
-A file is read as it is written (:class:`DataFile`); the public :class:`Schema` turns its cells into
-numbers; a :class:`FileWorkload` makes a training problem of them. Accounting counts on neighbouring
-files that differ in one sample for training too, so each row's own coins decide what it is for.
+Accounting counts on neighbouring files that differ in one sample for training too, so each row's
+own coins decide what it is for.
 """
 
 from __future__ import annotations
@@ -216,10 +215,7 @@ class FileWorkload:
         return bool(self.sites) or AGENT_FIELD in text or SITE_FIELD in text
 
     def build(self, num_agents: int, agents: Sequence[int] | None = None) -> TrainingProblem:
-        """Return the problem with the data of some agents, by default of all.
-
-        Only the files of these agents are opened.
-        """
+        """Return the problem with the data of some agents, whose files alone are opened."""
         owners = range(num_agents) if agents is None else agents
         # Test data may have classes that no training file has, so it is read before they are
         # listed.

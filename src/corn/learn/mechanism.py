@@ -1,7 +1,4 @@
-"""Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives.
-
-``make_mechanisms`` designs them from names, records and users' own functions.
-"""
+"""Mechanisms of training: a mechanism's noise under a budget, and the privacy that it gives."""
 
 from __future__ import annotations
 
@@ -248,8 +245,7 @@ class Mechanism:
     def central_ratio(self) -> float | None:
         """The noise variance of the average over a trusted server's; None without noise.
 
-        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean
-        over the steps, which is the ratio of the variances summed over the run.
+        The server keeps the strictest agent's promise for all. Of noise in phases it is the mean.
         """
         if self.budget is None or self.noise is None:
             return None
@@ -271,8 +267,7 @@ class Mechanism:
     def precision(self) -> FloatArray:
         """[R⁻¹]_ii of each agent, which determines its ε, shape (n,); ∞ without noise.
 
-        Against insiders R is the covariance of the noise that the coalition does not know, for the
-        worst coalition without the agent.
+        R is the covariance of the noise that the worst coalition without the agent does not know.
         """
         if self.budget is None or self.noise is None:
             return np.array([math.inf])
@@ -294,11 +289,7 @@ class Mechanism:
             require_provable(loss, self.budget, num_parameters)
 
     def epsilon_spent(self, num_steps: int) -> FloatArray | None:
-        """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without.
-
-        Under Poisson sampling, where each ε takes a while to compute, agents with one promise get
-        the ε of the least protected, and those just below their cap the ε at the cap.
-        """
+        """Return ε of each agent after ``num_steps`` at its own δ, shape (n,); None without."""
         if self.noise is None or self.budget is None or not self.queries:
             return None
         if num_steps == 0:

@@ -176,11 +176,10 @@ def _score(task: Task, parameters: Tensor, parts: Mapping[str, Samples]) -> dict
 class Quality:
     """Scores of predicted probabilities; NaN where one is not defined.
 
-    ``auc`` is the area under the ROC curve of the second of two classes, or the mean over classes
-    of that of each against all others. ``recall`` has one number for each class.
-    ``calibration_error`` is the expected one (ECE) of the most probable class, in 15 bins of equal
-    width. ``brier`` is the mean squared error of the probability of the second of two classes, or
-    the sum of that over classes.
+    ``auc`` is that of the second of two classes, or the mean over classes of each against all
+    others. ``recall`` has one number for each class. ``calibration_error`` is the expected one
+    (ECE), in 15 bins of equal width. ``brier`` is the mean squared error of the probability of the
+    second of two classes, or the sum of that over classes.
     """
 
     accuracy: float
@@ -246,10 +245,7 @@ def write_table(
     columns: Sequence[str] = COLUMNS,
     is_private: bool = False,
 ) -> None:
-    """Write these columns of rows to a CSV file, NaN as an empty field.
-
-    A private file is readable by its owner only.
-    """
+    """Write these columns of rows to a CSV file, NaN as an empty field."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # The file gets its name when it is complete: readers never see half a table.
@@ -351,10 +347,7 @@ class Result:
 
     @property
     def average_parameters(self) -> Tensor:
-        """The average of the agents' final models, shape (runs, parameters).
-
-        After a cool-down the agents' own models nearly agree with it.
-        """
+        """The average of the agents' final models, shape (runs, parameters)."""
         return self.parameters.mean(dim=1)
 
     @property

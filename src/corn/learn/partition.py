@@ -1,7 +1,7 @@
 """Splits of samples into training, validation and test parts, and partitions over agents.
 
-Private samples are split and dealt out by coins of their own (``toss_coins``), so that a changed
-sample moves no other. The other functions look at all samples, for public data and simulations.
+Private samples are split and dealt out by coins of their own, so that a changed sample moves no
+other. The other functions look at all samples, for public data and simulations.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class Split:
 def split_samples(num_samples: int, *, seed: int) -> Split:
     """Draw a fifth for tests (the paper's 80/20), then a tenth of the rest for validation.
 
-    For public benchmarks only, whose sizes never change: parts then have exact sizes. One sample
-    more or less moves hundreds of others, which no ε covers; private samples need
-    ``split_by_coins``.
+    For public benchmarks only: one sample more or less moves others, which no ε covers.
     """
     num_test = round(num_samples * TEST_FRACTION)
     num_validation = round((num_samples - num_test) * VALIDATION_FRACTION)
@@ -56,8 +54,7 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
     """Return two independent uniform numbers in [0, 1) for each sample, shape (samples, 2).
 
     They follow from the public seed, the content of the sample, and how many samples before it have
-    the same content. So where a sample is added, removed or changed, all others keep their coins:
-    equal samples are interchangeable, and the last of them is the one that comes or goes.
+    the same content. So where a sample is added, removed or changed, all others keep their coins.
     """
     key = hashlib.blake2b(str(require_count("seed", seed, least=0)).encode()).digest()
     seen: Counter[bytes] = Counter()
@@ -72,10 +69,7 @@ def toss_coins(contents: Iterable[bytes], *, seed: int) -> FloatArray:
 
 
 def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
-    """Put each sample into a part by its own coin, shape (samples,), so that sizes are random.
-
-    A part may be empty. The test part depends on ``test_fraction`` alone.
-    """
+    """Put each sample into a part by its own coin, so that sizes are random; one may be empty."""
     # Rows come in order of their coins, so that the order of a file does not matter.
     order = np.argsort(coins, kind="stable")
     limits = test_fraction, test_fraction + (1 - test_fraction) * VALIDATION_FRACTION
@@ -84,10 +78,7 @@ def split_by_coins(coins: FloatArray, *, test_fraction: float) -> Split:
 
 
 def deal_by_coins(coins: FloatArray, num_agents: int) -> AgentRows:
-    """Assign each sample to an agent by its own coin, shape (samples,), so that sizes are random.
-
-    An agent may get no sample.
-    """
+    """Assign each sample to an agent by its own coin; an agent may get none."""
     agents = (coins * num_agents).astype(np.int64)
     return [np.flatnonzero(agents == agent) for agent in range(num_agents)]
 

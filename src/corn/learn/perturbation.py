@@ -1,8 +1,7 @@
 """The noise of all agents in all runs at one step, drawn when it is needed and never stored.
 
 ``JointNoise`` is line 6 of the paper's algorithm, v = R^{1/2} s, where all mechanisms of a seed use
-the **same** standard normals s (common random numbers). ``KeyedNoise`` draws each agent's share
-from keys, bit for bit as agents do with these keys by ``NoiseShare``.
+the **same** standard normals s (common random numbers). ``KeyedNoise`` draws shares as agents do.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ _MOST_DENSE = 200
 
 
 def make_root(noise: Decomposition) -> SparseMatrix | FloatArray:
-    """Return a matrix F with F Fᵀ = R, shape (n, normals), whose product takes least time.
-
-    It is sparse for private noise and for noise of few streams.
-    """
+    """Return F with F Fᵀ = R, shape (n, normals): sparse for noise of few streams."""
     if not _prefers_shares(noise):
         return symmetric_root(noise.covariance)
     # A scale of one leaves weights as they are: F = [diag(√θ), factors].
@@ -78,9 +74,8 @@ def symmetric_root(covariance: FloatArray) -> FloatArray:
 class JointNoise:
     """Noise v ~ N(0, R_m ⊗ I) for several mechanisms and seeds: fast, for simulations.
 
-    Mechanisms share their normals, as far as they need the same number of them. Seeds are public:
-    this noise protects nobody. With ``is_average`` it is the noise of the average of all agents,
-    as of one agent.
+    Seeds are public: this noise protects nobody. With ``is_average`` it is the noise of the average
+    of all agents, as of one agent.
     """
 
     def __init__(
@@ -141,9 +136,7 @@ class JointNoise:
 class KeyedNoise:
     """Noise from keys, as agents draw it: each agent's own share, in float64.
 
-    It is slower and without common random numbers: for releases, and for comparing agents'
-    processes with a simulation. Keys are derived from the seed of each run; with ``is_secret``
-    keys and nonces are new, and never stored.
+    Keys follow from the seed of each run; with ``is_secret`` they are new, and never stored.
     """
 
     def __init__(
@@ -190,10 +183,9 @@ class KeyedNoise:
 @final
 @dataclass(eq=False, repr=False)
 class NoiseShare:
-    """One agent's share of the noise under one plan, in which it has the number ``agent``.
+    """One agent's share of the noise under one plan and the ``nonce`` of a new run.
 
-    Under the ``nonce`` of the run no noise was drawn before. ``offset_seed`` is a seed of the
-    offset of the grid, for a single release; by default the offset follows from the nonce.
+    ``offset_seed`` is a seed of the grid's offset, for a single release; by default the nonce.
     """
 
     plan: Plan
@@ -208,10 +200,7 @@ class NoiseShare:
     _prepared: int | None = field(default=None, init=False)
 
     def prepare(self, step: int) -> None:
-        """Draw a step's noise of gossip while messages are under way. It is released later, once.
-
-        Exact sums draw their noise where it is added, which is faster than storing it.
-        """
+        """Draw a step's noise while messages are under way; exact sums do so where it is added."""
         if self.plan.network.mixing != "sum":
             self._prepared = None  # a draw that is interrupted must not be taken for noise
             self._values = self.draw(step, out=self._values)

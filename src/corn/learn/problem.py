@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from corn.learn.metrics import PARTS, Samples
 from corn.learn.optimizers import OptimizerFactory
 from corn.learn.schema import Schema
 from corn.learn.tasks import Task
+from corn.learn.tasks.protocol import require_device
 from corn.learn.update import Clipping, LocalRule, MixingRule
 from corn.privacy import PrivacyBudget
 from corn.topology.graphs import list_by_agent
@@ -35,17 +36,6 @@ from corn.topology.graphs import list_by_agent
 NoiseKeys: TypeAlias = Literal["none", "seed", "secret"]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-def require_device(device: torch.device | str) -> None:
-    """Raise unless torch can compute on a device."""
-    # The only reliable test, and it fails before hours of work, not in the middle.
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidArgumentError(
-            f"device must be available to torch, found {str(device)!r}: try cpu"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -158,11 +148,7 @@ class TrainingProblem:
     is_dealt_out: bool = False
 
     def judge(self, budget: PrivacyBudget) -> TrainingProblem:
-        """Return the problem with the reason why a run under a budget is a simulation, if it is.
-
-        A row of one common file that changes may leave one agent and join another. Agents with one
-        promise and one rate cover that: their releases together move by at most 2C/B.
-        """
+        """Return the problem with the reason why a run under a budget is a simulation, if it is."""
         if self.simulation or not self.is_dealt_out or len(set(budget.promises)) == 1:
             return self
         reason = (
@@ -191,11 +177,7 @@ class TrainingProblem:
     def place(
         self, settings: SweepSettings, *, max_train_samples: int | None = None
     ) -> tuple[AgentData, dict[str, Samples]]:
-        """Return training data and samples to measure on, in the settings' type and device.
-
-        ``train`` among the latter is the data of all agents, or ``max_train_samples`` evenly spaced
-        samples of it.
-        """
+        """Return training data and samples to measure on, in the settings' type and device."""
         placed = {}
         given = {"train": (self.data.inputs, self.data.targets), **self.parts}
         for name, (inputs, targets) in given.items():
@@ -232,10 +214,7 @@ def make_problem(
     validation: DataSource | None = None,
     test: DataSource | None = None,
 ) -> TrainingProblem:
-    """Return the problem of a task on one data set for each agent, in order or by its label.
-
-    ``agents`` are their number or their labels.
-    """
+    """Return the problem of a task on one data set for each agent, in order or by its label."""
     names = [str(agent) for agent in (range(agents) if isinstance(agents, int) else agents)]
     listed = list_by_agent(names, datasets, argument="datasets")
     own = [read_samples(each, of=f"agent {names[agent]}") for agent, each in enumerate(listed)]
@@ -249,18 +228,11 @@ def make_problem(
 
 
 def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
-    """Return inputs and targets of a data source as two tensors of finite numbers.
-
-    ``of`` is the owner of the data for error messages, such as "agent 3" or "the test data".
-    """
-    if isinstance(source, DataLoader):
-        require_plain_loader(source)
-        # The data set alone counts: batches must be drawn as the accounting assumes.
-        return read_samples(source.dataset, of=of)
+    """Return inputs and targets of a data source as tensors; ``of`` is its owner, for errors."""
     if isinstance(source, tuple | list):
         inputs, targets = (_as_tensor(part) for part in _require_pair(source, of))
     else:
-        inputs, targets = _read_items(source, of)
+        inputs, targets = _read_items(take_dataset(source), of)
     for name, values in (("inputs", inputs), ("targets", targets)):
         has_some = values.dim() > 0 and len(values) > 0
         shape = f"shape {tuple(values.shape)}"
@@ -269,33 +241,34 @@ def read_samples(source: DataSource, *, of: str = "the data set") -> Samples:
         if broken:
             raise InvalidArgumentError(
                 f"{name} of {of} must be finite, found {values[tuple(broken[0])].item()} in row "
-                f"{broken[0][0]}, counted from 0: remove or replace such samples"
+                f"{broken[0][0]}, counted from 0"
             )
     require_length(f"targets of {of}", len(targets), len(inputs), per="sample")
     return inputs, targets
 
 
-def require_plain_loader(loader: DataLoader[Any]) -> None:
-    """Raise for a loader whose own choice of samples would be ignored: CorN draws from all."""
-    usual = (SequentialSampler, RandomSampler, BatchSampler, NoneType)
-    if isinstance(loader.dataset, IterableDataset):
-        return  # refused by _read_items, with the name of its class
-    for sampler in (loader.sampler, loader.batch_sampler):
-        advice = "give torch.utils.data.Subset(dataset, indices) instead"
-        is_usual = type(sampler) in usual
-        found = type(sampler).__name__
-        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
-
-
-def _read_items(source: TorchDataset[Any], of: str) -> Samples:
-    is_stream = isinstance(source, IterableDataset)
-    if is_stream or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+def take_dataset(source: TorchDataset[Any] | DataLoader[Any]) -> Any:
+    """Return a data set, or that of a loader, from all of which CorN can draw by number."""
+    is_loader = isinstance(source, DataLoader)
+    dataset = source.dataset if is_loader else source
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InvalidArgumentError(
             "a data set must have a length and items by number, as batches are drawn from it at "
-            f"random, found {type(source).__name__}: read a stream into tensors first"
+            f"random, found {type(dataset).__name__}: read a stream into tensors first"
         )
+    # A loader's own choice of samples would be ignored: batches are drawn as accounting assumes.
+    for sampler in (source.sampler, source.batch_sampler) if is_loader else ():
+        is_usual = type(sampler) in (SequentialSampler, RandomSampler, BatchSampler, NoneType)
+        advice = "give torch.utils.data.Subset(dataset, indices) instead"
+        found = type(sampler).__name__
+        require(is_usual, "a data loader", "without a sampler of its own", found, advice=advice)
+    return dataset
+
+
+def _read_items(source: Any, of: str) -> Samples:
     # By index: a data set need not define ``__iter__``, and some never raise ``IndexError``.
-    items = [_require_pair(source[index], of) for index in range(len(cast("Any", source)))]
+    items = [_require_pair(source[index], of) for index in range(len(source))]
     require(len(items) > 0, f"inputs of {of}", "at least one sample", "none")
     inputs, targets = (
         [_as_tensor(value) for value in column] for column in zip(*items, strict=True)

@@ -1,9 +1,7 @@
 """The public schema of tables: how the text of a cell becomes numbers, row by row.
 
 Every rule is a constant that all sites agree on before they look at data, so that a row's numbers
-depend on no other row: a missing value becomes the stated constant, an unknown category gives
-zeros, and bounds clamp what is outside. What a table has besides is its owner's: problems and notes
-may quote private values, so they are for the owner alone.
+depend on no other row. Problems and notes may quote private values: they are for the owner alone.
 """
 
 from __future__ import annotations
@@ -229,8 +227,7 @@ class DataFile:
 class Rows:
     """The rows of one file as numbers, not yet scaled, and notes for its owner.
 
-    ``inputs`` have shape (rows, features), float64; images (rows, height, width) or with channels
-    first, in [0, 1]. ``targets`` are numbers of classes, or numbers to predict.
+    ``inputs`` have shape (rows, features), or that of images, with channels first, in [0, 1].
     """
 
     path: Path
@@ -290,10 +287,7 @@ class Schema:
     def read(
         self, file: DataFile, *, checks_people: bool = False, needs_targets: bool = True
     ) -> Rows:
-        """Read the rows of a file, or raise with all of its problems in one line.
-
-        With ``checks_people`` the column ``id`` must have another value in every row.
-        """
+        """Read the rows of a file, or raise with all of its problems in one line."""
         path, cells, images = file.path, file.cells, file.images
         person = [self.id] if checks_people and self.id is not None else []
         target = [self.target] if needs_targets or self.target in cells else []
@@ -332,10 +326,7 @@ class Schema:
         return least + (values + 1) * (most - least) / 2
 
     def list_contents(self, rows: Rows) -> Iterator[bytes]:
-        """Yield what tells rows apart: their inputs, and the names of their targets.
-
-        Before scaling, so that a row keeps its coins when bounds change.
-        """
+        """Yield what tells rows apart, before scaling: coins do not depend on bounds."""
         # A sum with zero makes −0 and 0 one number, as formats of files do.
         targets = [] if rows.targets is None else (rows.targets + 0).tolist()
         for inputs, target in zip(rows.inputs, targets, strict=True):
@@ -391,10 +382,7 @@ def _read_column(name: str, rules: object) -> Column:
 
 
 def read_record(record: type[_Record], content: object, place: str, **given: Any) -> _Record:
-    """Return the record of a table of TOML or JSON; errors begin with ``place``.
-
-    Fields have the names of the table with hyphens; ``given`` are fields that are not in it.
-    """
+    """Return the record of a table of TOML or JSON; errors begin with ``place``."""
     table = _as_table(content)
     declared = {own.name.replace("_", "-"): own for own in fields(record) if own.name not in given}
     for name in table:
@@ -455,9 +443,7 @@ def list_different(cells: pa.ChunkedArray) -> tuple[list[str], IntArray]:
 def read_numbers(cells: pa.ChunkedArray) -> tuple[pa.ChunkedArray, FloatArray | None]:
     """Return a column with typed numbers in float64, and its values if every cell is a number.
 
-    The text of a narrower number is a short decimal, which float64 reads as another number. So one
-    missing cell, after which cells are read as text, would change the values of all rows, and with
-    them their coins.
+    A narrower number as text is another number, so that one missing cell would change all coins.
     """
     import pyarrow as pa
 

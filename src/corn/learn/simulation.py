@@ -1,8 +1,7 @@
 """Algorithm 1 of the paper for all agents of all runs at once: clip, add noise, half step, mix.
 
-All models are one tensor (seeds, agents, trials, parameters); where releases are summed exactly all
-agents hold one model, and it has one in place of n. Trials of a seed use the same mini-batches and
-the same standard normals, whatever their mechanism and step size.
+All models are one tensor (seeds, agents, trials, parameters), with one agent for exact sums. Trials
+of a seed use the same mini-batches and the same standard normals.
 """
 
 from __future__ import annotations
@@ -247,8 +246,7 @@ class Simulation:
     def _release_all(self) -> tuple[Tensor, Tensor]:
         """Release all gradients, into ``_released``; return their norms and fractions clipped.
 
-        Large intermediate results would be returned to the system and mapped again in every step,
-        which can take longer than the arithmetic. So some cells are computed at a time.
+        Some cells at a time: mapping memory for large results takes longer than arithmetic.
         """
         if self.step in self._changes:
             self._source = self._make_source()

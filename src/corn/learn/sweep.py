@@ -48,10 +48,7 @@ class Interruption:
 
 @contextmanager
 def catch_interruption() -> Iterator[Interruption]:
-    """Turn the first Ctrl-C into a request, so that the present step finishes; a second interrupts.
-
-    Outside the main thread, where Python delivers no signals, nothing is caught.
-    """
+    """Turn the first Ctrl-C in the main thread into a request to stop; a second interrupts."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
@@ -160,10 +157,7 @@ def run_sweep(
 @final
 @dataclass(eq=False, repr=False)
 class SweepLoop:
-    """The state of a sweep between steps: models, measurements, and the runs that broke down.
-
-    See :func:`run_sweep` for the arguments.
-    """
+    """The state of a sweep between steps; see :func:`run_sweep` for the arguments."""
 
     problem: TrainingProblem
     network: Network
@@ -305,10 +299,7 @@ class SweepLoop:
 
 
 def _has_diverged(row: Row, first: Row | None, *, measured: Iterable[str]) -> bool:
-    """Return whether a run's models are not finite, or a loss is 10⁶ times its first value.
-
-    ``measured`` names the parts whose loss was measured, for which NaN means divergence.
-    """
+    """Return whether models are not finite, or a ``measured`` loss grew by 10⁶ or is NaN."""
     # The distance depends on models alone, which are public: a secret run may stop by it.
     if not math.isfinite(float(row["consensus_distance"])):
         return True

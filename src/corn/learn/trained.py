@@ -1,9 +1,7 @@
 """Trained models as others use them: named weights, preprocessing, classes and the promise.
 
-A run ends with a file ``model.pt``, which has everything that a reader needs. It is a dictionary of
-plain text and tensors, which ``torch.load`` reads with ``weights_only=True`` and runs no code::
-
-    model.load_state_dict(torch.load("model.pt", weights_only=True)["state_dict"])
+``model.pt`` is a dictionary of plain text and tensors, which ``torch.load`` reads with
+``weights_only=True`` and runs no code.
 """
 
 from __future__ import annotations
@@ -288,24 +286,6 @@ class TrainedModel:
         module.load_state_dict(own, assign=True)
         return module.eval()
 
-    def to_sklearn(self) -> Any:
-        """Return a fitted ``LogisticRegression`` with the weights of a linear classifier."""
-        from sklearn.linear_model import LogisticRegression
-
-        is_linear = self.layers is not None and [own["type"] for own in self.layers] == ["Linear"]
-        if not is_linear or self.classes is None:
-            raise InvalidArgumentError(
-                f"model must be a linear classifier for scikit-learn, found {self.description}"
-            )
-        (layer,) = self.layers or ()
-        prefix = layer["name"] and f"{layer['name']}."
-        fitted = LogisticRegression()
-        fitted.coef_ = self.state_dict[f"{prefix}weight"].double().numpy()
-        fitted.intercept_ = self.state_dict[f"{prefix}bias"].double().numpy()
-        fitted.classes_ = np.array(self.classes)
-        fitted.n_features_in_ = fitted.coef_.shape[1]
-        return fitted
-
     def predict(self, inputs: Tensor) -> FloatArray:
         """Return probabilities, shape (rows, classes), or numbers, for encoded inputs."""
         module = self.to_module()
@@ -324,8 +304,7 @@ class TrainedModel:
     def to_onnx(self) -> bytes:
         """Return the model in the ONNX format, with its description as the metadata ``corn``.
 
-        It takes ``inputs`` that are encoded as the preprocessing says, and returns
-        ``probabilities`` of the classes, or ``outputs`` where there are none.
+        It returns ``probabilities`` of the classes, or ``outputs`` where there are none.
         """
         try:
             import onnx
@@ -373,11 +352,7 @@ def _to_predictions(outputs: Tensor, kind: OutputKind) -> Tensor:
 
 
 def load_model(path: Path | str) -> TrainedModel:
-    """Read a model that a run saved. No code in the file is run.
-
-    Args:
-        path: a file ``model.pt``, or the folder of a run.
-    """
+    """Read ``model.pt``, or that in the folder of a run. No code in the file is run."""
     file = find_model(Path(path))
     try:
         with warnings.catch_warnings():

@@ -163,10 +163,7 @@ class Comparison:
         return chosen
 
     def to_pandas(self) -> Any:
-        """Return all measurements as one data frame: a row for each run and measured step.
-
-        ``is_best`` marks the runs at their mechanism's best step size.
-        """
+        """Return all measurements as a data frame; ``is_best`` marks best step sizes."""
         best = self.best_step_sizes.items()
         rows = self.result.rows
         return make_frame(
@@ -179,10 +176,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean.
+    """Return half the width of Student's 95 % interval of the mean, or NaN.
 
-    Over seeds it covers the randomness of batches, noise and initial models, but not that of the
-    data, which all runs share. NaN for one value, and if one is not finite.
+    Over seeds it does not cover the randomness of the data, which all runs share.
     """
     count = len(values)
     if count < 2 or not np.isfinite(values).all():
@@ -203,9 +199,8 @@ def tune(
 ) -> Comparison:
     """Run all mechanisms with all step sizes together, and keep the best of each.
 
-    Without step sizes they are searched for: each mechanism starts with three, and goes on with
-    those that ``propose_places`` returns. An interrupted round of a search is left out, unless it
-    is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
+    Without step sizes they are searched for. An interrupted round of a search is left out, unless
+    it is the first. ``options`` are those of :func:`corn.learn.sweep.run_sweep`.
     """
 
     def run(trials: Sequence[Trial]) -> Result:
@@ -229,10 +224,7 @@ def _column_to_tune(problem: TrainingProblem) -> str:
 
 
 def choose_best(problem: TrainingProblem, result: Result) -> Comparison:
-    """Return each mechanism at its best step size, by the last validation loss.
-
-    ``InfeasibleError`` if every run of every mechanism broke down.
-    """
+    """Return each mechanism at its best step size, by the last validation loss."""
     values = result.last_values(_column_to_tune(problem))
     least: dict[str, float] = {}
     schedules: dict[str, Schedule] = {}
@@ -308,8 +300,7 @@ def _join(first: Result, second: Result) -> Result:
 def propose_places(losses: Mapping[int, float], *, start: int) -> tuple[int, ...]:
     """Return the places to try next, given the losses so far; none if the search is over.
 
-    Beyond an end that is the best so far there may be a better one, unless the end has gained less
-    than one percent. An inner place is refined by its two neighbours.
+    Beyond the best end there may be a better one; an inner place is refined by its neighbours.
     """
     tried = sorted(losses)
     best = min(tried, key=losses.__getitem__)
@@ -364,12 +355,7 @@ def nearest_place(step_size: float) -> int:
 
 @dataclass(frozen=True)
 class TuningPrice:
-    """Price of all runs with noise together, for the agent that loses most.
-
-    ``epsilon`` is that of all runs together, floating point included, and ``epsilon_of_one`` what a
-    single run promises that agent; the rest says in words what is protected, against whom, and on
-    which condition.
-    """
+    """Price of all runs with noise together, floats included, for the agent that loses most."""
 
     num_runs: int
     epsilon: float

@@ -22,12 +22,11 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from corn.checks import require, require_count
+from corn.checks import require
 from corn.errors import InvalidArgumentError
 from corn.learn.batches import Batch
-from corn.learn.step import ClippedGradients, Mixer, clip_gradients, sum_clipped_samples
+from corn.learn.step import ClippedGradients, clip_gradients, sum_clipped_samples
 from corn.learn.tasks import Gradients, Task
-from corn.topology import Network
 
 Clipping: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(gradient, C) → gradient, both of shape (d,); it is vectorised by ``torch.vmap``, so it may not
@@ -87,10 +86,7 @@ def clip_by_rule(
 
 
 def check_clipping(rule: Clipping, num_parameters: int) -> None:
-    """Raise unless a rule maps a gradient to one of its shape, whatever it was called with before.
-
-    A rule with a memory would let one sample change what is released of others.
-    """
+    """Raise unless a rule keeps shapes, and has no memory, by which samples would meet."""
     generator = torch.Generator().manual_seed(0)
     first, other = torch.randn(2, 1, 1, num_parameters, generator=generator)
     clip = torch.ones(1)
@@ -113,30 +109,3 @@ def _apply(rule: Clipping, values: Tensor, clip: Tensor) -> Tensor:
     rule_shape = "a function that keeps the shape of a gradient"
     require(made.shape == values.shape, "clipping", rule_shape, tuple(made.shape[2:]))
     return made.contiguous()
-
-
-def follow_graphs(*phases: tuple[int, Network]) -> MixingRule:
-    """Return the rule that mixes over each network for its number of steps, then from the start.
-
-    >>> from corn.topology import load_network
-    >>> ring = load_network("ring:4", mixing="gossip")
-    >>> models = torch.arange(4.0).view(1, 4, 1)
-    >>> follow_graphs((1, ring))(models, 0).flatten().tolist()
-    [1.3333333730697632, 1.0, 2.0, 1.6666667461395264]
-    """
-    order = [network for count, network in phases for _ in range(require_count("steps", count))]
-    is_gossip = bool(order) and all(network.mixing == "gossip" for network in order)
-    require(is_gossip, "mixing", "that of networks with gossip", phases)
-    mixers: dict[tuple[int, torch.dtype, torch.device], Mixer] = {}
-
-    def mix(models: Tensor, step: int) -> Tensor:
-        network = order[step % len(order)]
-        num_agents = models.shape[1]
-        rule = f"over networks of the {num_agents} agents that train"
-        require(network.num_agents == num_agents, "mixing", rule, network.num_agents)
-        key = id(network), models.dtype, models.device
-        if key not in mixers:
-            mixers[key] = Mixer(network, dtype=models.dtype, device=models.device)
-        return mixers[key].mix(models)
-
-    return mix

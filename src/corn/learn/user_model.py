@@ -1,8 +1,8 @@
 """The module of the user's own training loop, through which each sample runs alone.
 
 While a batch of the private loader is under way, a call of the module runs it on one sample after
-the other, by ``torch.func.vmap``, each with a copy of the parameters. So whatever its layers do, no
-sample can change the outputs of another one, and the gradient of its copy is that of the sample.
+the other, by ``torch.func.vmap``, each with a copy of the parameters. So no sample can change the
+outputs of another one, and the gradient of its copy is that of the sample.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from corn.learn.tasks.protocol import Gradients, Scores
 
 @final
 class SampleGradients:
-    """The gradient of each sample's training loss, from one backward pass of the user's loop.
-
-    Between ``begin``, which announces a batch, and ``take``, which takes its losses, calls of the
-    module with gradients run each sample with an own copy of the parameters.
-    """
+    """The gradient of each sample's training loss, from one backward pass of the user's loop."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -65,8 +61,7 @@ class SampleGradients:
     def begin(self, batch: Any, num_samples: int) -> Any:
         """Expect losses of a batch, after those before; return the batch to show to the loop.
 
-        Where all checks are made, its floats have gradients, which show whether the loop mixes
-        samples before it calls the module.
+        Where all checks are made, gradients at its floats show whether the loop mixes samples.
         """
         inputs: list[Tensor] = []
         self._expected.append((num_samples, inputs))
@@ -99,16 +94,12 @@ class SampleGradients:
     def take(self, losses: Tensor) -> Tensor:
         """Return the gradient of each sample's loss, shape (samples, d)."""
         if not self._expected:
-            raise CornError(
-                "the backward pass of optimizer.mean(losses) must run once for each batch, found a "
-                "second one: add up the losses of each sample first"
-            )
+            raise CornError("optimizer.mean(losses) must have one backward pass for each batch")
         num_samples, inputs = self._expected[0]
         if losses.shape != (num_samples,) or not losses.requires_grad:
             raise InvalidArgumentError(
                 f"losses must be one loss for each of the {num_samples} samples of the batch, as a "
-                f"vector with gradients, found shape {tuple(losses.shape)}"
-                f"{'' if losses.requires_grad else ' without gradients'}: use reduction='none', "
+                f"vector with gradients, found shape {tuple(losses.shape)}: use reduction='none', "
                 "and for sequences the mean over each sample's own positions"
             )
         copies, trained = list(self._copies.values()), list(self._trained.values())
@@ -122,8 +113,7 @@ class SampleGradients:
         own, outside = slopes[: len(copies)], slopes[len(copies) :]
         if all(slope is None for slope in own):
             raise InvalidArgumentError(
-                "losses must be computed from the outputs of the whole module, found that it was "
-                "not called on tensors of this batch: call model(inputs), not single layers of it"
+                "losses must be computed from outputs of model(inputs), found other ones"
             )
         for name, slope in zip(self._trained, outside, strict=True):
             rule = "used by calls of the module alone, in its forward()"
@@ -179,17 +169,14 @@ class SampleGradients:
             if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
                 raise InvalidArgumentError(
                     "the module must keep nothing between calls, found that its outputs for the "
-                    "same batch differ: states of earlier samples are in gradients of later ones"
+                    "same batch differ"
                 )
         return outputs
 
     def _require_taking(self, _: Tensor) -> None:
         """Raise in a backward pass through outputs that is not that of ``take``."""
         if not self._is_taking:
-            raise CornError(
-                "with unit='sample' gradients must come from optimizer.mean(losses), found others, "
-                "in which a sample may have more weight: compute losses with reduction='none'"
-            )
+            raise CornError("gradients must come from optimizer.mean(losses), found others")
 
     def _map(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return a function's values of each sample."""
@@ -218,10 +205,7 @@ class SampleGradients:
         return found
 
     def _require_own_losses(self, losses: Tensor, inputs: list[Tensor]) -> None:
-        """Raise unless the losses of some samples have no gradient in the rows of all others.
-
-        Batches whose inputs are followed try all pairs of samples, others half of them.
-        """
+        """Raise unless losses of samples have no gradient in others: all pairs, or half of them."""
         count = len(losses)
         numbers = torch.arange(count, device=losses.device)
         # Different weights, so that gradients of two losses do not cancel.
@@ -253,8 +237,7 @@ class SampleGradients:
             if is_mixed:
                 raise InvalidArgumentError(
                     "each of the losses must depend on its own sample alone, found one that "
-                    "depends on others of the batch: compute one loss for each sample, in their "
-                    "order, with reduction='none'; unit='agent' allows mixup and such losses"
+                    "depends on others of the batch: use reduction='none', or unit='agent'"
                 )
 
 
@@ -334,11 +317,8 @@ class _Call:
                     f"along their first dimension, found shape {tuple(x.shape)}: use "
                     "batch_first=True, and 1 as the first dimension of what all samples share"
                 )
-            if x.requires_grad:
-                raise InvalidArgumentError(
-                    "tensors that all samples share must not depend on the batch, as its mean "
-                    f"does, found one with gradients and shape {tuple(x.shape)}"
-                )
+            rule = "without gradients, as they must not depend on the batch"
+            require(not x.requires_grad, "tensors that all samples share", rule, tuple(x.shape))
         require(bool(self.samples), "the module", "called with a tensor of the batch", "none")
 
     def forward(self, weights: Any, samples: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -354,10 +334,9 @@ class _Call:
         tensors = [x for x in self._outputs if isinstance(x, Tensor)]
         for x in tensors:
             if x.dim() and len(x) != 1:
-                raise InvalidArgumentError(
-                    "outputs of the module must have samples along their first dimension, found "
-                    f"shape {tuple(x.shape)} for one: use batch_first=True, and squeeze(dim)"
-                )
+                rule = "tensors with samples along their first dimension"
+                advice = "use batch_first=True, and squeeze(dim)"
+                require(False, "outputs of the module", rule, tuple(x.shape), advice=advice)
         return tuple(x.squeeze(0) if x.dim() else x for x in tensors)
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
@@ -370,10 +349,7 @@ class _Call:
 
 @final
 class UserModel:
-    """The user's module as a ``Task``, and a check that values without noise stay as they are.
-
-    It is trained where ``requires_grad`` is set.
-    """
+    """The user's module as a ``Task``, and a check that values without noise stay as they are."""
 
     def __init__(self, module: nn.Module) -> None:
         require_no_batch_statistics(module)
@@ -433,9 +409,8 @@ class UserModel:
         """Raise if the trained parameters are not those of the start, or of the last ``write``."""
         if not has_same_values(self._written, [p.detach() for p in self._trained]):
             raise CornError(
-                "parameters must not change but by optimizer.step(), found that they did, without "
-                "noise: load weights before make_private, and checkpoints by "
-                "optimizer.load_state_dict()"
+                "parameters must not change but by optimizer.step(), found that they did: load "
+                "weights before make_private, and checkpoints by optimizer.load_state_dict()"
             )
 
     @torch.no_grad()

@@ -46,13 +46,9 @@ def make_named_task(
 ) -> Task:
     """Return a task for samples of a shape.
 
-    Args:
-        model: ``linear``, ``network`` (32 hidden units), ``cnn``, or ``FILE.py:FUNCTION``.
-        input_shape: the shape of one sample.
-        num_classes: None for numbers to predict, with squared loss.
-        is_image: whether a sample is an image: (height, width) or with channels first.
-        l2: the penalty λ of linear classifiers.
-        of: the data, for errors.
+    ``model`` is ``linear``, ``network`` (32 hidden units), ``cnn`` or ``FILE.py:FUNCTION``. Without
+    ``num_classes`` targets are numbers, with squared loss. Images may have channels first. ``l2``
+    is λ of linear classifiers, and ``of`` names the data in errors.
     """
     if model.endswith(".py") or ".py:" in model:
         # Images have their channels first, as torch expects them.

@@ -35,10 +35,7 @@ _ROWS_AT_ONCE = 512
 def map_in_a_loop(
     function: Callable[..., Any], in_dims: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """Return ``vmap(function, in_dims)`` by one call after the other, along dimension 0.
-
-    For modules without batching rules, and for those that branch on the values of their data.
-    """
+    """Return ``vmap(function, in_dims)`` by one call after the other, for any module."""
 
     def mapped(*args: Any) -> Any:
         mapped_args = [a for a, d in zip(args, in_dims, strict=True) if d == 0]
@@ -108,15 +105,11 @@ def require_no_batch_statistics(model: nn.Module) -> None:
 class ModuleTask:
     """The user's own model and loss as a task.
 
-    Parameters with ``requires_grad`` False are constants: they get no gradient and no noise. All
-    models, and all samples where each is clipped, are differentiated together by ``torch.func``. A
-    module that ``torch.func`` cannot vectorise, such as one that branches on the values of its
-    data, runs one model (and one sample) at a time, with a ``CornWarning``.
-
-    The module and its loss keep no state, and draw no random numbers. The loss is the **mean** over
-    a batch. Where samples are clipped, it is called with one sample at a time. ``input_shape`` is
-    the shape of a sample for the model, by default that in the data. With ``reset`` each seed draws
-    its own initial parameters, by each layer's ``reset_parameters``.
+    Parameters with ``requires_grad`` False are constants: they get no gradient and no noise. A
+    module that ``torch.func`` cannot vectorise runs one model (and one sample) at a time, with a
+    ``CornWarning``. Module and loss keep no state, and draw no random numbers. The loss is the
+    **mean** over a batch; where samples are clipped, it is called with one at a time. With
+    ``reset`` each seed draws its own initial parameters.
     """
 
     def __init__(
@@ -412,18 +405,13 @@ def _reset_layer(layer: nn.Module) -> None:
 def _repeat(targets: Tensor, trials: int) -> Tensor:
     """Return a view (cells, trials, …) of targets (cells, …) that all trials share.
 
-    Under three levels of ``vmap``, torch's batching rules for some losses (mse_loss) fail for
-    targets with ``in_dims=None``. Inputs do use ``in_dims=None``, so that trials share one product
-    with them.
+    Under three levels of ``vmap``, some losses (mse_loss) fail for targets with ``in_dims=None``.
     """
     return targets.unsqueeze(1).expand(-1, trials, *targets.shape[1:])
 
 
 def small_cnn(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return two convolutions with pooling and a linear layer: 9,098 parameters for 28×28.
-
-    ``image_shape`` is (height, width), or (channels, height, width).
-    """
+    """Return two convolutions with pooling and a linear layer, for images of this shape."""
     # A grey image gets one channel; one with channels loses the extra 1.
     channels, height, width = (1, *image_shape)[-3:]
     require(min(height, width) >= 4, "image_shape", "at least 4×4", f"{height}×{width}")

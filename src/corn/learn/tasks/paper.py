@@ -150,10 +150,7 @@ class _Classifier:
         return torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1)
 
     def check_targets(self, targets: Tensor) -> None:
-        """Raise unless targets are classes 0 … num_classes − 1.
-
-        Logistic regression would accept −1 and 1 in silence, and minimise a loss without a minimum.
-        """
+        """Raise unless targets are classes from 0: others would train silently."""
         found = torch.unique(targets)
         is_wrong = (found != found.long()) | (found < 0) | (found >= self._num_classes)
         if targets.dim() != 1 or bool(is_wrong.any()):
@@ -276,8 +273,7 @@ class LinearClassifier(_Classifier):
 class ShallowNetwork(_Classifier):
     """features → hidden (ReLU) → classes with cross-entropy: 784–32–10 on MNIST, as in the paper.
 
-    Parameters: the hidden layer, (hidden, features + 1) with the bias last, then the output layer,
-    (classes, hidden + 1).
+    Parameters are (hidden, features + 1) with the bias last, then (classes, hidden + 1).
     """
 
     def __init__(self, num_features: int, num_classes: int, *, num_hidden: int = 32) -> None:
